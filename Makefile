@@ -1,0 +1,32 @@
+# Two commands on a fresh machine do everything: make demo, make test. Both need only Python >= 3.11 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+SCENARIO ?= examples/chat-h100-draft.yaml
+
+.PHONY: demo test lint types clean
+
+demo: .venv/ready
+	$(BIN)/forerun run $(SCENARIO) --out out/demo
+
+test: .venv/ready-dev
+	$(BIN)/pytest
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready-dev
+	$(BIN)/mypy
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Forerun needs Python 3.11 or newer (make PYTHON=python3.12 ...)")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/ready-dev: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv out build dist *.egg-info

@@ -1,0 +1,95 @@
+"""One visual language: colours with a meaning, a light and a dark template, one way to caption.
+
+Colours are those of B. Wong, "Points of view: Color blindness", Nature Methods 8 (2011), doi:10.1038/nmeth.1618, which
+stay apart for readers with any colour vision; each reads on both backgrounds.
+"""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+BLUE, ORANGE, GREEN, PINK, VERMILLION, SKY, GREY = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#d55e00",
+    "#56b4e9",
+    "#8c949e",
+)
+
+COLOURS = {
+    "compute": BLUE,
+    "memory": ORANGE,
+    "interconnect": GREEN,
+    "latency": PINK,
+    "host": VERMILLION,
+    "idle": GREY,
+    "queued": GREY,
+    "prefill": BLUE,
+    "decode": ORANGE,
+    "ttft": BLUE,
+    "tpot": VERMILLION,
+    "itl": PINK,
+    "e2el": GREEN,
+    "running": BLUE,
+    "waiting": VERMILLION,
+    "kv": GREEN,
+    "tokens": ORANGE,
+}
+"""What each colour stands for, in every figure."""
+
+BASIS_WORDS = {
+    "datasheet": "datasheet limits, no measurement behind it",
+    "calibrated": "fitted on measured kernels of this chip",
+    "extrapolated": "shapes outside what was measured",
+}
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def light_template() -> go.layout.Template:
+    """Dark ink on white."""
+    return _template(ink="#1f2328", muted="#59636e", paper="#ffffff", grid="#e4e8ec")
+
+
+def dark_template() -> go.layout.Template:
+    """Light ink on near-black."""
+    return _template(ink="#e6e9ec", muted="#9da7b1", paper="#161b22", grid="#2b323b")
+
+
+def _template(ink: str, muted: str, paper: str, grid: str) -> go.layout.Template:
+    axis = {
+        "gridcolor": grid,
+        "linecolor": muted,
+        "tickcolor": muted,
+        "zerolinecolor": grid,
+        "automargin": True,
+        "ticks": "outside",
+        "ticklen": 4,
+        "title": {"standoff": 8, "font": {"size": 12, "color": muted}},
+        "tickfont": {"size": 11},
+    }
+    return go.layout.Template(
+        layout={
+            "font": {"family": FONT, "size": 13, "color": ink},
+            "paper_bgcolor": paper,
+            "plot_bgcolor": paper,
+            "colorway": [BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, GREY],
+            "xaxis": axis,
+            "yaxis": axis,
+            "title": {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"},
+            "margin": {"l": 56, "r": 16, "t": 72, "b": 48},
+            "legend": {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"},
+            "hoverlabel": {"font": {"family": FONT}},
+            "bargap": 0.25,
+        }
+    )
+
+
+def captioned(figure: go.Figure, title: str, caption: str, basis: str, height: int) -> go.Figure:
+    """Give ``figure`` its title, a caption that ends with the basis, its height in pixels and the light template."""
+    text = f"<b>{title}</b><br><span style='font-size:12px'>{caption} · basis: {basis}</span>"
+    return figure.update_layout(
+        template=light_template(), title={"text": text, "pad": {"t": 26, "l": 16}, "font": {"size": 16}}, height=height
+    )

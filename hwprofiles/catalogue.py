@@ -1,0 +1,169 @@
+"""Finds and checks profiles: catalogue names and a user's own YAML files, cached."""
+
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.parameters import FAMILIES, FamilyParameters
+from hwprofiles.records import Record
+from hwprofiles.schema import KINDS, Chip, Link, read_kernels
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_R = TypeVar("_R", bound=Record)
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc]
+    """YAML with safe types that refuses a key given twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice (line {line})")
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def chip_names() -> tuple[str, ...]:
+    """Return the names of all chips in the catalogue, sorted."""
+    return _names("chips")
+
+
+def link_names() -> tuple[str, ...]:
+    """Return the names of all links in the catalogue, sorted."""
+    return _names("links")
+
+
+def load_chip(name_or_path: str | Path) -> Chip:
+    """Return a chip by catalogue name, or from a YAML file (a path that ends in .yaml or .yml).
+
+    Raises:
+        ProfileError: no such chip or file, or a field that is missing, unknown or out of range; the message names file and
+            field.
+    """
+    text = str(name_or_path)
+    if _is_path(text):
+        return _load_file(Path(text), Chip)
+    return _load_chip_by_name(text)
+
+
+def load_link(name_or_path: str | Path) -> Link:
+    """Return a link by catalogue name, or from a YAML file (a path that ends in .yaml or .yml).
+
+    Raises:
+        ProfileError: no such link or file, or a bad field; the message names file and field.
+    """
+    text = str(name_or_path)
+    if _is_path(text):
+        return _load_file(Path(text), Link)
+    return _load_link_by_name(text)
+
+
+@lru_cache(maxsize=None)
+def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
+    """Return the kernel parameters (family -> dtype -> set) for chips of a class that nobody calibrated.
+
+    Raises:
+        ProfileError: no such class, or a bad field in its file.
+    """
+    if kind not in KINDS:
+        raise ProfileError(f"no chip kind '{kind}'{did_you_mean(kind, KINDS)} (one of {', '.join(KINDS)})")
+    place = f"defaults/{kind}.yaml"
+    data = _parse(resources.files("hwprofiles").joinpath("defaults", f"{kind}.yaml").read_text("utf-8"), place)
+    try:
+        sets: dict[str, dict[str, FamilyParameters]] = read_kernels({"default": data})["default"]
+    except ValueError as error:
+        raise ProfileError(f"{place}: {error}") from None
+    missing = [family for family in FAMILIES if family not in sets]
+    if missing:
+        raise ProfileError(f"{place}: no parameters for {', '.join(missing)}")
+    return sets
+
+
+def _is_path(text: str) -> bool:
+    return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text
+
+
+@lru_cache(maxsize=None)
+def _names(folder: str) -> tuple[str, ...]:
+    files = resources.files("hwprofiles").joinpath(folder).iterdir()
+    return tuple(sorted(file.name[:-5] for file in files if file.name.endswith(".yaml")))
+
+
+@lru_cache(maxsize=None)
+def _load_chip_by_name(name: str) -> Chip:
+    return _load_named("chips", name, Chip, "chip")
+
+
+@lru_cache(maxsize=None)
+def _load_link_by_name(name: str) -> Link:
+    return _load_named("links", name, Link, "link")
+
+
+def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
+    names = _names(folder)
+    if name not in names:
+        raise ProfileError(f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)")
+    place = f"{folder}/{name}.yaml"
+    record = _validate(_parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place), place, model)
+    return record
+
+
+def _load_file(path: Path, model: type[_R]) -> _R:
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ProfileError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: cannot be read: {error}") from None
+    return _validate(_parse(text, str(path)), str(path), model)
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ProfileError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _validate(data: Any, place: str, model: type[_R]) -> _R:
+    if not isinstance(data, dict):
+        raise ProfileError(f"{place}: a mapping of fields is needed, found {type(data).__name__}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ProfileError(f"{place}: {first_problem(error, model)}") from None
+
+
+def first_problem(error: ValidationError, model: type[Record]) -> str:
+    """Return the first problem of a failed validation as ``field: what is wrong``, in one line."""
+    problems = error.errors()
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    field = ".".join(str(part) for part in problem["loc"]) or "file"
+    if problem["type"] == "extra_forbidden":
+        known = _fields_at(model, problem["loc"][:-1])
+        return f"{field}: unknown field{did_you_mean(str(problem['loc'][-1]), known)}"
+    if problem["type"] == "missing":
+        return f"{field}: missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    value = problem.get("input")
+    shown = f" (got {value!r})" if isinstance(value, int | float | str) else ""
+    return " ".join(f"{field}: {message}{shown}".split())
+
+
+def _fields_at(model: type[Record], path: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields of the nested record at ``path``, for a suggestion."""
+    current: Any = model
+    for part in path:
+        field = getattr(current, "model_fields", {}).get(part)
+        annotation = getattr(field, "annotation", None)
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        current = next((item for item in options if isinstance(item, type) and issubclass(item, Record)), None)
+    return list(getattr(current, "model_fields", {}))

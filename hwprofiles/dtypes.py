@@ -1,0 +1,66 @@
+"""Number formats: the bytes they occupy in memory and the formats a kernel may compute in."""
+
+from collections.abc import Collection
+
+from hwprofiles.errors import ProfileError, did_you_mean
+
+DTYPES: dict[str, float] = {
+    "fp32": 4.0,
+    "tf32": 4.0,  # stored as fp32, multiplied as tf32
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,  # per-tensor or per-channel scales, negligible
+    "mxfp8": 1.0 + 1 / 32,  # one E8M0 scale per 32 (OCP Microscaling formats 1.0)
+    "int8": 1.0,
+    "int4": 0.5 + 2.5 / 128,  # GPTQ and AWQ: one fp16 scale and one 4-bit zero point per group of 128
+    "fp4": 0.5 + 1 / 16,  # NVFP4: one fp8 scale per 16
+    "mxfp4": 0.5 + 1 / 32,  # one E8M0 scale per 32 (OCP Microscaling formats 1.0)
+    "bfp8": 1.0 + 1 / 16,  # Tenstorrent block float: one shared exponent byte per 16
+    "bfp4": 0.5 + 1 / 16,
+}
+"""Bytes per element, block scales included, by dtype name."""
+
+_MATH: dict[str, tuple[str, ...]] = {
+    "fp32": ("fp32",),
+    "tf32": ("tf32", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "mxfp8": ("fp8", "bf16", "fp16", "fp32"),
+    "int8": ("int8", "bf16", "fp16", "fp32"),
+    "int4": ("bf16", "fp16", "fp32"),
+    "fp4": ("fp4", "bf16", "fp16", "fp32"),
+    "mxfp4": ("bf16", "fp16", "fp32"),
+    "bfp8": ("bfp8",),
+    "bfp4": ("bfp4", "bfp8"),
+}
+"""Math formats a kernel may use for weights of a dtype, best first. int4 and mxfp4 are weight-only (AWQ, GPTQ, gpt-oss)."""
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Return the bytes one element of ``dtype`` occupies, block scales included.
+
+    Raises:
+        ProfileError: no such dtype.
+    """
+    size = DTYPES.get(dtype)
+    if size is None:
+        raise ProfileError(f"no dtype '{dtype}'{did_you_mean(dtype, DTYPES)} (one of {', '.join(DTYPES)})")
+    return size
+
+
+def math_dtype(dtype: str, supported: Collection[str]) -> str:
+    """Return the format in which a chip multiplies weights stored as ``dtype``.
+
+    Args:
+        dtype: format of the stored weights.
+        supported: formats the chip has a dense FLOP/s figure for.
+
+    Raises:
+        ProfileError: no such dtype, or none of the formats it may be computed in is supported.
+    """
+    dtype_bytes(dtype)
+    for candidate in _MATH[dtype]:
+        if candidate in supported:
+            return candidate
+    raise ProfileError(f"dtype '{dtype}' cannot be computed here; the chip has {', '.join(sorted(supported))}")

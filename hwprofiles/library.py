@@ -1,0 +1,310 @@
+"""Kernel times of one chip under one kernel library: the interface the simulator calls."""
+
+from typing import Any, cast
+
+import numpy as np
+
+from hwprofiles.attention import decode_time, prefill_time
+from hwprofiles.catalogue import load_chip, load_defaults, load_link
+from hwprofiles.collectives import collective_time
+from hwprofiles.dtypes import dtype_bytes
+from hwprofiles.elementwise import elementwise_time
+from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.gemm import gemm_time
+from hwprofiles.moe import moe_time
+from hwprofiles.numeric import ARRAY, SCALAR, Num
+from hwprofiles.parameters import (
+    FAMILIES,
+    CollectiveParameters,
+    DecodeParameters,
+    ElementwiseParameters,
+    FamilyParameters,
+    GemmParameters,
+    MoeParameters,
+    PrefillParameters,
+)
+from hwprofiles.results import AttentionShape, CollectiveTime, KernelTime, Limits
+from hwprofiles.schema import Chip, Link
+
+NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""No work takes no time."""
+
+_SAME = {"fp16": "bf16", "bf16": "fp16", "mxfp8": "fp8"}
+_NEAREST = {
+    "mxfp8": ("fp8",),
+    "int8": ("fp8",),
+    "fp4": ("fp8",),
+    "mxfp4": ("int4",),
+    "int4": ("mxfp4",),
+    "bfp4": ("bfp8",),
+    "bfp8": ("bfp4",),
+}
+_CACHE_ENTRIES = 100_000
+
+
+class KernelLibrary:
+    """Predicts kernels of ``chip`` as ``library`` runs them.
+
+    Parameters come from the chip's fit for that library, else its ``generic`` fit, else the defaults of its class; within a
+    family, from the set of the operand's dtype, else the nearest one. All sizes may be numbers or numpy arrays; a number in
+    gives plain floats out, any array in gives arrays out. Work of size zero takes zero seconds.
+
+    Args:
+        chip: a profile, a catalogue name or a path.
+        library: generic, vllm, sglang, trtllm ...
+
+    Raises:
+        ProfileError: no such chip.
+    """
+
+    def __init__(self, chip: Chip | str, library: str = "generic") -> None:
+        self.chip = load_chip(chip) if isinstance(chip, str) else chip
+        self.library = library
+        self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
+        self._limits: dict[str, Limits] = {}
+        self._gemms: dict[tuple[Any, ...], KernelTime] = {}
+
+    def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
+        """Return the parameter set used for a kernel family and the dtype of its stored operand.
+
+        Raises:
+            ProfileError: no such family or dtype.
+        """
+        return self._choose(family, dtype)[0]
+
+    def basis(self, family: str, dtype: str = "bf16") -> str:
+        """Say what a family's times rest on.
+
+        Returns:
+            ``"calibrated"`` when fitted on this chip's measured kernels of that dtype, ``"extrapolated"`` when fitted on this
+            chip for another dtype, ``"datasheet"`` when the class defaults are used.
+
+        Raises:
+            ProfileError: no such family or dtype.
+        """
+        return self._choose(family, dtype)[1]
+
+    def gemm(self, m: Num, n: Num, k: Num, dtype: str = "bf16", warm: bool = False) -> KernelTime:
+        """Time of ``y[m,n] = x[m,k] w[k,n]``.
+
+        Args:
+            m: rows (tokens).
+            n: output features.
+            k: input features.
+            dtype: of the weights; the math format follows from what the chip supports.
+            warm: price a repeated call whose weights are partly still on the chip, as kernel benchmarks measure it.
+
+        Raises:
+            ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
+        """
+        key = (m, n, k, dtype, warm)
+        scalar = _all_scalar(m, n, k)
+        if scalar and key in self._gemms:
+            return self._gemms[key]
+        parameters = cast(GemmParameters, self.parameters("gemm", dtype))
+        limits = self._limit(dtype)
+        wide = 4.0 if dtype in ("fp32", "tf32") else 2.0
+        native = self.chip.math_dtype(dtype) == dtype
+        weight = dtype_bytes(dtype)
+        activation = weight if native else wide
+        result = _evaluate(
+            (m, n, k),
+            lambda xp, m, n, k: gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide, warm),
+        )
+        if scalar:
+            if len(self._gemms) >= _CACHE_ENTRIES:
+                self._gemms.clear()
+            self._gemms[key] = result
+        return result
+
+    def attention_prefill(
+        self, shape: AttentionShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
+    ) -> KernelTime:
+        """Time of one prefill attention launch over a ragged batch, by its totals.
+
+        Args:
+            shape: heads, dimensions and KV format of one layer on this chip.
+            seqs: sequences in the launch.
+            q_tokens: new tokens, total.
+            pairs: (query, key) pairs the mask admits, total.
+            kv_tokens: KV lengths (cached and new), total.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        limits = self._attention_limit(shape.dtype, parameters.native_math)
+        return _evaluate(
+            (seqs, q_tokens, pairs, kv_tokens),
+            lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
+        )
+
+    def attention_decode(
+        self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False
+    ) -> KernelTime:
+        """Time of one decode attention launch; ``q_len`` > 1 verifies speculated tokens.
+
+        Args:
+            shape: heads, dimensions and KV format of one layer on this chip.
+            seqs: sequences.
+            q_len: queries per sequence.
+            kv_tokens: KV lengths (the new tokens included), total over the sequences.
+            warm: the same KV was just read and may still be on the chip, as kernel benchmarks measure it.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        limits = self._attention_limit(shape.dtype, parameters.native_math)
+        if seqs.__class__ in _PLAIN and q_len.__class__ in _PLAIN and kv_tokens.__class__ in _PLAIN:
+            if seqs > 0 and q_len > 0 and kv_tokens > 0:
+                return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
+        return _evaluate(
+            (seqs, q_len, kv_tokens),
+            lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm),
+        )
+
+    def moe(
+        self,
+        *,
+        tokens: Num,
+        num_experts: int,
+        experts_per_token: int,
+        hidden: int,
+        intermediate: int,
+        dtype: str = "bf16",
+        expert_parallel: int = 1,
+        tensor_parallel: int = 1,
+        gated: bool = True,
+    ) -> KernelTime:
+        """Time of one layer's routed feed-forward (both projections) on one chip.
+
+        Args:
+            tokens: routed over all experts of the expert-parallel group.
+            num_experts: in the layer, over all chips.
+            experts_per_token: chosen per token.
+            hidden: model width.
+            intermediate: width of one expert before tensor parallelism.
+            dtype: of the expert weights.
+            expert_parallel: chips that share the experts.
+            tensor_parallel: chips that share each expert.
+            gated: gate and up projections instead of up alone.
+
+        Raises:
+            ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
+        """
+        parameters = cast(MoeParameters, self.parameters("moe", dtype))
+        limits = self._limit(dtype)
+        return _evaluate(
+            (tokens,),
+            lambda xp, count: moe_time(
+                xp, limits, parameters, count, num_experts, experts_per_token, hidden, intermediate,
+                dtype_bytes(dtype), 2.0, expert_parallel, tensor_parallel, gated,
+            ),
+        )  # fmt: skip
+
+    def elementwise(self, bytes_moved: Num, launches: Num = 1) -> KernelTime:
+        """Time of memory-bound passes: norms, activations, residuals, RoPE, gathers, sampling.
+
+        Args:
+            bytes_moved: read and written, over all launches.
+            launches: kernels it takes.
+
+        Raises:
+            ProfileError: a negative size.
+        """
+        parameters = cast(ElementwiseParameters, self.parameters("elementwise", "any"))
+        limits = self._attention_limit("bf16", False)
+        return _evaluate((bytes_moved, launches), lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n))
+
+    def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:
+        """Time of one collective between ``world_size`` chips.
+
+        Args:
+            op: all_reduce, all_gather, reduce_scatter, all_to_all or send_recv.
+            message_bytes: the whole tensor (all_gather: its output; all_to_all: what one chip sends).
+            world_size: chips taking part; 1 takes no time.
+            link: between them, a profile or a catalogue name.
+
+        Raises:
+            ProfileError: no such collective or link, world size below 1, or a negative size.
+        """
+        if world_size < 1:
+            raise ProfileError(f"world_size is {world_size}; it must be at least 1")
+        connection = load_link(link) if isinstance(link, str) else link
+        parameters = cast(CollectiveParameters, self.parameters("collective", "any"))
+        result = _evaluate(
+            (message_bytes,), lambda xp, size: collective_time(xp, parameters, connection, op, size, max(world_size, 2))
+        )
+        return CollectiveTime(*(0.0 * part for part in result)) if world_size == 1 else CollectiveTime(*result)
+
+    def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
+        key = (family, dtype)
+        if key not in self._chosen:
+            self._chosen[key] = self._find(family, dtype)
+        return self._chosen[key]
+
+    def _find(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
+        if family not in FAMILIES:
+            raise ProfileError(f"no kernel family '{family}'{did_you_mean(family, FAMILIES)} (one of {', '.join(FAMILIES)})")
+        if dtype != "any":
+            dtype_bytes(dtype)
+        own = [self.chip.kernels.get(name, {}).get(family, {}) for name in dict.fromkeys((self.library, "generic"))]
+        exact = (dtype, _SAME.get(dtype, dtype), "any")
+        near = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
+        for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
+            for sets in own:
+                for name in names:
+                    if name in sets:
+                        return sets[name], basis if sets[name].source.kind in ("fitted", "measured") else "datasheet"
+        defaults = load_defaults(self.chip.kind)[family]
+        name = next(name for name in (*exact, *near, *defaults) if name in defaults)
+        return defaults[name], "datasheet"
+
+    def _limit(self, dtype: str) -> Limits:
+        if dtype not in self._limits:
+            chip = self.chip
+            peak = chip.peak_flops(dtype)
+            self._limits[dtype] = Limits(
+                peak * chip.compute.usable_cores / chip.compute.cores,
+                float(chip.compute.usable_cores),
+                chip.memory.bandwidth_bytes_per_s,
+                chip.on_chip.capacity_bytes,
+                chip.on_chip.bandwidth_bytes_per_s,
+                chip.on_chip.multicast,
+            )
+        return self._limits[dtype]
+
+    def _attention_limit(self, dtype: str, native: bool) -> Limits:
+        """Limits for attention math: in the cache's format when it is a plain float or the kernel multiplies natively."""
+        if native or dtype in ("fp32", "fp16", "bf16"):
+            return self._limit(dtype)
+        dtype_bytes(dtype)
+        return self._limit("bf16")
+
+
+_PLAIN = (int, float)
+
+
+def _all_scalar(*values: Num) -> bool:
+    return all(value.__class__ in _PLAIN for value in values)
+
+
+def _evaluate(values: tuple[Num, ...], formula: Any) -> Any:
+    """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the time."""
+    if not any(isinstance(value, np.ndarray) for value in values):
+        numbers = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+        if not all(number >= 0 for number in numbers):
+            raise ProfileError(f"kernel sizes must be numbers >= 0, got {numbers}")
+        if not all(numbers):
+            result = formula(SCALAR, *(number or 1 for number in numbers))
+            return type(result)(*(0.0 for _ in result))
+        return formula(SCALAR, *numbers)
+    arrays = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in values))
+    work = np.ones(arrays[0].shape, dtype=bool)
+    for array in arrays:
+        if not np.all(array >= 0):
+            raise ProfileError(f"kernel sizes must be numbers >= 0, got {array[~(array >= 0)].flat[0]}")
+        work &= array > 0
+    result = formula(ARRAY, *(np.where(array > 0, array, 1.0) for array in arrays))
+    return type(result)(*(np.where(work, part, 0.0) for part in result))

@@ -1,0 +1,232 @@
+"""What a chip profile and a link profile may contain: validated groups of numbers, each with its source."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+
+from hwprofiles.dtypes import DTYPES, math_dtype
+from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.parameters import FAMILIES, FamilyParameters
+from hwprofiles.records import NonNegative, Positive, Record, Source
+
+KINDS = ("gpu-datacenter", "gpu-consumer", "tensix", "apple-gpu", "cpu")
+"""Classes of chips; each has a file of default kernel parameters."""
+
+ChipKind = Literal["gpu-datacenter", "gpu-consumer", "tensix", "apple-gpu", "cpu"]
+Topology = Literal["switch", "ring", "mesh", "line"]
+
+
+class Group(Record):
+    """Numbers that share a source; ``field_sources`` names the few that come from elsewhere."""
+
+    source: Source
+    field_sources: Mapping[str, Source] = Field(default_factory=dict)
+
+    @field_validator("field_sources")
+    @classmethod
+    def _known_fields(cls, value: Mapping[str, Source]) -> Mapping[str, Source]:
+        for name in value:
+            if name not in cls.model_fields:
+                raise ValueError(f"'{name}' is no field of this group{did_you_mean(name, cls.model_fields)}")
+        return value
+
+
+class Compute(Group):
+    """Arithmetic limits. ``dense_flops_per_s`` is per math format and never counts sparsity."""
+
+    cores: int = Field(gt=0)
+    """Streaming multiprocessors, compute units, Tensix or CPU cores."""
+    worker_cores: int | None = Field(default=None, gt=0)
+    """Cores that kernels are given where the software keeps some for itself (Tenstorrent dispatch); None = all."""
+    clock_hz: Positive | None = None
+    dense_flops_per_s: dict[str, Positive]
+    fidelity: dict[str, Literal["LoFi", "HiFi2", "HiFi3", "HiFi4"]] = Field(default_factory=dict)
+    """Tenstorrent math fidelity that a format's figure stands for."""
+
+    @field_validator("dense_flops_per_s", "fidelity")
+    @classmethod
+    def _known_dtypes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name not in DTYPES:
+                raise ValueError(f"no dtype '{name}'{did_you_mean(name, DTYPES)}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Compute":
+        if not self.dense_flops_per_s:
+            raise ValueError("dense_flops_per_s needs at least one dtype")
+        if self.worker_cores is not None and self.worker_cores > self.cores:
+            raise ValueError(f"worker_cores {self.worker_cores} exceeds cores {self.cores}")
+        return self
+
+    @property
+    def usable_cores(self) -> int:
+        """Cores a kernel can spread over."""
+        return self.worker_cores or self.cores
+
+
+class Memory(Group):
+    """Device memory (HBM, GDDR, unified or host DRAM)."""
+
+    bandwidth_bytes_per_s: Positive
+    capacity_bytes: Positive
+
+
+class OnChip(Group):
+    """The largest on-chip store that all cores share (L2, Infinity Cache, the sum of SRAM) and its read bandwidth."""
+
+    capacity_bytes: Positive
+    bandwidth_bytes_per_s: Positive
+    multicast: Positive = 1.0
+    """Reads that one operand read can serve, on average (thread block clusters of Hopper and later)."""
+
+
+class Links(Group):
+    """Names of the links that leave the chip."""
+
+    scale_up: str | None = None
+    """Between chips of one host or rack (NVLink, Infinity Fabric, PCIe, Ethernet)."""
+    scale_out: str | None = None
+    host: str | None = None
+
+
+class Power(Group):
+    """Board power."""
+
+    tdp_w: Positive
+    idle_w: NonNegative
+
+
+class Price(Group):
+    """What the chip costs; either figure may be missing."""
+
+    usd_per_hour: Positive | None = None
+    usd_list: Positive | None = None
+
+
+class Host(Group):
+    """Costs of the host that drives the chip."""
+
+    launch_s: NonNegative
+    """Time the CPU needs to launch one kernel without a captured graph."""
+    graph_launch_s: NonNegative
+    """Time per kernel inside a captured graph (CUDA graph, Metal trace), on the CPU."""
+
+
+class Chip(Record):
+    """One accelerator as software sees it: limits, links, power, price and fitted kernel parameters."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    description: str = Field(min_length=3)
+    vendor: str = Field(min_length=2)
+    kind: ChipKind
+    compute: Compute
+    memory: Memory
+    on_chip: OnChip
+    links: Links
+    power: Power
+    price: Price | None = None
+    host: Host
+    kernels: dict[str, dict[str, dict[str, SerializeAsAny[FamilyParameters]]]] = Field(default_factory=dict)
+    """library -> family -> dtype of the stored operand (or ``any``) -> parameters."""
+
+    @field_validator("kernels", mode="before")
+    @classmethod
+    def _read_kernels(cls, value: Any) -> Any:
+        return read_kernels(value)
+
+    @model_validator(mode="after")
+    def _cache_is_faster(self) -> "Chip":
+        if self.on_chip.bandwidth_bytes_per_s < self.memory.bandwidth_bytes_per_s:
+            raise ValueError("on_chip.bandwidth_bytes_per_s is below memory.bandwidth_bytes_per_s; wrong unit?")
+        return self
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The source of every group of numbers, by dotted name."""
+        found: dict[str, Source] = {}
+        for name in ("compute", "memory", "on_chip", "links", "power", "price", "host"):
+            group: Group | None = getattr(self, name)
+            if group is not None:
+                found[name] = group.source
+                found.update({f"{name}.{field}": source for field, source in group.field_sources.items()})
+        for library, families in self.kernels.items():
+            for family, sets in families.items():
+                found.update({f"kernels.{library}.{family}.{dtype}": item.source for dtype, item in sets.items()})
+        return found
+
+    def math_dtype(self, dtype: str) -> str:
+        """Return the format this chip multiplies weights of ``dtype`` in.
+
+        Raises:
+            ProfileError: unknown dtype, or one this chip cannot compute with.
+        """
+        try:
+            return math_dtype(dtype, self.compute.dense_flops_per_s)
+        except ProfileError as error:
+            raise ProfileError(f"{self.name}: {error}") from None
+
+    def peak_flops(self, dtype: str) -> float:
+        """Return the dense peak in FLOP/s for weights stored as ``dtype`` (datasheet, never sparse).
+
+        Raises:
+            ProfileError: unknown dtype, or one this chip cannot compute with.
+        """
+        return self.compute.dense_flops_per_s[self.math_dtype(dtype)]
+
+
+class Link(Group):
+    """A connection between chips, seen from one chip and one direction."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    description: str = Field(min_length=3)
+    bandwidth_bytes_per_s: Positive
+    """Per chip and direction."""
+    latency_s: Positive
+    """Software-visible time until the first byte of a message is in the peer's memory."""
+    topology: Topology
+    in_network_reduction: bool = False
+    """Whether the switch can add (NVLink SHARP)."""
+
+
+def _parameters(family: type[FamilyParameters], value: Any, place: str) -> FamilyParameters:
+    try:
+        return family.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}.{field}: {first['msg']}") from None
+
+
+def read_kernels(value: Any) -> Any:
+    """Turn the ``kernels`` mapping of a profile into parameter objects.
+
+    Args:
+        value: library -> family -> dtype -> mapping of numbers plus ``source``.
+
+    Returns:
+        The same nesting with parameter objects of each family's class.
+
+    Raises:
+        ValueError: unknown family or dtype, or (from pydantic) a bad number; the message starts with the dotted place.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping library -> family -> dtype is needed")
+    result: dict[str, dict[str, dict[str, FamilyParameters]]] = {}
+    for library, families in value.items():
+        if not isinstance(families, Mapping):
+            raise ValueError(f"{library}: a mapping family -> dtype is needed")
+        result[str(library)] = {}
+        for family, sets in families.items():
+            if family not in FAMILIES:
+                raise ValueError(f"{library}.{family}: no such kernel family{did_you_mean(str(family), FAMILIES)}")
+            if not isinstance(sets, Mapping):
+                raise ValueError(f"{library}.{family}: a mapping dtype -> parameters is needed")
+            result[str(library)][family] = {}
+            for dtype, parameters in sets.items():
+                if dtype != "any" and dtype not in DTYPES:
+                    raise ValueError(f"{library}.{family}: no dtype '{dtype}'{did_you_mean(str(dtype), DTYPES)}")
+                place = f"{library}.{family}.{dtype}"
+                result[str(library)][family][str(dtype)] = _parameters(FAMILIES[family], parameters, place)
+    return result

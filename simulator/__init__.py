@@ -1,0 +1,1 @@
+"""Forerun's simulator: one scenario in, predicted requests, engine steps and summary out."""

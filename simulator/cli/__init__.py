@@ -1,0 +1,5 @@
+"""The ``forerun`` command: parses, calls one function, prints."""
+
+from simulator.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,99 @@
+"""The command's frame: its subcommands, exit codes, and errors as one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from simulator.cli import catalogues, kernels, runs
+from simulator.errors import ForerunError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+"""click's ClickException, from wherever the installed typer keeps its click."""
+
+app = typer.Typer(
+    name="forerun",
+    help="Predict how an LLM service will run before renting the hardware.",
+    epilog="Example: forerun run examples/chat.yaml --out out/chat",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+runs.register(app)
+kernels.register(app)
+catalogues.register(app)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from simulator.metrics.document import forerun_version
+
+        print(f"forerun {forerun_version()}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def frame(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Predict how an LLM service will run before renting the hardware."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code.
+
+    Args:
+        argv: arguments without the program's name; default: those of the process.
+
+    Returns:
+        0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 130 on Ctrl-C.
+    """
+    try:
+        code = app(args=None if argv is None else list(argv), prog_name="forerun", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        print("forerun: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except _USAGE_ERROR as error:
+        print(usage_line(error), file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except (ValueError, OSError) as error:
+        if not is_user_error(error):
+            raise
+        print(f"forerun: {error_line(error)}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return code if isinstance(code, int) else 0
+
+
+def is_user_error(error: Exception) -> bool:
+    """Whether ``error`` is about what the user gave, not about a fault of ours."""
+    if isinstance(error, ForerunError | OSError):
+        return True
+    from hwprofiles import ProfileError
+    from traces import TraceError
+
+    return isinstance(error, ProfileError | TraceError)
+
+
+def error_line(error: Exception) -> str:
+    """``error`` in one line; for files the name first and then what the system says."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return " ".join(str(error).split())
+
+
+def usage_line(error: Exception) -> str:
+    """A command-line error in one line that starts with the command and ends with where its help is."""
+    message = " ".join(error.format_message().split()) if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "forerun"
+    return f"{command}: {message} ({command} --help)"

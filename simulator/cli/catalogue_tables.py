@@ -1,0 +1,185 @@
+"""Chips, models and traces as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from simulator.cli.tables import ABSENT, duration, number, pairs_table, scaled, titled_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from hwprofiles import Chip
+    from simulator.llm import Architecture
+    from traces import RequestStatistics
+
+Row = Mapping[str, Any]
+
+
+def count_words(count: int | None) -> str:
+    """A parameter count as the field writes it, e.g. ``8.03 B``; ``-`` for None."""
+    if count is None:
+        return ABSENT
+    for factor, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if count >= factor:
+            return f"{count / factor:.4g}{unit}"
+    return str(count)
+
+
+def chip_row(chip: Chip) -> dict[str, Any]:
+    """One line about a chip."""
+    fits = {library: sorted(families) for library, families in chip.kernels.items()}
+    return {
+        "name": chip.name,
+        "description": chip.description,
+        "vendor": chip.vendor,
+        "kind": chip.kind,
+        "memory_bytes": chip.memory.capacity_bytes,
+        "bandwidth_bytes_per_s": chip.memory.bandwidth_bytes_per_s,
+        "peak_flops_per_s": dict(chip.compute.dense_flops_per_s),
+        "tdp_w": chip.power.tdp_w,
+        "calibrated": fits,
+    }
+
+
+def chips_table(rows: Sequence[Row]) -> Table:
+    """All chips, one line each."""
+    table = titled_table("", "chip", "memory", "bandwidth", "dense 16-bit", "TDP", "fitted for")
+    for row in rows:
+        peaks = row["peak_flops_per_s"]
+        peak = next((peaks[dtype] for dtype in ("bf16", "fp16", "bfp8", "fp32") if dtype in peaks), None)
+        table.add_row(
+            row["name"],
+            scaled(row["memory_bytes"], "B"),
+            scaled(row["bandwidth_bytes_per_s"], "B/s"),
+            scaled(peak, "FLOP/s"),
+            f"{number(row['tdp_w'])} W",
+            ", ".join(row["calibrated"]) or ABSENT,
+        )
+    return table
+
+
+def chip_tables(chip: Chip) -> list[RenderableType]:
+    """One chip: limits, kernel fits, sources."""
+    limits = [
+        ("Kind", chip.kind),
+        ("Cores", number(chip.compute.cores)),
+        *((f"Dense {dtype}", scaled(peak, "FLOP/s")) for dtype, peak in chip.compute.dense_flops_per_s.items()),
+        ("Memory", scaled(chip.memory.capacity_bytes, "B")),
+        ("Memory bandwidth", scaled(chip.memory.bandwidth_bytes_per_s, "B/s")),
+        ("On-chip memory", scaled(chip.on_chip.capacity_bytes, "B")),
+        ("On-chip bandwidth", scaled(chip.on_chip.bandwidth_bytes_per_s, "B/s")),
+        ("Scale-up link", chip.links.scale_up or ABSENT),
+        ("Power", f"{number(chip.power.idle_w)} W idle, {number(chip.power.tdp_w)} W TDP"),
+        ("Kernel launch", f"{duration(chip.host.launch_s)}, {duration(chip.host.graph_launch_s)} in a graph"),
+    ]
+    if chip.price is not None and chip.price.usd_per_hour is not None:
+        limits.append(("Price", f"${number(chip.price.usd_per_hour)} per hour"))
+    sources = titled_table("Sources", "numbers", "kind", "date", "reference", left=True)
+    for name, source in chip.sources.items():
+        sources.add_row(name, source.kind, source.date, source.reference)
+    return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs_table("", limits), sources]
+
+
+def model_row(architecture: Architecture) -> dict[str, Any]:
+    """One line about a model."""
+    counts = architecture.parameters()
+    return {
+        "name": architecture.name,
+        "parameters": counts.total,
+        "active_parameters": counts.active,
+        "num_layers": architecture.num_layers,
+        "hidden_size": architecture.hidden_size,
+        "attention": sorted({group.layer.attention.kind for group in architecture.layer_groups}),
+        "kv_elements_per_token": architecture.kv_elements_per_token,
+        "max_position": architecture.max_position,
+    }
+
+
+def models_table(rows: Sequence[Row]) -> Table:
+    """All models, one line each."""
+    table = titled_table("", "model", "parameters", "active", "layers", "attention", "KV per token (16-bit)", "context")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            count_words(row["parameters"]),
+            count_words(row["active_parameters"]),
+            str(row["num_layers"]),
+            "+".join(row["attention"]),
+            scaled(2.0 * row["kv_elements_per_token"], "B"),
+            number(row["max_position"]),
+        )
+    return table
+
+
+def model_tables(architecture: Architecture) -> list[RenderableType]:
+    """One model: shape, parameters by part, layers."""
+    counts = architecture.parameters()
+    shape = [
+        ("Parameters", count_words(counts.total)),
+        ("Active per token", count_words(counts.active)),
+        ("Layers", str(architecture.num_layers)),
+        ("Hidden size", number(architecture.hidden_size)),
+        ("Vocabulary", number(architecture.vocab_size)),
+        ("KV per token (16-bit)", scaled(2.0 * architecture.kv_elements_per_token, "B")),
+        ("Context", number(architecture.max_position)),
+        ("Source", architecture.source),
+    ]
+    parts = titled_table("Parameters by part", "part", "parameters", "published dtype")
+    for part, count in architecture.parameters_by_part().items():
+        if count:
+            parts.add_row(part, count_words(count), architecture.checkpoint_dtypes.get(part, ABSENT))
+    layers = titled_table("Layers", "count", "attention", "heads", "KV heads", "head size", "window", "feed-forward")
+    for group in architecture.layer_groups:
+        attention = group.layer.attention
+        layers.add_row(
+            str(group.count),
+            attention.kind,
+            str(attention.num_heads),
+            str(attention.num_kv_heads),
+            str(attention.head_dim),
+            number(attention.window),
+            _feed_forward(group.layer.mlp),
+        )
+    notes: list[RenderableType] = [Text(f"note: {note}", style="dim") for note in architecture.notes]
+    return [Text(architecture.name, style="bold"), pairs_table("", shape), parts, layers, *notes]
+
+
+def _feed_forward(mlp: Any) -> str:
+    if hasattr(mlp, "num_experts"):
+        return f"{mlp.experts_per_token} of {mlp.num_experts} experts of {mlp.intermediate_size}"
+    return f"dense {mlp.intermediate_size}"
+
+
+def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[RenderableType]:
+    """The shipped traces and the readable formats."""
+    table = titled_table("Sample traces", "name", "what", "licence", left=True)
+    for row in samples:
+        table.add_row(row["name"], row["title"], row["licence"])
+    return [table, Text("Formats read: " + ", ".join(formats))]
+
+
+def workload_tables(statistics: RequestStatistics) -> list[RenderableType]:
+    """One trace: arrivals, token counts, prefix sharing, what was skipped."""
+    rows = [("Requests", number(statistics.requests)), ("Format", statistics.format)]
+    arrivals = statistics.arrivals
+    if arrivals is not None:
+        rows += [
+            ("Span", duration(arrivals.span_s)),
+            ("Mean rate (req/s)", number(arrivals.mean_rps)),
+            ("CV of inter-arrival times", number(arrivals.iat_cv)),
+            *((f"Peak over mean, bins of {w} s", number(value)) for w, value in arrivals.peak_over_mean.items()),
+        ]
+    if statistics.sessions is not None:
+        rows.append(("Sessions", number(statistics.sessions)))
+    rows += [(f"Skipped: {reason}", number(count)) for reason, count in statistics.skipped.items()]
+    tokens = titled_table("Tokens", "", "mean", "std", "min", *statistics.input_tokens.percentiles, "max")
+    for label, one in (("input", statistics.input_tokens), ("output", statistics.output_tokens)):
+        values = (one.mean, one.std, one.min, *one.percentiles.values(), one.max)
+        tokens.add_row(label, *(number(value) for value in values))
+    parts: list[RenderableType] = [Text(statistics.source, style="bold"), pairs_table("", rows), tokens]
+    return parts + [Text(f"note: {note}", style="dim") for note in statistics.notes]

@@ -1,0 +1,158 @@
+"""``forerun chips``, ``forerun models`` and ``forerun workloads``: what is there, and checks of a user's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from simulator.cli.output import JsonOption, emit
+from simulator.errors import ForerunError
+
+Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="Catalogue name or file.", show_default=False)]
+OwnFile = Annotated[Path, typer.Argument(metavar="FILE", help="Your own file.", show_default=False)]
+TraceFormat = Annotated[str, typer.Option("--format", help="Trace format; auto recognises it by content.")]
+OnError = Annotated[
+    Literal["stop", "skip"], typer.Option("--on-error", help="A bad row stops the reading, or is skipped and counted.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three groups of commands to ``app``."""
+    app.add_typer(_group("chips", chips_list, chips_show, chips_check, "h100-sxm", "my-chip.yaml"))
+    app.add_typer(_group("models", models_list, models_show, models_check, "llama-3.1-8b", "config.json"))
+    workloads = _group(
+        "workloads", workloads_list, workloads_show, workloads_check, "azure-conv-2023", "trace.csv --format auto"
+    )
+    workloads.command("fit", epilog="Example: forerun workloads fit trace.csv --json workload.json")(workloads_fit)
+    app.add_typer(workloads)
+
+
+def _group(name: str, list_all: Any, show: Any, check: Any, known: str, own: str) -> typer.Typer:
+    group = typer.Typer(name=name, help=_GROUP_HELP[name], epilog=f"Example: forerun {name} show {known}")
+    group.command("list", epilog=f"Example: forerun {name} list --json -")(list_all)
+    group.command("show", epilog=f"Example: forerun {name} show {known}")(show)
+    group.command("check", epilog=f"Example: forerun {name} check {own}")(check)
+    return group
+
+
+_GROUP_HELP = {
+    "chips": "The catalogue of chips and checks of your own profiles.",
+    "models": "The catalogue of models and checks of your own config.json.",
+    "workloads": "Sample traces, and statistics of your own.",
+}
+
+
+def chips_list(json_file: JsonOption = None) -> int:
+    """List all chips of the catalogue."""
+    from hwprofiles import chip_names, load_chip
+    from simulator.cli.catalogue_tables import chip_row, chips_table
+
+    rows = [chip_row(load_chip(name)) for name in chip_names()]
+    emit(rows, json_file, chips_table(rows))
+    return 0
+
+
+def chips_show(name: Name, json_file: JsonOption = None) -> int:
+    """Show a chip: its limits, and the source of each group of numbers."""
+    from hwprofiles import load_chip
+    from simulator.cli.catalogue_tables import chip_tables
+
+    chip = load_chip(name)
+    emit(chip.model_dump(mode="json", exclude_none=True), json_file, chip_tables(chip))
+    return 0
+
+
+def chips_check(file: OwnFile) -> int:
+    """Check your own chip profile."""
+    from hwprofiles import load_chip
+
+    chip = load_chip(_existing(file).absolute())
+    print(f"{file}: a valid chip profile: {chip.name}, {chip.description}")
+    return 0
+
+
+def models_list(json_file: JsonOption = None) -> int:
+    """List all models of the catalogue."""
+    from simulator.cli.catalogue_tables import model_row, models_table
+    from simulator.llm import architecture_names, load_architecture
+
+    rows = [model_row(load_architecture(name)) for name in architecture_names()]
+    emit(rows, json_file, models_table(rows))
+    return 0
+
+
+def models_show(name: Name, json_file: JsonOption = None) -> int:
+    """Show a model: layers, parameters, KV cache per token."""
+    from simulator.cli.catalogue_tables import model_tables
+    from simulator.llm import architecture_summary, load_architecture
+
+    architecture = load_architecture(name)
+    emit(architecture_summary(architecture), json_file, model_tables(architecture))
+    return 0
+
+
+def models_check(file: OwnFile) -> int:
+    """Check your own config.json or model description."""
+    from simulator.cli.catalogue_tables import count_words
+    from simulator.llm import load_architecture
+
+    architecture = load_architecture(_existing(file, folders=True))
+    total = count_words(architecture.parameters().total)
+    print(f"{file}: a model that can be simulated: {architecture.num_layers} layers, {total} parameters")
+    return 0
+
+
+def workloads_list(json_file: JsonOption = None) -> int:
+    """List the sample traces and the formats that can be read."""
+    from simulator.cli.catalogue_tables import workloads_tables
+    from traces import FORMATS, sample, sample_names
+
+    fields = ("name", "title", "origin", "licence")
+    samples = [{field: getattr(sample(name), field) for field in fields} for name in sample_names()]
+    formats = list(FORMATS)
+    emit({"samples": samples, "formats": formats}, json_file, workloads_tables(samples, formats))
+    return 0
+
+
+def workloads_show(
+    name: Name, format: TraceFormat = "auto", on_error: OnError = "stop", json_file: JsonOption = None
+) -> int:
+    """Show the statistics of a trace: rates, burstiness, token counts, prefix sharing."""
+    from simulator.cli.catalogue_tables import workload_tables
+    from traces import describe_requests, iter_requests
+
+    statistics = describe_requests(iter_requests(name, format, on_error=on_error))
+    emit(statistics.as_dict(), json_file, workload_tables(statistics))
+    return 0
+
+
+def workloads_check(file: OwnFile, format: TraceFormat = "auto", on_error: OnError = "stop") -> int:
+    """Check that your own trace can be read, row by row."""
+    from traces import describe_requests, iter_requests
+
+    statistics = describe_requests(iter_requests(file, format, on_error=on_error))
+    skipped = "".join(f", {count} skipped ({reason})" for reason, count in statistics.skipped.items())
+    print(f"{file}: {statistics.requests:,} requests in format {statistics.format}{skipped}")
+    return 0
+
+
+def workloads_fit(name: Name, format: TraceFormat = "auto", json_file: JsonOption = None) -> int:
+    """Turn a trace into the workload section of a scenario: arrival process and length distributions."""
+    import yaml
+
+    from traces import fit_lengths, read_requests
+
+    section = {"workload": fit_lengths(read_requests(name, format)).as_scenario()}
+    emit(section, json_file, yaml.safe_dump(section, sort_keys=False, default_flow_style=None, width=100).rstrip())
+    return 0
+
+
+def _existing(file: Path, folders: bool = False) -> Path:
+    """``file`` itself; refuses a name of nothing, so that a catalogue name is not taken for a file."""
+    if not file.exists():
+        raise ForerunError(f"{file}: no such file")
+    if file.is_dir() and not folders:
+        raise ForerunError(f"{file}: is a folder, not a file")
+    return file

@@ -1,0 +1,105 @@
+"""Where results go: JSON to a file or stdout, tables to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STDOUT = "-"
+LONG_RUN_S = 1.0
+"""A progress bar appears once a run takes longer than this."""
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - writes it to stdout and nothing else."),
+]
+
+
+def console() -> Console:
+    """The table printer for stdout."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def emit(document: Any, json_file: str | None, human: Any) -> None:
+    """Write ``document`` where ``--json`` says, and print ``human`` unless stdout is taken by JSON.
+
+    Args:
+        human: anything rich can print, or a sequence of such.
+    """
+    from simulator.metrics.document import json_text
+    from simulator.metrics.files import write_text_atomically
+
+    if json_file == STDOUT:
+        sys.stdout.write(json_text(document))
+        sys.stdout.flush()
+        return
+    if json_file is not None:
+        write_text_atomically(Path(json_file), json_text(document))
+    printer = console()
+    for part in human if isinstance(human, list | tuple) else (human,):
+        printer.print(part)
+
+
+@contextmanager
+def checked_outputs(folder: Path | None, json_file: str | None) -> Iterator[None]:
+    """Refuse outputs that cannot be written before long work starts.
+
+    Raises:
+        OSError: a folder that cannot be made or written.
+    """
+    from simulator.metrics.files import writable_folder
+
+    with ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(writable_folder(folder))
+        if json_file is not None and json_file != STDOUT:
+            stack.enter_context(writable_folder(Path(json_file).parent))
+        yield
+
+
+class Progress:
+    """A bar on stderr that appears only on a terminal and only when the work takes long."""
+
+    def __init__(self, shown: bool, label: str) -> None:
+        self.label = label
+        self._shown = shown and sys.stderr.isatty()
+        self._since = time.monotonic()
+        self._stack = ExitStack()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def update(self, done: int, total: int) -> None:
+        """Move the bar to ``done`` of ``total``."""
+        if not self._shown:
+            return
+        if self._bar is None:
+            if time.monotonic() - self._since < LONG_RUN_S:
+                return
+            self._open(total)
+        self._bar.update(self._task, completed=done, total=total, description=self.label)
+
+    def _open(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = self._stack.enter_context(Bar(*columns, console=Console(stderr=True), transient=True))
+        self._task = self._bar.add_task(self.label, total=total)

@@ -1,0 +1,120 @@
+"""``forerun run`` and ``forerun report``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit
+
+if TYPE_CHECKING:
+    from simulator.run import RunResult
+    from simulator.scenario import Scenario
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("run", epilog="Example: forerun run chat.yaml --set engine.max_num_seqs=128 --out out/chat")(run)
+    app.command("report", epilog="Example: forerun report out/chat")(report)
+
+
+def run(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)
+    ],
+    set_values: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
+    replications: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; two or more give intervals.")
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write summary.json, Parquet tables, report.html and trace.json (Perfetto)."),
+    ] = None,
+    json_file: JsonOption = None,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
+) -> int:
+    """Simulate one scenario and print its summary."""
+    from simulator.cli.tables import run_tables
+    from simulator.scenario import load_scenario
+
+    loaded = load_scenario(scenario, tuple(set_values or ()))
+    with checked_outputs(out, json_file):
+        first, document, interrupted = replicate(loaded, seed, replications, show_progress=not no_progress)
+        if out is not None:
+            document = write_outputs(out, first, document)
+    emit(document, json_file, run_tables(document))
+    if out is not None:
+        print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
+    if interrupted:
+        print(f"forerun: interrupted after {document['replications']} of {replications} runs", file=sys.stderr)
+        return 130
+    return 0
+
+
+def replicate(
+    scenario: Scenario, seed: int, replications: int, show_progress: bool = False
+) -> tuple[RunResult, dict[str, Any], bool]:
+    """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine what they say.
+
+    Returns:
+        The first result, the combined document, and whether Ctrl-C ended the series early (finished runs are kept).
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C before the first run has finished.
+    """
+    from simulator.metrics import combine_replications, run_document
+    from simulator.run import simulate
+
+    first: RunResult | None = None
+    documents: list[dict[str, Any]] = []
+    interrupted = False
+    with Progress(show_progress, "simulating") as progress:
+        for number in range(replications):
+            if replications > 1:
+                progress.label = f"run {number + 1} of {replications}"
+            try:
+                result = simulate(scenario, seed + number, progress.update)
+            except KeyboardInterrupt:
+                if first is None:
+                    raise
+                interrupted = True
+                break
+            first = first or result
+            documents.append(run_document(result))
+    assert first is not None
+    document = combine_replications(documents)
+    if interrupted:
+        document["notes"].append(f"interrupted after {len(documents)} of {replications} runs")
+    return first, document, interrupted
+
+
+def write_outputs(folder: Path, result: RunResult, document: dict[str, Any]) -> dict[str, Any]:
+    """Write the files of a run and its report; returns the document with remarks on the files added to its notes."""
+    from dashboards.report import write_report
+    from simulator.metrics.export import write_run
+
+    written = write_run(folder, result, document)
+    write_report(folder)
+    return written
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that forerun run --out wrote.", show_default=False)
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the page goes; default: report.html in DIR.")
+    ] = None,
+) -> int:
+    """Write the self-contained HTML report of a run."""
+    from dashboards.report import write_report
+
+    print(write_report(folder, output))
+    return 0

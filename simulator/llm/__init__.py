@@ -1,0 +1,40 @@
+"""Transformer architectures: a catalogue, any Hugging Face config.json, and the tensors that an engine runs."""
+
+from simulator.llm.architecture import (
+    Architecture,
+    MtpModule,
+    ParameterCount,
+    architecture_summary,
+    mtp_architecture,
+)
+from simulator.llm.hf_config import from_hf_config
+from simulator.llm.layers import PARTS, Attention, DenseMlp, Layer, LayerGroup, MoeMlp, Part, Tensor
+from simulator.llm.load import (
+    PublishedParameters,
+    architecture_aliases,
+    architecture_names,
+    load_architecture,
+    published_parameters,
+)
+
+__all__ = [
+    "PARTS",
+    "Architecture",
+    "Attention",
+    "DenseMlp",
+    "Layer",
+    "LayerGroup",
+    "MoeMlp",
+    "MtpModule",
+    "ParameterCount",
+    "Part",
+    "PublishedParameters",
+    "Tensor",
+    "architecture_aliases",
+    "architecture_names",
+    "architecture_summary",
+    "from_hf_config",
+    "load_architecture",
+    "mtp_architecture",
+    "published_parameters",
+]

@@ -1,0 +1,193 @@
+"""A transformer as the engine runs it: its layers, its tables, and what follows (parameters, bytes, KV per token)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from simulator.errors import ForerunError
+from simulator.llm.layers import PARTS, DenseMlp, Layer, LayerGroup, MoeMlp, Part
+
+
+class ParameterCount(NamedTuple):
+    """Weights of a model by part, biases and norms included; a table shared by embedding and LM head counts once.
+
+    ``active`` is what one token is multiplied with: everything but the experts it is not routed to and the input
+    embedding, of which a token gathers one row. (A tied table counts: it is the LM head.) That is the convention of
+    OpenAI's gpt-oss model card; vendors who count the input embedding too quote figures larger by one table.
+    """
+
+    total: int
+    active: int
+    embedding: int
+    lm_head: int
+    attention: int
+    mlp: int
+    expert: int
+    shared_expert: int
+    router: int
+    norm: int
+
+
+@dataclass(frozen=True, slots=True)
+class MtpModule:
+    """Multi-token-prediction layers published with the model, usable as its own drafter.
+
+    One layer concatenates the normed hidden state and the normed embedding of the next token, projects them back to
+    the hidden size (``eh_proj``, listed in ``layer.extra_tensors``), runs a full transformer layer and predicts one
+    further token with the model's own embedding and LM head (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+    """
+
+    count: int
+    layer: Layer
+
+    def parameters(self, hidden_size: int) -> int:
+        """Weights of all MTP layers that the model does not hold already; never part of the model's total.
+
+        Checkpoints may store copies of the embedding and LM head beside them (DeepSeek-V3 does); engines share them.
+        """
+        return self.count * sum(self.layer.parameters_by_part(hidden_size).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder-only transformer."""
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    layer_groups: tuple[LayerGroup, ...]
+    tie_word_embeddings: bool
+    max_position: int | None
+    """Longest context in tokens that the model was published for; None where it does not say."""
+    source: str
+    """Where the numbers come from: a repository's config.json, or the user's file."""
+    checkpoint_dtypes: Mapping[Part, str] = field(hash=False)
+    """Dtype of every part as published."""
+    position_embeddings: int = 0
+    """Rows of a learned position table; 0 with rotary or no position embedding."""
+    final_norm_bias: bool = False
+    mtp: MtpModule | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader of results should know about how this model is described."""
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers, MTP layers not counted."""
+        return sum(group.count for group in self.layer_groups)
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """KV cache elements of one token in all layers, all heads."""
+        return sum(group.count * group.layer.attention.kv_elements_per_token for group in self.layer_groups)
+
+    def kv_elements(self, context_tokens: int) -> int:
+        """KV cache elements of one sequence; a windowed layer keeps its window only."""
+        return sum(group.count * group.layer.attention.kv_elements(context_tokens) for group in self.layer_groups)
+
+    def parameters_by_part(self) -> dict[Part, int]:
+        """Weights by part, in the order of ``PARTS``; MTP layers not counted."""
+        counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+        for group in self.layer_groups:
+            for part, count in group.layer.parameters_by_part(self.hidden_size).items():
+                counts[part] += group.count * count
+        counts["embedding"] += (self.vocab_size + self.position_embeddings) * self.hidden_size
+        counts["lm_head"] += 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        counts["norm"] += self.hidden_size * (2 if self.final_norm_bias else 1)
+        return counts
+
+    def parameters(self) -> ParameterCount:
+        """Weights in total, per token and by part; MTP layers not counted (see ``mtp``)."""
+        counts = self.parameters_by_part()
+        active = sum(group.count * group.layer.active_parameters(self.hidden_size) for group in self.layer_groups)
+        active += self.vocab_size * self.hidden_size + self.hidden_size * (2 if self.final_norm_bias else 1)
+        return ParameterCount(sum(counts.values()), active, *counts.values())
+
+    def weight_bytes(self, dtypes: Mapping[str, str] | str, dtype_bytes: Callable[[str], float]) -> dict[Part, float]:
+        """Bytes of the weights by part, on all chips together.
+
+        Args:
+            dtypes: dtype of each part, or one dtype for all of them.
+            dtype_bytes: bytes per element of a dtype, block scales included (``hwprofiles.dtype_bytes``).
+
+        Raises:
+            ForerunError: ``dtypes`` leaves out a part of which the model has weights.
+        """
+        counts = self.parameters_by_part()
+        if isinstance(dtypes, str):
+            dtypes = dict.fromkeys(PARTS, dtypes)
+        missing = [part for part in PARTS if counts[part] and part not in dtypes]
+        if missing:
+            raise ForerunError(f"{self.name}: no dtype given for {', '.join(missing)}")
+        return {part: count * dtype_bytes(dtypes[part]) if count else 0.0 for part, count in counts.items()}
+
+
+def mtp_architecture(target: Architecture) -> Architecture:
+    """The MTP layer of a model as a one-layer drafter; its embedding and LM head are the target's, listed as tied.
+
+    A checkpoint with several MTP layers drafts one further token with each; engines reuse the first one in turn.
+
+    Raises:
+        ForerunError: the model has none.
+    """
+    if target.mtp is None:
+        raise ForerunError(f"model: {target.name} was published without multi-token-prediction layers")
+    return Architecture(
+        name=f"{target.name}-mtp",
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        layer_groups=(LayerGroup(target.mtp.layer, 1),),
+        tie_word_embeddings=True,
+        max_position=target.max_position,
+        source=target.source,
+        checkpoint_dtypes=target.checkpoint_dtypes,
+    )
+
+
+def architecture_summary(architecture: Architecture) -> dict[str, Any]:
+    """Plain fields that describe a model to a person; ready for JSON."""
+    counts = architecture.parameters()
+    hidden = architecture.hidden_size
+    return {
+        "name": architecture.name,
+        "parameters": counts.total,
+        "active_parameters": counts.active,
+        "parameters_by_part": {part: count for part, count in architecture.parameters_by_part().items() if count},
+        "mtp_parameters": architecture.mtp.parameters(hidden) if architecture.mtp else None,
+        "num_layers": architecture.num_layers,
+        "hidden_size": hidden,
+        "vocab_size": architecture.vocab_size,
+        "tie_word_embeddings": architecture.tie_word_embeddings,
+        "max_position": architecture.max_position,
+        "layers": [{"count": group.count, **_layer_summary(group.layer)} for group in architecture.layer_groups],
+        "kv_elements_per_token": architecture.kv_elements_per_token,
+        "checkpoint_dtypes": dict(architecture.checkpoint_dtypes),
+        "source": architecture.source,
+        "notes": list(architecture.notes),
+    }
+
+
+def _layer_summary(layer: Layer) -> dict[str, Any]:
+    attention, mlp = layer.attention, layer.mlp
+    return {
+        "attention": attention.kind,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "window": attention.window,
+        "kv_elements_per_token": attention.kv_elements_per_token,
+        **_mlp_summary(mlp),
+    }
+
+
+def _mlp_summary(mlp: DenseMlp | MoeMlp) -> dict[str, Any]:
+    if isinstance(mlp, DenseMlp):
+        return {"mlp": "dense", "intermediate_size": mlp.intermediate_size}
+    return {
+        "mlp": "moe",
+        "intermediate_size": mlp.intermediate_size,
+        "num_experts": mlp.num_experts,
+        "experts_per_token": mlp.experts_per_token,
+        "shared_intermediate_size": mlp.shared_intermediate_size,
+    }

@@ -1,0 +1,145 @@
+"""Reading fields of a model description: every wrong value is refused by file and field."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from simulator.errors import ForerunError, did_you_mean
+
+LARGEST = 10**9
+"""No width or count of a transformer is larger; anything above is a typing error."""
+
+Default = TypeVar("Default")
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Fields of one mapping of a model description, with the place to name in errors.
+
+    A field that is null counts as absent, as it does in a Hugging Face config.
+    """
+
+    values: Mapping[str, Any]
+    source: str
+    """File, or other origin, as errors name it."""
+    prefix: str = ""
+
+    @classmethod
+    def of(cls, values: object, source: str, prefix: str = "") -> Fields:
+        """Wrap ``values``.
+
+        Raises:
+            ForerunError: it is not a mapping with text keys.
+        """
+        place = f"{source}: {prefix.rstrip('.')}".rstrip(": ")
+        if not isinstance(values, Mapping):
+            raise ForerunError(f"{place}: must be an object of fields, not {_kind(values)}")
+        for key in values:
+            if not isinstance(key, str):
+                raise ForerunError(f"{place}: field name {_short.repr(key)} must be text")
+        return cls(values, source, prefix)
+
+    def fail(self, key: str, message: str) -> NoReturn:
+        """Refuse a field.
+
+        Raises:
+            ForerunError: always; ``source: field message``.
+        """
+        raise ForerunError(f"{self.source}: {self.prefix}{key} {message}")
+
+    def get(self, key: str) -> Any:
+        """The raw value, None where absent."""
+        return self.values.get(key)
+
+    def has(self, key: str) -> bool:
+        """Whether the field is present and not null."""
+        return self.values.get(key) is not None
+
+    def require(self, key: str, why: str = "") -> Any:
+        """The raw value of a field that must be there."""
+        value = self.values.get(key)
+        if value is None:
+            hint = did_you_mean(key, self.values) if key not in self.values else ""
+            self.fail(key, f"is missing{f' ({why})' if why else ''}{hint}")
+        return value
+
+    def whole(self, key: str, low: int = 1, high: int = LARGEST) -> int:
+        """A required whole number within [low, high]."""
+        return self._whole(key, self.require(key, f"a whole number from {low}"), low, high)
+
+    def whole_or(self, key: str, default: Default, low: int = 1, high: int = LARGEST) -> int | Default:
+        """A whole number within [low, high], or ``default`` where the field is absent."""
+        return self._whole(key, self.values[key], low, high) if self.has(key) else default
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean, or ``default`` where the field is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.fail(key, f"must be true or false, not {_short.repr(value)}")
+        return value
+
+    def text(self, key: str, default: Default) -> str | Default:
+        """A text, or ``default`` where the field is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            self.fail(key, f"must be text, not {_short.repr(value)}")
+        return value
+
+    def choice(self, key: str, allowed: Iterable[str], default: Default) -> str | Default:
+        """One of ``allowed``, or ``default`` where the field is absent."""
+        value = self.text(key, None)
+        if value is None:
+            return default
+        if value not in (known := sorted(allowed)):
+            self.fail(key, f"{_short.repr(value)} is not one of {', '.join(known)}{did_you_mean(value, known)}")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list; empty where the field is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple):
+            self.fail(key, f"must be a list, not {_kind(value)}")
+        return list(value)
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts; empty where the field is absent."""
+        for value in (values := self.items(key)):
+            if not isinstance(value, str):
+                self.fail(key, f"must list texts, not {_short.repr(value)}")
+        return values
+
+    def section(self, key: str) -> Fields:
+        """A nested mapping that must be there."""
+        return Fields.of(self.require(key), self.source, f"{self.prefix}{key}.")
+
+    def refuse_others(self, known: Iterable[str]) -> None:
+        """Refuse fields not in ``known``."""
+        for key in self.values:
+            if key not in (names := sorted(known)):
+                self.fail(key, f"is not a field here{did_you_mean(key, names)} (one of {', '.join(names)})")
+
+    def _whole(self, key: str, value: object, low: int, high: int) -> int:
+        if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.fail(key, f"must be a whole number, not {_short.repr(value)}")
+        if not low <= value <= high:
+            self.fail(key, f"must be from {low} to {high}, not {_short.repr(value)}")
+        return value
+
+
+def _kind(value: object) -> str:
+    names = {"list": "a list", "str": "text", "NoneType": "null", "int": "a number", "float": "a number"}
+    return names.get(type(value).__name__, type(value).__name__)

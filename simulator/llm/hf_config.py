@@ -1,0 +1,169 @@
+"""From a Hugging Face ``config.json`` to an ``Architecture``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from simulator.llm.architecture import Architecture, MtpModule
+from simulator.llm.fields import Fields
+from simulator.llm.hf_families import FAMILIES, GENERIC, REFUSED_FIELDS, REFUSED_TYPES, Family, Flag
+from simulator.llm.hf_layers import read_attention, read_layer_mlps, read_windows
+from simulator.llm.hf_quantization import checkpoint_dtypes
+from simulator.llm.layers import Layer, Tensor, group_layers
+
+MOST_LAYERS = 2000
+_TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
+_INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "architectures")
+_NESTED_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text", "qwen3_vl": "qwen3_vl_text",
+                 "qwen3_vl_moe": "qwen3_vl_moe_text", "mistral3": "mistral", "kimi_k25": "kimi_k2"}  # fmt: skip
+"""Type of the text part where ``text_config`` does not name one."""
+_MTP_NORMS = 3
+"""Norms that an MTP layer has beside a layer's own: on the hidden state, on the embedding, and before the LM head."""
+
+
+def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source: str = "config.json") -> Architecture:
+    """Read a decoder-only language model from the fields of its Hugging Face ``config.json``.
+
+    Of a multimodal model the text part is read. Keys without a meaning here are ignored, as every library ignores
+    some; keys that betray layers which are not modelled are refused.
+
+    Args:
+        config: the parsed JSON object.
+        name: name of the model; by default the config's ``_name_or_path`` or its ``model_type``.
+        source: file to name in errors, kept as the architecture's source.
+
+    Raises:
+        ForerunError: a field is missing, wrong, or of a model that is not modelled; one line naming source and field.
+    """
+    outer = Fields.of(config, source)
+    fields, notes = _text_part(outer)
+    family, fields = _family(fields)
+    num_layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
+    hidden = fields.whole("hidden_size")
+    max_position = fields.whole_or("max_position_embeddings", None)
+    dtypes, dtype_notes = checkpoint_dtypes(fields, num_layers)
+    windows, window_notes = read_windows(fields, family, num_layers, max_position)
+    mlps = read_layer_mlps(fields, family, num_layers, hidden)
+    attention = read_attention(fields, family, hidden)
+    layers = [
+        Layer(replace(attention, window=window), mlp, norms=family.norms, norm_bias=family.norm_bias)
+        for window, mlp in zip(windows, mlps, strict=True)
+    ]
+    positions = 0
+    if family.extra_positions is not None:
+        positions = fields.whole("max_position_embeddings") + family.extra_positions
+    return Architecture(
+        name=name or _stated_name(outer),
+        hidden_size=hidden,
+        vocab_size=fields.whole("vocab_size"),
+        layer_groups=group_layers(layers),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
+        max_position=max_position,
+        source=source,
+        checkpoint_dtypes=dtypes,
+        position_embeddings=positions,
+        final_norm_bias=family.norm_bias,
+        mtp=_mtp(fields, layers[-1], hidden),
+        notes=(*notes, *dtype_notes, *window_notes),
+    )
+
+
+def _text_part(outer: Fields) -> tuple[Fields, tuple[str, ...]]:
+    """The language model's own fields, with what the outer config says for both parts."""
+    key = next((key for key in _TEXT_SECTIONS if outer.has(key)), None)
+    if key is None:
+        if not outer.has("vocab_size") and ("vision_config" in outer.values or "image_size" in outer.values):
+            outer.fail("text_config", "is missing: a vision model alone; Forerun reads language models")
+        if outer.has("vision_config"):
+            return outer, ("text part only; the vision encoder is left out",)
+        return outer, ()
+    inner = outer.section(key)
+    values = dict(inner.values)
+    for shared in _INHERITED:
+        if not inner.has(shared) and outer.has(shared):
+            values[shared] = outer.get(shared)
+    if not inner.has("model_type"):
+        outer_type = outer.text("model_type", "")
+        values["model_type"] = _NESTED_TYPES.get(outer_type, outer_type)
+    return replace(inner, values=values), ("text part only; encoders of other media are left out",)
+
+
+def _family(fields: Fields) -> tuple[Family, Fields]:
+    """The family of a config, and its fields under their common names, class defaults filled in."""
+    model_type = fields.text("model_type", "")
+    _refuse_unmodelled(fields, model_type)
+    family = FAMILIES.get(model_type)
+    if family is None:
+        return _generic(fields, model_type), fields
+    values = dict(fields.values)
+    for common, own in family.names.items():
+        if common not in values and own in values:
+            values[common] = values[own]
+    if model_type == "falcon":
+        _fill_falcon(Fields(values, fields.source, fields.prefix), values)
+    for key, default in family.defaults.items():
+        if values.get(key) is None and not (key == "sliding_window" and key in values):
+            values[key] = default
+    if model_type in ("falcon", "gpt2") and values.get("intermediate_size") is None:
+        values["intermediate_size"] = 4 * fields.whole("n_embd" if model_type == "gpt2" else "hidden_size")
+    if fields.has("word_embed_proj_dim") and fields.get("word_embed_proj_dim") != fields.get("hidden_size"):
+        fields.fail("word_embed_proj_dim", "differs from hidden_size, which is not modelled")
+    return _with_router_bias(family, fields, model_type), replace(fields, values=values)
+
+
+def _with_router_bias(family: Family, fields: Fields, model_type: str) -> Family:
+    """DeepSeek-V2 code with ``topk_method: noaux_tc`` adds V3's score-correction bias to the router."""
+    if model_type == "deepseek_v2" and fields.get("topk_method") == "noaux_tc":
+        return replace(family, router_bias=True)
+    return family
+
+
+def _fill_falcon(fields: Fields, values: dict[str, Any]) -> None:
+    """Falcon counts KV heads by three fields (``FalconConfig``): grouped, one for all, or one per head."""
+    if not fields.flag("new_decoder_architecture", False):
+        values["num_key_value_heads"] = 1 if fields.flag("multi_query", True) else None
+
+
+def _refuse_unmodelled(fields: Fields, model_type: str) -> None:
+    if model_type in REFUSED_TYPES:
+        fields.fail("model_type", f"'{model_type}' {REFUSED_TYPES[model_type]}")
+    if fields.flag("is_encoder_decoder", False):
+        fields.fail("is_encoder_decoder", "is true: only decoder-only models are modelled")
+    for key, reason in REFUSED_FIELDS.items():
+        if fields.has(key) and fields.get(key) not in (0, []):
+            fields.fail(key, f"is set: {reason}")
+    for architecture in fields.texts("architectures"):
+        if "eagle" in architecture.lower() or "medusa" in architecture.lower():
+            fields.fail("architectures", f"'{architecture[:60]}' is a drafter's head, not a model (speculation.method)")
+
+
+def _generic(fields: Fields, model_type: str) -> Family:
+    """Llama's structure for an unknown type, only where the config states all that Llama's class would imply."""
+    place = f"model_type '{model_type[:40]}' is not known here, so it must be stated" if model_type else "no model_type"
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "tie_word_embeddings"):
+        fields.require(key, place)
+    for key, value in fields.values.items():
+        if "expert" in key and isinstance(value, int) and not isinstance(value, bool) and value > 1:
+            fields.fail(key, f"names experts, but model_type '{model_type[:40]}' is not known here")
+    for architecture in fields.texts("architectures"):
+        if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+            fields.fail("architectures", f"'{architecture[:60]}' is not a causal language model")
+    return replace(GENERIC, mla=fields.has("kv_lora_rank"), qk_norm="head", qk_norm_flag=Flag("use_qk_norm", False))
+
+
+def _mtp(fields: Fields, last: Layer, hidden: int) -> MtpModule | None:
+    count = fields.whole_or("num_nextn_predict_layers", 0, low=0, high=MOST_LAYERS)
+    if not count:
+        return None
+    projection = Tensor("eh_proj", hidden, 2 * hidden, "mlp", "replicated")
+    return MtpModule(count, replace(last, norms=last.norms + _MTP_NORMS, extra_tensors=(projection,)))
+
+
+def _stated_name(outer: Fields) -> str:
+    for key in ("_name_or_path", "name_or_path", "model_type"):
+        value = outer.get(key)
+        if isinstance(value, str) and value:
+            return value[:120]
+    return "custom"

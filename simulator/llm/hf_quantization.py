@@ -1,0 +1,160 @@
+"""Which dtype each part of a published checkpoint has: ``torch_dtype`` and ``quantization_config`` of a config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from simulator.llm.fields import Fields
+from simulator.llm.layers import PARTS, Part
+
+TORCH_DTYPES: Mapping[str, str] = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float8_e4m3fn": "fp8",
+}
+QUANTISABLE: tuple[Part, ...] = ("attention", "mlp", "expert", "shared_expert")
+"""Parts made of linear layers that quantisers convert unless told otherwise; embeddings, router and norms stay."""
+
+_FIXED_METHODS: Mapping[str, str] = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "ptpc_fp8": "fp8"}
+_BIT_METHODS = ("gptq", "awq", "gptq_marlin", "awq_marlin", "auto-round", "intel/auto-round")
+_MODELOPT: Mapping[str, str] = {
+    "FP8": "fp8",
+    "NVFP4": "fp4",
+    "W4A16_AWQ": "int4",
+    "INT4_AWQ": "int4",
+    "W4A8_AWQ": "int4",
+}
+_METHODS = sorted({*_FIXED_METHODS, *_BIT_METHODS, "bitsandbytes", "compressed-tensors", "modelopt"})
+
+_MODULES: Mapping[Part, tuple[str, ...]] = {
+    "attention": tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o", "kv_b", "qkv")),
+    "mlp": tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down", "gate_up")),
+    "expert": (
+        *(f"mlp.experts.0.{name}_proj" for name in ("gate", "up", "down")),
+        "mlp.experts",
+        *(f"block_sparse_moe.experts.0.w{index}" for index in (1, 2, 3)),
+        *(f"feed_forward.experts.{name}_proj" for name in ("gate_up", "down")),
+    ),
+    "shared_expert": (
+        *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
+        *(f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
+        *(f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
+    ),
+}
+"""Names that the linear layers of a part have inside ``model.layers.N``."""
+
+
+def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[Part, str], tuple[str, ...]]:
+    """Dtype of every part as published, and remarks.
+
+    A part of which only some layers are excluded from quantisation counts as quantised.
+
+    Raises:
+        ForerunError: an unknown dtype or quantisation method, or a malformed ``quantization_config``.
+    """
+    base, notes = _base_dtype(config)
+    dtypes: dict[Part, str] = dict.fromkeys(PARTS, base)
+    if not config.has("quantization_config"):
+        return dtypes, notes
+    quantization = config.section("quantization_config")
+    converted = _converted_dtype(quantization)
+    excluded = [
+        pattern
+        for key in ("ignore", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules", "ignored_layers")
+        for pattern in quantization.texts(key)
+    ]
+    if not excluded and quantization.get("quant_method") == "mxfp4":
+        excluded = ["self_attn"]
+    for part in QUANTISABLE:
+        if not all(_is_excluded(part, layer, excluded) for layer in range(num_layers)):
+            dtypes[part] = converted
+    return dtypes, notes
+
+
+def _base_dtype(config: Fields) -> tuple[str, tuple[str, ...]]:
+    key = "dtype" if config.has("dtype") else "torch_dtype"
+    stated = config.text(key, None)
+    if stated is None:
+        return "bf16", ("the config states no torch_dtype; bf16 is assumed",)
+    name = stated.removeprefix("torch.")
+    if name not in TORCH_DTYPES:
+        config.fail(key, f"'{name[:40]}' is not one of {', '.join(TORCH_DTYPES)}")
+    return TORCH_DTYPES[name], ()
+
+
+def _converted_dtype(quantization: Fields) -> str:
+    method = quantization.require("quant_method", f"one of {', '.join(_METHODS)}")
+    method = quantization.choice("quant_method", _METHODS, "")
+    if method in _FIXED_METHODS:
+        return _FIXED_METHODS[method]
+    if method in _BIT_METHODS:
+        return _integer_dtype(quantization, "bits" if quantization.has("bits") else "w_bit")
+    if method == "bitsandbytes":
+        return "int4" if quantization.flag("load_in_4bit", False) else "int8"
+    if method == "modelopt":
+        algorithm = quantization.text("quant_algo", None)
+        if algorithm is None and quantization.has("config_groups"):
+            return _grouped_dtype(quantization)
+        quantization.choice("quant_algo", _MODELOPT, None)
+        return _MODELOPT[quantization.require("quant_algo")]
+    return _grouped_dtype(quantization)
+
+
+def _integer_dtype(fields: Fields, key: str) -> str:
+    bits = fields.whole(key, low=1, high=16)
+    if bits not in (4, 8):
+        fields.fail(key, f"must be 4 or 8, not {bits}")
+    return f"int{bits}"
+
+
+def _grouped_dtype(quantization: Fields) -> str:
+    """Dtype of compressed-tensors' first group of layers; further groups of one checkpoint are not told apart."""
+    groups = quantization.section("config_groups")
+    if not groups.values:
+        quantization.fail("config_groups", "must name at least one group")
+    weights = groups.section(next(iter(groups.values))).section("weights")
+    bits = weights.whole("num_bits", low=1, high=16)
+    kind = weights.choice("type", ("int", "float"), "int")
+    if kind == "int":
+        return _integer_dtype(weights, "num_bits")
+    if bits not in (4, 8):
+        weights.fail("num_bits", f"must be 4 or 8, not {bits}")
+    return "fp8" if bits == 8 else "fp4"
+
+
+def _is_excluded(part: Part, layer: int, patterns: list[str]) -> bool:
+    """Whether patterns exclude every module of a part in a layer; each family names its modules in one of the ways."""
+    names = [f"model.layers.{layer}.{module}" for module in _MODULES[part]]
+    groups: dict[str, list[bool]] = {}
+    for name in names:
+        family = name.rsplit(".", 1)[0] if name.endswith("_proj") else name
+        groups.setdefault(family, []).append(any(_matches(pattern, name) for pattern in patterns))
+    return any(all(matches) for matches in groups.values())
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a quantiser's exclusion pattern names a module: a regex (``re:``), a glob, or part of the dotted name."""
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], name) is not None
+        except (re.error, RecursionError, OverflowError):
+            return False
+    if "*" in pattern or "?" in pattern:
+        return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
+    return pattern == name or f".{pattern.strip('.')}." in f".{name}."
+
+
+def own_dtypes(fields: Fields, key: str) -> dict[Part, str]:
+    """Dtypes given as one name for all parts or as a mapping of parts; bf16 where not said."""
+    value: Any = fields.get(key)
+    if value is None or isinstance(value, str):
+        return dict.fromkeys(PARTS, value or "bf16")
+    parts = fields.section(key)
+    parts.refuse_others(PARTS)
+    return {part: parts.text(part, "bf16") for part in PARTS}

@@ -1,0 +1,250 @@
+"""What a transformer layer is made of: attention, feed-forward, and the weight matrices that an engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Part = Literal["embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm"]
+PARTS: tuple[Part, ...] = ("embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm")
+"""The parts of a model that can hold weights of their own dtype."""
+
+Split = Literal["column", "row", "replicated", "expert"]
+"""How tensor parallelism divides a matrix: its outputs, its inputs, not at all, or as routed experts (each expert's
+intermediate dimension under TP, whole experts under EP)."""
+
+QkNorm = Literal["head", "vector", "unlearned"]
+"""Normalisation of queries and keys: one learned vector per head dimension (Qwen3, Gemma 3), one over all heads
+together (OLMo 2, MiniMax-M2), or without learned weights (Llama 4)."""
+
+
+class Tensor(NamedTuple):
+    """One weight matrix: ``y[m, out_features] = x[m, in_features] w``, present ``copies`` times in a layer."""
+
+    name: str
+    out_features: int
+    in_features: int
+    part: Part
+    split: Split
+    copies: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Weights in all copies."""
+        return self.out_features * self.in_features * self.copies
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention of one layer.
+
+    ``gqa`` covers multi-head, grouped-query and multi-query attention. ``mla`` is multi-head latent attention
+    (DeepSeek-V2, arXiv:2405.04434, section 2.1): ``num_kv_heads`` is 1 because all heads share one latent, ``head_dim``
+    is ``qk_nope_head_dim + qk_rope_head_dim``, and the rank fields are set.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    kind: Literal["gqa", "mla"] = "gqa"
+    v_head_dim: int | None = None
+    """Width of a value head; None means ``head_dim``."""
+    window: int | None = None
+    """Most recent keys that a query sees, its own included; None is full causal attention."""
+    q_lora_rank: int | None = None
+    """MLA: rank of the compressed query; None projects queries directly."""
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: QkNorm | None = None
+    sinks: bool = False
+    """One learned logit per head that joins the softmax without a key (gpt-oss)."""
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one value head."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def latent_dims(self) -> tuple[int, int]:
+        """MLA's (latent, rotary) widths of a cached token; (0, 0) for other attention."""
+        return (self.kv_lora_rank or 0, self.qk_rope_head_dim or 0)
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Elements that one token leaves in the KV cache of this layer, all heads together."""
+        if self.kind == "mla":
+            return sum(self.latent_dims)
+        return self.num_kv_heads * (self.head_dim + self.value_dim)
+
+    def kv_elements(self, context_tokens: int) -> int:
+        """Elements that a sequence of ``context_tokens`` keeps in this layer, at most ``window`` tokens' worth."""
+        kept = context_tokens if self.window is None else min(context_tokens, self.window)
+        return kept * self.kv_elements_per_token
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Projection matrices; attention itself has no weights.
+
+        MLA's ``kv_b_proj`` holds both up-projections. Absorbed decoding multiplies the query by one half and the output
+        by the other (batched per head): the same weights and the same FLOPs per token as the matrix listed here.
+        """
+        out = self.num_heads * self.value_dim
+        if self.kind == "mla":
+            latent, rope = self.latent_dims
+            queries = self.num_heads * self.head_dim
+            if self.q_lora_rank:
+                down = self.q_lora_rank + latent + rope
+                yield Tensor("qkv_a_proj", down, hidden_size, "attention", "replicated")
+                yield Tensor("q_b_proj", queries, self.q_lora_rank, "attention", "column")
+            else:
+                yield Tensor("q_proj", queries, hidden_size, "attention", "column")
+                yield Tensor("kv_a_proj", latent + rope, hidden_size, "attention", "replicated")
+            up = self.num_heads * ((self.qk_nope_head_dim or 0) + self.value_dim)
+            yield Tensor("kv_b_proj", up, latent, "attention", "column")
+        else:
+            fused = self.num_heads * self.head_dim + self.kv_elements_per_token
+            yield Tensor("qkv_proj", fused, hidden_size, "attention", "column")
+        yield Tensor("o_proj", hidden_size, out, "attention", "row")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Biases and sinks."""
+        total = hidden_size if self.output_bias else 0
+        if self.qkv_bias:
+            if self.kind == "mla":
+                total += (self.q_lora_rank or 0) + sum(self.latent_dims)
+            else:
+                total += self.num_heads * self.head_dim + self.kv_elements_per_token
+        return total + (self.num_heads if self.sinks else 0)
+
+    @property
+    def norm_parameters(self) -> int:
+        """Weights of the norms inside attention: on queries and keys, and on MLA's compressed vectors."""
+        latent = (self.q_lora_rank or 0) + (self.kv_lora_rank or 0) if self.kind == "mla" else 0
+        if self.qk_norm == "head":
+            return latent + 2 * self.head_dim
+        if self.qk_norm == "vector":
+            return latent + (self.num_heads + self.num_kv_heads) * self.head_dim
+        return latent
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """Feed-forward that every token passes: ``gated`` has a gate beside the up-projection (SwiGLU, GeGLU)."""
+
+    intermediate_size: int
+    gated: bool = True
+    bias: bool = False
+
+    def tensors(self, hidden_size: int, part: Part = "mlp") -> Iterator[Tensor]:
+        """Fused gate and up-projection, then the down-projection."""
+        yield from _feed_forward(hidden_size, self.intermediate_size, self.gated, part)
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Biases."""
+        return (self.intermediate_size * (2 if self.gated else 1) + hidden_size) if self.bias else 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMlp:
+    """Mixture of experts: a router picks ``experts_per_token`` of ``num_experts``; shared experts see every token."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one routed expert."""
+    shared_intermediate_size: int = 0
+    """Of all shared experts together; 0 for none."""
+    gated: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    shared_gate: bool = False
+    """Whether a learned scalar gate scales the shared expert (Qwen2-MoE)."""
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Router, routed experts (``copies`` of them), shared experts."""
+        yield Tensor("router", self.num_experts, hidden_size, "router", "replicated")
+        for tensor in _feed_forward(hidden_size, self.intermediate_size, self.gated, "expert"):
+            yield tensor._replace(split="expert", copies=self.num_experts)
+        if self.shared_intermediate_size:
+            yield from _feed_forward(hidden_size, self.shared_intermediate_size, self.gated, "shared_expert")
+        if self.shared_gate:
+            yield Tensor("shared_expert_gate", 1, hidden_size, "shared_expert", "replicated")
+
+    def expert_vector_parameters(self, hidden_size: int) -> int:
+        """Biases of ONE routed expert."""
+        return (self.intermediate_size * (2 if self.gated else 1) + hidden_size) if self.bias else 0
+
+
+def _feed_forward(hidden_size: int, intermediate_size: int, gated: bool, part: Part) -> Iterator[Tensor]:
+    prefix = {"mlp": "", "expert": "experts.", "shared_expert": "shared_experts."}.get(part, "")
+    if gated:
+        yield Tensor(f"{prefix}gate_up_proj", 2 * intermediate_size, hidden_size, part, "column")
+    else:
+        yield Tensor(f"{prefix}up_proj", intermediate_size, hidden_size, part, "column")
+    yield Tensor(f"{prefix}down_proj", hidden_size, intermediate_size, part, "row")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer layer."""
+
+    attention: Attention
+    mlp: DenseMlp | MoeMlp
+    norms: int = 2
+    """Norm vectors of the hidden size: 2 before attention and feed-forward, 4 where they are also normed after."""
+    norm_bias: bool = False
+    """LayerNorm with a bias, rather than RMSNorm."""
+    extra_tensors: tuple[Tensor, ...] = ()
+    """Matrices beside attention and feed-forward, such as the projection that starts an MTP layer."""
+
+    def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
+        """Every weight matrix of the layer as the engine runs it (fused QKV, fused gate and up), in running order.
+
+        Args:
+            hidden_size: width of the residual stream.
+
+        Returns:
+            Matrices only: biases and norm vectors are counted in ``Architecture.parameters``.
+        """
+        return (*self.extra_tensors, *self.attention.tensors(hidden_size), *self.mlp.tensors(hidden_size))
+
+    def parameters_by_part(self, hidden_size: int) -> dict[Part, int]:
+        """Weights of the layer by part, vectors included."""
+        counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+        for tensor in self.tensors(hidden_size):
+            counts[tensor.part] += tensor.elements
+        counts["attention"] += self.attention.vector_parameters(hidden_size)
+        if isinstance(self.mlp, MoeMlp):
+            counts["expert"] += self.mlp.num_experts * self.mlp.expert_vector_parameters(hidden_size)
+            counts["router"] += self.mlp.num_experts if self.mlp.router_bias else 0
+        else:
+            counts["mlp"] += self.mlp.vector_parameters(hidden_size)
+        counts["norm"] += self.norms * hidden_size * (2 if self.norm_bias else 1) + self.attention.norm_parameters
+        return counts
+
+    def active_parameters(self, hidden_size: int) -> int:
+        """Weights that one token passes through: everything but the experts it is not routed to."""
+        counts = self.parameters_by_part(hidden_size)
+        if not isinstance(self.mlp, MoeMlp):
+            return sum(counts.values())
+        idle_experts = self.mlp.num_experts - self.mlp.experts_per_token
+        return sum(counts.values()) - counts["expert"] // self.mlp.num_experts * idle_experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """``count`` identical layers of a model."""
+
+    layer: Layer
+    count: int
+
+
+def group_layers(layers: list[Layer]) -> tuple[LayerGroup, ...]:
+    """Identical layers together, in the order in which each kind first appears."""
+    counts: dict[Layer, int] = {}
+    for layer in layers:
+        counts[layer] = counts.get(layer, 0) + 1
+    return tuple(LayerGroup(layer, count) for layer, count in counts.items())

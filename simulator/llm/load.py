@@ -1,0 +1,197 @@
+"""Finding a model: by catalogue name, by Hugging Face repository, by file, or given inline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simulator.errors import ForerunError, did_you_mean
+from simulator.llm.architecture import Architecture
+from simulator.llm.fields import Fields
+from simulator.llm.hf_config import from_hf_config
+from simulator.llm.own_format import from_own_fields, is_own_format
+
+LARGEST_FILE_BYTES = 4 * 1024**2
+"""No model description is longer; weights or traces given by mistake are."""
+_SUFFIXES = (".json", ".yaml", ".yml")
+_ACTIVE_COUNTS = ("with-embedding", "without-embedding", "layers")
+_ENTRY_FIELDS = ("name", "aliases", "source", "published_parameters", "config")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedParameters:
+    """Parameter counts that a model's makers state, to check the catalogue against."""
+
+    total: int
+    active: int | None
+    """Per token; None where not stated."""
+    active_counts: str
+    """What the stated active count covers: ``with-embedding`` (all tables), ``without-embedding`` (the LM head but not
+    the input embedding, as ``ParameterCount.active`` does) or ``layers`` (neither)."""
+    exact: bool
+    """Whether ``total`` is exact to the last digit, as counted from the checkpoint's tensors."""
+    other_parameters: int
+    """Weights that ``total`` counts beside the language model: a vision encoder and its projector."""
+    includes_mtp: bool
+    """Whether ``total`` includes the MTP layers with their own copies of embedding and LM head."""
+    source: str
+
+
+def architecture_names() -> tuple[str, ...]:
+    """Names of the catalogue, sorted."""
+    return tuple(sorted(_catalogue_files()))
+
+
+def architecture_aliases() -> dict[str, str]:
+    """Other names (Hugging Face repositories, in lower case) and the catalogue name that each stands for."""
+    aliases = {}
+    for name in architecture_names():
+        for alias in _catalogue_entry(name).texts("aliases"):
+            aliases[alias.lower()] = name
+    return aliases
+
+
+def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
+    """Find and read a model.
+
+    Args:
+        model: a catalogue name (``llama-3.1-8b``), a Hugging Face repository the catalogue knows, a file (JSON or YAML:
+            a config.json, or Forerun's own fields) or folder with a config.json, or the fields themselves.
+
+    Raises:
+        ForerunError: no such model or file, or a wrong field; one line naming it and the way out.
+    """
+    if isinstance(model, Mapping):
+        return _from_values(model, "model")
+    if isinstance(model, str) and (known := _catalogue_name(model)):
+        return _from_catalogue(known)
+    path = Path(model)
+    if _exists(path):
+        return _from_file(path)
+    if isinstance(model, Path) or path.suffix.lower() in _SUFFIXES:
+        raise ForerunError(f"{model}: no such file")
+    hint = did_you_mean(model.lower(), [*architecture_names(), *_aliases()])
+    raise ForerunError(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
+
+
+def published_parameters(name: str) -> PublishedParameters | None:
+    """Counts that the makers of a catalogue model state; None where they state none.
+
+    Raises:
+        ForerunError: not a catalogue name.
+    """
+    known = _catalogue_name(name)
+    if known is None:
+        raise ForerunError(f"model: no model '{name[:120]}'{did_you_mean(name, architecture_names())}")
+    entry = _catalogue_entry(known)
+    if not entry.has("published_parameters"):
+        return None
+    fields = entry.section("published_parameters")
+    fields.refuse_others(PublishedParameters.__dataclass_fields__)
+    return PublishedParameters(
+        total=fields.whole("total", high=10**14),
+        active=fields.whole_or("active", None, high=10**14),
+        active_counts=fields.choice("active_counts", _ACTIVE_COUNTS, "with-embedding"),
+        exact=fields.flag("exact", False),
+        other_parameters=fields.whole_or("other_parameters", 0, high=10**14),
+        includes_mtp=fields.flag("includes_mtp", False),
+        source=str(fields.require("source")),
+    )
+
+
+@cache
+def _catalogue_files() -> dict[str, Traversable]:
+    folder = resources.files("simulator.llm") / "catalogue"
+    return {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
+
+
+@cache
+def _catalogue_entry(name: str) -> Fields:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = _catalogue_files()[name].read_text(encoding="utf-8")
+    return Fields.of(yaml.load(text, loader), f"catalogue/{name}.yaml")
+
+
+@cache
+def _from_catalogue(name: str) -> Architecture:
+    return _from_entry(_catalogue_entry(name), name)
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    return architecture_aliases()
+
+
+def _catalogue_name(model: str) -> str | None:
+    """Catalogue name of a name in any case, or of a repository; the other files are read for repositories only."""
+    lowered = model.lower()
+    if lowered in _catalogue_files():
+        return lowered
+    return _aliases().get(lowered) if "/" in model and not model.endswith(_SUFFIXES) else None
+
+
+def _from_entry(entry: Fields, name: str | None) -> Architecture:
+    """A model in the catalogue's form: source and published counts around the fields of a config.json."""
+    entry.refuse_others(_ENTRY_FIELDS)
+    source = entry.section("source")
+    source.refuse_others(("kind", "reference", "date"))
+    reference = source.text("reference", None) or source.require("reference", "where the numbers come from")
+    config = entry.section("config")
+    name = entry.text("name", name)
+    return replace(from_hf_config(config.values, name=name, source=f"{entry.source}: config"), source=reference)
+
+
+def _from_values(values: Mapping[str, Any], source: str, name: str | None = None) -> Architecture:
+    fields = Fields.of(values, source)
+    if isinstance(fields.get("config"), Mapping):
+        return _from_entry(fields, name)
+    if is_own_format(values):
+        return from_own_fields(values, source=source)
+    return from_hf_config(values, source=source, name=name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _from_file(path: Path) -> Architecture:
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise ForerunError(f"{path}: no such file (a model's folder holds a config.json)")
+    values = _parse(path)
+    if not isinstance(values, Mapping):
+        raise ForerunError(f"{path}: must be an object of fields, not a {type(values).__name__}")
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return _from_values(values, str(path), name or None)
+
+
+def _parse(path: Path) -> Any:
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ForerunError(f"{path}: a model file ends in {', '.join(_SUFFIXES)}")
+    try:
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise ForerunError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; give the model's config.json")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ForerunError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ForerunError(f"{path}:{line} is not valid YAML: {error.problem}") from None
+    except json.JSONDecodeError as error:
+        raise ForerunError(f"{path}: line {error.lineno} is not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ForerunError(f"{path}: cannot be parsed: {str(error).splitlines()[0][:120]}") from None

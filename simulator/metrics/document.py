@@ -1,0 +1,127 @@
+"""The JSON document of one simulated run, and how any document is written without NaN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import isfinite, isinf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.metrics.slo import section_values
+from simulator.metrics.summary import run_window_s, slo_report, summarise
+from simulator.metrics.usage import (
+    bottleneck_shares,
+    cost_usd,
+    energy_joules,
+    kv_cache_section,
+    matrix_dtype,
+    usd_per_million_tokens,
+    utilisation,
+)
+
+if TYPE_CHECKING:
+    from simulator.run import RunResult
+
+SINGLE_RUN_NOTE = "intervals need --replications >= 2"
+
+
+def run_document(result: RunResult) -> dict[str, Any]:
+    """Everything a run says, as plain JSON values: the contract's ``run`` JSON for one seed.
+
+    ``intervals`` is empty: one run has no spread to estimate (see :func:`simulator.metrics.combine_replications`).
+    Utilisation, energy and cost cover the time from the first arrival to the last finish and are None when nothing
+    finished or the chip or scenario lacks the figure they need.
+    """
+    scenario = result.scenario
+    summary = summarise(result)
+    window = run_window_s(result.requests)
+    duration_s = 0.0 if window is None else window[1] - window[0]
+    usd = cost_usd(section_values(scenario.prices).get("usd_per_chip_hour"), result.chips, duration_s)
+    document = {
+        "summary": summary,
+        "intervals": {},
+        "interval_level": None,
+        "slo": slo_report(result, summary),
+        "basis": result.basis,
+        "bottleneck": bottleneck_shares(result.steps, scenario.hardware.replicas, duration_s),
+        "kv_cache": kv_cache_section(result.kv, result.requests),
+        **_chip_sections(result, duration_s),
+        "chips": result.chips,
+        "cost_usd": usd,
+        "usd_per_million_output_tokens": usd_per_million_tokens(usd, summary["total_output_tokens"]),
+        "engine": asdict(result.engine),
+        "scenario": scenario_document(scenario),
+        "seed": result.seed,
+        "replications": 1,
+        "version": forerun_version(),
+        "notes": [*result.notes, SINGLE_RUN_NOTE],
+    }
+    plain = jsonable(document)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _chip_sections(result: RunResult, duration_s: float) -> dict[str, Any]:
+    from hwprofiles import load_chip
+
+    hardware = result.scenario.hardware
+    chip = load_chip(hardware.chip)
+    peak = chip.peak_flops(matrix_dtype(result.scenario))
+    bandwidth = chip.memory.bandwidth_bytes_per_s
+    used = utilisation(result.steps, result.chips, hardware.replicas, duration_s, peak, bandwidth)
+    if used is None:
+        return {"utilisation": {"mfu": None, "mbu": None}, "energy_joules": None}
+    return {
+        "utilisation": {"mfu": used.mfu, "mbu": used.mbu},
+        "energy_joules": energy_joules(chip.power.idle_w, chip.power.tdp_w, result.chips, duration_s, used.power_share),
+    }
+
+
+def scenario_document(scenario: Any) -> dict[str, Any]:
+    """The scenario as it can be read back: JSON values under the names of the scenario file."""
+    plain = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def forerun_version() -> str:
+    """Version of the installed package; ``unknown`` in a bare checkout."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("forerun")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
+
+    Raises:
+        TypeError: for anything JSON has no type for.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if isfinite(value):
+            return value
+        return ("inf" if value > 0 else "-inf") if isinf(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
+        return [jsonable(item) for item in value]
+    if hasattr(value, "model_dump"):
+        return jsonable(value.model_dump(by_alias=True))
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def json_text(document: Any) -> str:
+    """``document`` as indented JSON text with a final newline, free of NaN and Infinity."""
+    return json.dumps(jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n"

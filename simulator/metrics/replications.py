@@ -1,0 +1,99 @@
+"""Several runs of one scenario with different seeds: means and Student-t intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simulator.metrics.document import SINGLE_RUN_NOTE
+from simulator.metrics.statistics import mean_interval
+
+LEVEL = 0.95
+"""Coverage of the intervals in a summary."""
+
+BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
+"""From the firmest ground to the least: a combined document stands on its weakest run."""
+
+
+def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEVEL) -> dict[str, Any]:
+    """One document from several runs of the same scenario.
+
+    Every number is the mean over the runs, except the counters of ``engine``, which are totals. ``intervals`` holds a
+    two-sided Student-t interval of the mean for every number of ``summary`` that at least two runs measured. A value
+    that no run measured stays None. ``per_replication`` keeps the seed and summary of each.
+
+    Raises:
+        ValueError: without documents.
+    """
+    if not documents:
+        raise ValueError("no runs to combine")
+    if len(documents) == 1:
+        return documents[0]
+    first = documents[0]
+    summaries = [document["summary"] for document in documents]
+    combined = {key: _mean([document[key] for document in documents]) for key in first}
+    combined |= {
+        "intervals": _intervals(summaries, level),
+        "interval_level": level,
+        "basis": max((document["basis"] for document in documents), key=BASIS_ORDER.index),
+        "slo": _combine_slo(documents),
+        "engine": {key: sum(document["engine"][key] for document in documents) for key in first["engine"]},
+        "scenario": first["scenario"],
+        "seed": first["seed"],
+        "replications": len(documents),
+        "version": first["version"],
+        "notes": _notes(documents),
+        "per_replication": [{"seed": document["seed"], "summary": document["summary"]} for document in documents],
+    }
+    return combined
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Mean of numbers, element by element in mappings and equally long lists; None where no value is known.
+
+    Whole means of whole numbers stay whole; anything that is not a number is taken from the first run.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    first = known[0]
+    if isinstance(first, dict):
+        return {key: _mean([value.get(key) for value in known]) for key in first}
+    if isinstance(first, list):
+        if len({len(value) for value in known}) > 1:
+            return None
+        return [_mean(column) for column in zip(*known, strict=True)]
+    if isinstance(first, bool | str):
+        return first
+    mean = sum(known) / len(known)
+    return int(mean) if all(isinstance(value, int) for value in known) and mean == int(mean) else mean
+
+
+def _intervals(summaries: Sequence[dict[str, Any]], level: float) -> dict[str, list[float]]:
+    intervals = {}
+    for key in summaries[0]:
+        known = [summary[key] for summary in summaries if isinstance(summary.get(key), int | float)]
+        if len(known) >= 2:
+            intervals[key] = list(mean_interval(known, level))
+    return intervals
+
+
+def _combine_slo(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Limits judged on the means; ``met_in`` counts the runs that held each limit, and all of them."""
+    reports = [document["slo"] for document in documents if document["slo"] is not None]
+    if not reports:
+        return None
+    combined: dict[str, Any] = _mean(reports)
+    for key, row in combined["limits"].items():
+        row["met"] = None if row["value"] is None else row["value"] <= row["limit"]
+        row["met_in"] = sum(report["limits"][key]["met"] is True for report in reports)
+    nothing_failed = all(document["summary"]["failed"] == 0 for document in documents)
+    combined["met"] = nothing_failed and all(row["met"] is True for row in combined["limits"].values())
+    combined["met_in"] = sum(report["met"] is True for report in reports)
+    return combined
+
+
+def _notes(documents: Sequence[dict[str, Any]]) -> list[str]:
+    """Remarks of all runs, each once, without the remark that a single run has no intervals."""
+    notes = dict.fromkeys(note for document in documents for note in document["notes"])
+    return [note for note in notes if note != SINGLE_RUN_NOTE]

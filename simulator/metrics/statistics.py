@@ -1,0 +1,115 @@
+"""Order statistics and moments of weighted multisets, and Student-t intervals of a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, nan, sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSample:
+    """A multiset of numbers: value ``values[i]`` occurs ``cumulative[i] - cumulative[i - 1]`` times; values ascend.
+
+    Build it with :meth:`of`; statistics equal those of the expanded multiset, which is never built.
+    """
+
+    values: FloatArray
+    cumulative: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: ArrayLike, counts: ArrayLike | None = None) -> WeightedSample:
+        """Sort ``values`` with their ``counts`` (default: one each); entries with count 0 drop out.
+
+        Raises:
+            ValueError: when the two differ in length, a count is negative or a value is NaN.
+        """
+        value = np.asarray(values, dtype=np.float64).ravel()
+        count = np.ones(len(value), dtype=np.int64) if counts is None else np.asarray(counts, dtype=np.int64).ravel()
+        if len(value) != len(count):
+            raise ValueError(f"{len(value)} values but {len(count)} counts")
+        if np.any(count < 0):
+            raise ValueError("a count is negative")
+        kept = count > 0
+        value, count = value[kept], count[kept]
+        if np.any(np.isnan(value)):
+            raise ValueError("a value is NaN")
+        order = np.argsort(value, kind="stable")
+        return cls(value[order], np.cumsum(count[order], dtype=np.int64))
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the multiset."""
+        return int(self.cumulative[-1]) if len(self.cumulative) else 0
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each value occurs."""
+        return np.diff(self.cumulative, prepend=0)
+
+    def element(self, index: int) -> float:
+        """The ``index``-th smallest element, counted from 0."""
+        return float(self.values[np.searchsorted(self.cumulative, index, side="right")])
+
+    def mean(self) -> float:
+        """Arithmetic mean; NaN of nothing."""
+        return float(self.values @ self.counts / self.size) if self.size else nan
+
+    def std(self) -> float:
+        """Population standard deviation (``ddof=0``, as vLLM's benchmark reports it); NaN of nothing."""
+        if not self.size:
+            return nan
+        deviation = self.values - self.mean()
+        return sqrt(float((deviation * deviation) @ self.counts) / self.size)
+
+    def median(self) -> float:
+        """Middle element, or the mean of the two middle ones; NaN of nothing."""
+        if not self.size:
+            return nan
+        return 0.5 * (self.element((self.size - 1) // 2) + self.element(self.size // 2))
+
+    def percentile(self, percent: float) -> float:
+        """Percentile with linear interpolation between closest ranks; NaN of nothing.
+
+        Equals ``numpy.percentile(expanded, percent)``: method 7 of R. J. Hyndman and Y. Fan, "Sample Quantiles in
+        Statistical Packages", The American Statistician 50 (1996), doi:10.1080/00031305.1996.10473566.
+
+        Args:
+            percent: in [0, 100].
+        """
+        if not 0.0 <= percent <= 100.0:
+            raise ValueError(f"percentile {percent} is outside 0..100")
+        if not self.size:
+            return nan
+        rank = (self.size - 1) * (percent / 100.0)
+        below = min(floor(rank), self.size - 1)
+        low, high = self.element(below), self.element(min(below + 1, self.size - 1))
+        share = rank - below
+        return high - (high - low) * (1.0 - share) if share >= 0.5 else low + (high - low) * share
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Two-sided Student-t confidence interval of the mean of independent ``values``.
+
+    Args:
+        values: at least two independent observations.
+        level: coverage in (0, 1).
+
+    Returns:
+        Lower and upper end, in the unit of the values.
+
+    Source: A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), section 4.5, equation 4.12.
+    """
+    from scipy.stats import t
+
+    count = len(values)
+    if count < 2:
+        raise ValueError("an interval needs at least two values")
+    centre = float(np.mean(values))
+    half = float(t.ppf(0.5 + level / 2.0, count - 1)) * float(np.std(values, ddof=1)) / sqrt(count)
+    return centre - half, centre + half

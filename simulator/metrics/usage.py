@@ -1,0 +1,155 @@
+"""What the chips did with their time: bottleneck shares, utilisation, energy and cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from simulator.scenario import Scenario
+    from simulator.serving.records import KvCacheReport, RequestRecords, StepRecords
+
+BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
+"""What can bound a busy engine; ``idle`` is the time without work."""
+
+SECONDS_PER_HOUR = 3600.0
+TOKENS_PER_MILLION = 1e6
+
+
+class Utilisation(NamedTuple):
+    """Useful work over what the chips could do at peak from first arrival to last finish, idle time included."""
+
+    mfu: float
+    """Model FLOP utilisation: FLOPs over peak dense FLOP/s of the math dtype."""
+    mbu: float
+    """Memory-bandwidth utilisation: bytes over peak bandwidth."""
+    power_share: float
+    """Mean over time of the larger of the two in each step, at most 1; what the energy model scales with."""
+
+
+def bottleneck_shares(steps: StepRecords, replicas: int, duration_s: float) -> dict[str, float] | None:
+    """Share of engine time (``replicas`` engines for ``duration_s``) that each bound limits, ``idle`` the rest.
+
+    Shares sum to 1. Where steps of one replica overlap (pipeline parallelism), busy time can exceed the wall clock;
+    shares are then of busy time and ``idle`` is 0.
+
+    Returns:
+        None when there was no engine time.
+    """
+    busy = {bound: float(np.sum(getattr(steps, f"{bound}_s"))) for bound in BOUNDS}
+    total = max(replicas * duration_s, sum(busy.values()))
+    if total <= 0.0:
+        return None
+    shares = {bound: seconds / total for bound, seconds in busy.items()}
+    return shares | {"idle": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def main_bottleneck(shares: dict[str, float] | None) -> str | None:
+    """The bound with the largest share of busy time; ``idle`` if the engine never worked; None without shares."""
+    if shares is None:
+        return None
+    busy = {bound: share for bound, share in shares.items() if bound != "idle"}
+    bound = max(busy, key=busy.__getitem__)
+    return bound if busy[bound] > 0.0 else "idle"
+
+
+def utilisation(
+    steps: StepRecords,
+    chips: int,
+    replicas: int,
+    duration_s: float,
+    peak_flops_per_s: float,
+    bandwidth_bytes_per_s: float,
+) -> Utilisation | None:
+    """MFU and MBU over the whole run.
+
+    Args:
+        chips: of all replicas together.
+        peak_flops_per_s: dense, of one chip, for the dtype the matrix engine computes in.
+        bandwidth_bytes_per_s: of one chip's main memory.
+
+    Returns:
+        None when no time passed.
+
+    Source: MFU, A. Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B; MBU, Databricks, "LLM Inference Performance
+    Engineering: Best Practices" (2023).
+    """
+    if duration_s <= 0.0:
+        return None
+    peak, bandwidth = chips * peak_flops_per_s, chips * bandwidth_bytes_per_s
+    # One step works one replica, which is chips / replicas of them.
+    compute_s = steps.flops * replicas / peak
+    memory_s = steps.bytes * replicas / bandwidth
+    active_s = np.minimum(np.maximum(compute_s, memory_s), steps.seconds)
+    engine_s = replicas * duration_s
+    return Utilisation(
+        mfu=float(np.sum(compute_s)) / engine_s,
+        mbu=float(np.sum(memory_s)) / engine_s,
+        power_share=min(1.0, float(np.sum(active_s)) / engine_s),
+    )
+
+
+def energy_joules(
+    idle_w: float | None, tdp_w: float | None, chips: int, duration_s: float, power_share: float
+) -> float | None:
+    """Energy of all chips, in joules: ``chips * duration * (idle + (tdp - idle) * power_share)``.
+
+    Power grows linearly from idle to TDP with the share of the roofline in use (:attr:`Utilisation.power_share`).
+    Hosts, network and cooling are not counted. None when the chip has no idle or no TDP figure.
+
+    Source: linear utilisation model of X. Fan, W.-D. Weber, L. A. Barroso, "Power provisioning for a warehouse-sized
+    computer" (ISCA 2007), section 3.
+    """
+    if idle_w is None or tdp_w is None:
+        return None
+    return chips * duration_s * (idle_w + (tdp_w - idle_w) * power_share)
+
+
+def cost_usd(usd_per_chip_hour: float | None, chips: int, duration_s: float) -> float | None:
+    """Rent of all chips for the duration, US dollars; None without a price."""
+    return None if usd_per_chip_hour is None else usd_per_chip_hour * chips * duration_s / SECONDS_PER_HOUR
+
+
+def usd_per_million_tokens(usd: float | None, tokens: int) -> float | None:
+    """US dollars per million tokens; None without a price or without tokens."""
+    return None if usd is None or tokens <= 0 else usd / tokens * TOKENS_PER_MILLION
+
+
+def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, Any]:
+    """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip.
+
+    ``prefix_hit_rate`` is prompt tokens found in the cache over all prompt tokens of requests that were scheduled; None
+    where no prefix cache is modelled.
+    """
+    scheduled = np.isfinite(requests.scheduled_s)
+    prompt_tokens = int(requests.input_tokens[scheduled].sum())
+    hits = kv.prefix_hit_tokens
+    return {
+        "num_blocks": kv.num_blocks,
+        "block_size": kv.block_size,
+        "capacity_tokens": kv.num_blocks * kv.block_size,
+        "peak_blocks": kv.peak_blocks,
+        "mean_blocks": kv.mean_blocks,
+        "peak_use": kv.peak_blocks / kv.num_blocks if kv.num_blocks else None,
+        "mean_use": kv.mean_blocks / kv.num_blocks if kv.num_blocks else None,
+        "preemptions": kv.preemptions,
+        "prefix_hit_tokens": hits,
+        "prefix_hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
+        "bytes_per_token": kv.bytes_per_token,
+        "weights_bytes": kv.weights_bytes,
+        "draft_weights_bytes": kv.draft_weights_bytes,
+        "activation_bytes": kv.activation_bytes,
+        "capacity_bytes": kv.capacity_bytes,
+        "overridden": kv.overridden,
+    }
+
+
+def matrix_dtype(scenario: Scenario) -> str:
+    """The dtype of the model's weight matrices (the routed experts' where there are any): sets the peak of MFU."""
+    from simulator.llm import load_architecture
+    from simulator.timing import resolve_weight_dtypes
+
+    architecture = load_architecture(scenario.model)
+    dtypes = resolve_weight_dtypes(architecture, scenario.weights_dtype)
+    return dtypes["expert" if architecture.parameters().expert else "mlp"]

@@ -1,0 +1,311 @@
+"""From a scenario to what happened: builds the parts, runs the cluster, prices the steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hwprofiles import KernelLibrary, load_chip, load_link
+from simulator.errors import ForerunError
+from simulator.llm import Architecture, load_architecture
+from simulator.scenario import Scenario
+from simulator.serving import (
+    Cluster,
+    EngineCounters,
+    EngineLimits,
+    GapCounts,
+    KvCacheReport,
+    RequestRecords,
+    RunLog,
+    SpeculationCounters,
+    StepRecords,
+)
+from simulator.speculation import AcceptanceSampler, DraftConfig, survival_rates
+from simulator.timing import (
+    Costs,
+    Deployment,
+    EngineTimer,
+    MemoryPlan,
+    ModelTimer,
+    StepTimer,
+    load_framework,
+    plan_memory,
+    resolve_weight_dtypes,
+)
+from simulator.workload import generate_requests
+
+PRICED_TOGETHER = 1 << 17
+"""Steps whose bounds are computed at once: keeps memory flat on long runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run."""
+
+    scenario: Scenario
+    seed: int
+    requests: RequestRecords
+    steps: StepRecords
+    gaps: GapCounts
+    kv: KvCacheReport
+    speculation: SpeculationCounters | None
+    engine: EngineCounters
+    basis: str
+    """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
+    notes: tuple[str, ...]
+    chips: int
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The parts of a run, before anything has happened."""
+
+    cluster: Cluster
+    memory: MemoryPlan
+    basis: str
+    chips: int
+    notes: tuple[str, ...]
+
+
+def simulate(scenario: Scenario, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> RunResult:
+    """Run a scenario to its end.
+
+    Args:
+        scenario: what to run.
+        seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
+        progress: called now and then with (requests ended, requests in all).
+
+    Raises:
+        ForerunError: the model does not fit, or the scenario asks for something that is not modelled.
+        hwprofiles.ProfileError: unknown or faulty chip or link.
+        traces.TraceError: the trace cannot be read.
+    """
+    cpu, wall = time.process_time(), time.perf_counter()
+    build = build_cluster(scenario, seed)
+    stream = generate_requests(scenario.workload, seed)
+    if not len(stream):
+        raise ForerunError("workload: there is no request to serve")
+    log = build.cluster.run(stream, progress)
+    requests = _requests(log, build.cluster)
+    steps = _steps(log, build.cluster.timer, scenario.hardware.tensor_parallel)
+    ends = steps.start_s + steps.seconds
+    notes = [*build.notes, *stream.notes]
+    notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
+    return RunResult(
+        scenario=scenario,
+        seed=seed,
+        requests=requests,
+        steps=steps,
+        gaps=_gaps(log, build.cluster.fast),
+        kv=_kv_report(build, steps, int(requests.preemptions.sum())),
+        speculation=_speculation(log) if build.cluster.sampler is not None else None,
+        engine=EngineCounters(
+            steps=len(steps),
+            spans=log.steps.spans,
+            exact_steps=log.exact_steps,
+            simulated_s=float(ends.max()) if len(ends) else 0.0,
+            cpu_s=time.process_time() - cpu,
+            wall_s=time.perf_counter() - wall,
+        ),
+        basis=build.basis,
+        notes=tuple(notes),
+        chips=build.chips,
+    )
+
+
+def build_cluster(scenario: Scenario, seed: int) -> Build:
+    """The cluster that a scenario describes, with its memory laid out."""
+    _refuse_unmodelled(scenario)
+    hardware, engine = scenario.hardware, scenario.engine
+    chip = load_chip(hardware.chip)
+    link_name = hardware.link or chip.links.scale_up
+    link = load_link(link_name) if link_name else None
+    framework = load_framework(engine.framework)
+    kernels = KernelLibrary(chip, engine.framework)
+
+    def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
+        return Deployment(
+            architecture=architecture,
+            chip=chip,
+            kernels=kernels,
+            link=link,
+            framework=framework,
+            tensor_parallel=tensor_parallel,
+            weight_dtypes=dtypes,
+            kv_dtype=scenario.kv_cache_dtype,
+            cuda_graphs=engine.cuda_graphs,
+        )
+
+    architecture = load_architecture(scenario.model)
+    target = deploy(
+        architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel
+    )
+    speculation = scenario.speculation
+    draft: Deployment | None = None
+    drafted = 0
+    sampler = None
+    if speculation is not None and speculation.method != "none":
+        assert speculation.draft is not None
+        assert speculation.num_speculative_tokens is not None
+        assert speculation.acceptance is not None
+        drafted = speculation.num_speculative_tokens
+        draft = _draft(speculation.draft, deploy, hardware.tensor_parallel)
+        sampler = AcceptanceSampler(survival_rates(speculation.acceptance, drafted), seed)
+    most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
+    memory = plan_memory(
+        target,
+        draft,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        block_size=engine.block_size,
+        max_tokens=engine.max_num_batched_tokens,
+        max_sampled=most_sampled,
+        num_kv_blocks=engine.num_kv_blocks,
+    )
+    timer = ModelTimer(
+        StepTimer(target, engine.max_num_batched_tokens),
+        StepTimer(draft, engine.max_num_batched_tokens) if draft is not None else None,
+        drafted,
+    )
+    limits = EngineLimits(
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        block_size=engine.block_size,
+        num_blocks=memory.num_blocks,
+        watermark_blocks=int(engine.kv_watermark * memory.num_blocks),
+        max_model_len=engine.max_model_len or architecture.max_position,
+        chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
+        query_len=drafted + 1,
+        lookahead_tokens=drafted,
+    )
+    cluster = Cluster(
+        hardware.replicas, engine.routing, engine.scheduler, engine.stepping, limits, timer, sampler
+    )
+    notes = []
+    if engine.stepping == "fast" and not cluster.fast:
+        notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
+    return Build(
+        cluster=cluster,
+        memory=memory,
+        basis=_basis(kernels),
+        chips=hardware.replicas * hardware.tensor_parallel,
+        notes=tuple(notes),
+    )
+
+
+def _draft(config: DraftConfig, deploy: Callable[..., Deployment], tensor_parallel: int) -> Deployment:
+    architecture = load_architecture(config.model)
+    dtypes = resolve_weight_dtypes(architecture, config.weights_dtype)
+    return deploy(architecture, dtypes, config.tensor_parallel or tensor_parallel)
+
+
+def _refuse_unmodelled(scenario: Scenario) -> None:
+    hardware = scenario.hardware
+    for name in ("pipeline_parallel", "expert_parallel", "speculative_parallel"):
+        if getattr(hardware, name) != 1:
+            raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
+
+
+def _basis(kernels: KernelLibrary) -> str:
+    families = ("gemm", "attention_prefill", "attention_decode")
+    return "calibrated" if all(kernels.basis(family) == "calibrated" for family in families) else "datasheet"
+
+
+def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
+    drafts = np.asarray(log.drafts, dtype=np.int64)
+    positions = cluster.sampler.num_speculative_tokens if cluster.sampler is not None else 0
+    return RequestRecords(
+        arrival_s=np.asarray(log.arrival_s),
+        input_tokens=log.stream.input_tokens,
+        output_tokens=log.stream.output_tokens,
+        scheduled_s=np.asarray(log.scheduled_s),
+        first_token_s=np.asarray(log.first_token_s),
+        finished_s=np.asarray(log.finished_s),
+        replica=np.asarray(log.replica, dtype=np.int64),
+        preemptions=np.asarray(log.preemptions, dtype=np.int64),
+        cached_tokens=np.zeros(len(log.stream), dtype=np.int64),
+        drafts=drafts,
+        draft_tokens=drafts * positions,
+        accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
+        failed=np.asarray(log.failed, dtype=bool),
+    )
+
+
+def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
+    parts = []
+    for start in range(0, max(1, len(log.steps)), PRICED_TOGETHER):
+        parts.append(timer.costs(log.steps.work(start, start + PRICED_TOGETHER)))
+    costs = Costs(*(np.concatenate([getattr(part, name) for part in parts]) for name in Costs.__slots__))
+    steps = log.steps
+    decode_kv = np.concatenate(
+        [
+            steps.work(start, start + PRICED_TOGETHER).decode_kv_tokens[0]
+            for start in range(0, max(1, len(steps)), PRICED_TOGETHER)
+        ]
+    )
+    return StepRecords(
+        replica=steps.integers("replica"),
+        start_s=steps.column("start_s").copy(),
+        seconds=steps.column("seconds").copy(),
+        prefill_seqs=steps.integers("prefill_seqs"),
+        prefill_tokens=steps.integers("prefill_tokens"),
+        decode_seqs=steps.integers("decode_seqs"),
+        query_len=steps.integers("query_len"),
+        decode_kv_tokens=decode_kv,
+        output_tokens=steps.integers("output_tokens"),
+        running=steps.integers("running"),
+        waiting=steps.integers("waiting"),
+        kv_blocks=steps.integers("kv_blocks"),
+        compute_s=costs.compute_s,
+        memory_s=costs.memory_s,
+        interconnect_s=costs.interconnect_s,
+        latency_s=costs.latency_s,
+        host_s=costs.host_s,
+        flops=costs.flops * chips,
+        bytes=costs.bytes * chips,
+    )
+
+
+def _gaps(log: RunLog, fast: bool) -> GapCounts:
+    explicit = np.asarray(log.gaps_s)
+    ones = np.ones(len(explicit), dtype=np.int64)
+    if not fast:
+        return GapCounts(explicit, ones)
+    decoding = log.steps.integers("decode_seqs")
+    delivered = decoding > 0
+    return GapCounts(
+        np.concatenate((log.steps.column("seconds")[delivered], explicit)),
+        np.concatenate((decoding[delivered], ones)),
+    )
+
+
+def _speculation(log: RunLog) -> SpeculationCounters:
+    counts = log.accepted_counts
+    drafts = int(counts.sum())
+    at_least = np.cumsum(counts[::-1])[::-1][1:]
+    return SpeculationCounters(
+        num_drafts=drafts,
+        draft_tokens=drafts * log.positions,
+        accepted_tokens=int(at_least.sum()),
+        accepted_per_position=tuple(int(n) for n in at_least),
+    )
+
+
+def _kv_report(build: Build, steps: StepRecords, preemptions: int) -> KvCacheReport:
+    memory, busy = build.memory, float(steps.seconds.sum())
+    return KvCacheReport(
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        peak_blocks=int(steps.kv_blocks.max()) if len(steps) else 0,
+        mean_blocks=float((steps.kv_blocks * steps.seconds).sum() / busy) if busy else 0.0,
+        preemptions=preemptions,
+        prefix_hit_tokens=None,
+        bytes_per_token=memory.kv_bytes_per_token * (build.chips / build.cluster.replicas),
+        weights_bytes=memory.weight_bytes,
+        draft_weights_bytes=memory.draft_weight_bytes,
+        activation_bytes=memory.activation_bytes,
+        capacity_bytes=memory.capacity_bytes,
+        overridden=memory.overridden,
+    )

@@ -1,0 +1,240 @@
+"""One validated description of a run; everything else is derived from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from simulator.errors import ForerunError, did_you_mean
+from simulator.serving.config import EngineConfig
+from simulator.settings import PositiveFloat, Section
+from simulator.speculation import SpeculationConfig
+from simulator.timing.config import HardwareConfig
+from simulator.workload.config import WorkloadConfig
+
+QUOTED = re.compile(r"'([^']*)'")
+LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")
+
+
+class PricesConfig(Section):
+    """What the hardware costs."""
+
+    usd_per_chip_hour: PositiveFloat
+
+
+class Scenario(Section):
+    """A model on hardware, an engine, a workload; optionally speculation, latency limits and prices."""
+
+    model: str | dict[str, Any]
+    """Catalogue name, path to a HF config.json, or its fields inline."""
+    weights_dtype: str | dict[str, str] | None = None
+    """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
+    kv_cache_dtype: str = "bf16"
+    hardware: HardwareConfig
+    engine: EngineConfig = EngineConfig()
+    speculation: SpeculationConfig | None = None
+    attention_speculation: None = None
+    """Attention-level speculation is not modelled yet."""
+    workload: WorkloadConfig
+    slo: dict[str, PositiveFloat] = {}
+    """Latency limits in milliseconds, such as ``p99_ttft_ms: 500``."""
+    prices: PricesConfig | None = None
+
+    @field_validator("slo")
+    @classmethod
+    def _known_limits(cls, slo: dict[str, float]) -> dict[str, float]:
+        for key in slo:
+            if not LIMIT_KEY.fullmatch(key):
+                raise ValueError(
+                    f"'{key}' is no latency limit; write STATISTIC_METRIC_ms with one of p50 p90 p95 p99 mean median and "
+                    f"one of ttft tpot itl e2el"
+                )
+        return slo
+
+    def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
+        """A copy with values set by dotted path, validated anew.
+
+        Raises:
+            ForerunError: a path or a value that the scenario does not have.
+        """
+        data = self.model_dump(exclude_unset=True)
+        for path, value in overrides.items():
+            _set(data, path, value, "override")
+        return scenario_from(data, "scenario")
+
+
+def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a YAML or JSON file, with ``a.b=value`` overrides applied.
+
+    Relative trace, model and profile paths in the file are looked up from the folder of the file, then from here.
+
+    Raises:
+        ForerunError: the file, a field or an override is wrong; one line that names it and what would be right.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ForerunError(f"{file}: no such scenario file") from None
+    except IsADirectoryError:
+        raise ForerunError(f"{file}: is a folder; name a scenario file in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ForerunError(f"{file}: cannot be read as text ({error})") from None
+    data = parse_yaml(text, str(file))
+    if not isinstance(data, dict):
+        raise ForerunError(f"{file}: a scenario is a mapping with model, hardware and workload at its top")
+    _resolve_paths(data, file.parent)
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        if not equals or not name:
+            raise ForerunError(f"--set {override}: write PATH=VALUE, for example engine.max_num_seqs=128")
+        _set(data, name, parse_yaml(value, f"--set {name}"), "--set")
+    return scenario_from(data, str(file))
+
+
+def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
+    """The scenario described by plain data.
+
+    Raises:
+        ForerunError: the first thing wrong with it, in one line that starts with ``place``.
+    """
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise ForerunError(f"{place}: {explain(error, Scenario)}") from None
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line for the most telling of a validation's complaints: unknown fields first, then the deepest."""
+    problems = error.errors(include_url=False)
+    unknown = [p for p in problems if p["type"] == "extra_forbidden"]
+    fitting = [p for p in problems if not _wrong_branch(p["type"], p["input"])] or problems
+    problem = unknown[0] if unknown else max(fitting, key=lambda p: len(_fields(p["loc"])))
+    fields = _fields(problem["loc"])
+    path = ".".join(fields)
+    if problem["type"] == "extra_forbidden":
+        known = _known_fields(model, fields[:-1])
+        return f"{path}: unknown field{did_you_mean(fields[-1], known)} (fields here: {', '.join(known)})"
+    if problem["type"] == "missing":
+        return f"{path}: missing"
+    if path == "attention_speculation":
+        return "attention_speculation: not modelled yet; remove the block"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    value = problem["input"]
+    if problem["type"] == "literal_error" and isinstance(value, str):
+        return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
+    shown = "" if isinstance(value, dict | list) else f" (got {value!r})"
+    return f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{shown}"
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """YAML or JSON text as plain data; numbers such as 1e3 are numbers, keys may not repeat.
+
+    Raises:
+        ForerunError: not YAML; with the line.
+    """
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark is not None else ""
+        what = getattr(error, "problem", None) or "not readable as YAML"
+        raise ForerunError(f"{place}{where}: {what}") from None
+    except (ValueError, RecursionError) as error:
+        raise ForerunError(f"{place}: {str(error).splitlines()[0]}") from None
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML that reads 1e3 as a number and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen and key != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"'{key}' is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+
+
+def _wrong_branch(kind: str, value: Any) -> bool:
+    """Whether a complaint comes from the branch of a union that the value was not meant for."""
+    if isinstance(value, dict | list):
+        return kind in ("int_type", "string_type", "float_type", "none_required")
+    return kind in ("model_type", "dict_type", "list_type", "none_required")
+
+
+def _fields(location: Iterable[int | str]) -> list[str]:
+    """The dotted path of a complaint without the names of union branches that pydantic adds."""
+    kept = []
+    for part in location:
+        text = str(part)
+        if isinstance(part, int) or re.fullmatch(r"[a-z_][a-z0-9_]*", text):
+            if text in ("str", "int", "float", "none", "constrained"):
+                continue
+            kept.append(text)
+    return kept
+
+
+def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    current: type[BaseModel] = model
+    for name in path:
+        annotation = current.model_fields[name].annotation if name in current.model_fields else None
+        nested = [a for a in (annotation, *getattr(annotation, "__args__", ())) if _is_model(a)]
+        if not nested:
+            return []
+        current = nested[0]
+    return list(current.model_fields)
+
+
+def _is_model(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, BaseModel)
+
+
+def _set(data: dict[str, Any], path: str, value: Any, place: str) -> None:
+    *parents, last = path.split(".")
+    here = data
+    for name in parents:
+        inner = here.get(name)
+        if inner is None:
+            inner = here[name] = {}
+        if not isinstance(inner, dict):
+            raise ForerunError(f"{place} {path}: {name} is a single value, it has no field '{last}'")
+        here = inner
+    here[last] = value
+
+
+def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
+    """Relative file names that exist beside the scenario file become paths that work from anywhere."""
+    draft = data.get("speculation", {}).get("draft", {}) if isinstance(data.get("speculation"), dict) else {}
+    for holder, key in (
+        (data, "model"),
+        (data.get("hardware"), "chip"),
+        (data.get("hardware"), "link"),
+        (data.get("workload"), "trace"),
+        (draft, "model"),
+    ):
+        if isinstance(holder, dict) and isinstance(holder.get(key), str):
+            name = holder[key]
+            if not Path(name).is_absolute() and ("/" in name or "." in name) and (folder / name).exists():
+                holder[key] = str(folder / name)
+
+
+def scenario_schema() -> str:
+    """JSON Schema of a scenario, for editors."""
+    return json.dumps(Scenario.model_json_schema(), indent=2)
+
+

@@ -1,0 +1,28 @@
+"""The serving engine in simulated time: replicas, schedulers, KV blocks, routing."""
+
+from simulator.serving.cluster import Cluster
+from simulator.serving.config import EngineConfig
+from simulator.serving.limits import EngineLimits
+from simulator.serving.log import RunLog, StepLog
+from simulator.serving.records import (
+    EngineCounters,
+    GapCounts,
+    KvCacheReport,
+    RequestRecords,
+    SpeculationCounters,
+    StepRecords,
+)
+
+__all__ = [
+    "Cluster",
+    "EngineConfig",
+    "EngineCounters",
+    "EngineLimits",
+    "GapCounts",
+    "KvCacheReport",
+    "RequestRecords",
+    "RunLog",
+    "SpeculationCounters",
+    "StepLog",
+    "StepRecords",
+]

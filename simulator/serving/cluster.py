@@ -1,0 +1,130 @@
+"""Replicas behind a router, run to the end of the workload in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import simpy
+
+from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.exact import ExactReplica
+from simulator.serving.fast import FastReplica
+from simulator.serving.feed import ClosedFeed, Feed, OpenFeed, RoutedFeed
+from simulator.serving.limits import EngineLimits
+from simulator.serving.log import RunLog, StepLog
+from simulator.serving.scheduler import SCHEDULERS
+from simulator.speculation import AcceptanceSampler
+from simulator.timing import EngineTimer
+from simulator.workload import RequestStream
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal replicas, how each schedules, and how requests are spread over them."""
+
+    replicas: int
+    routing: str
+    """``round-robin`` or ``least-outstanding``."""
+    scheduler: str
+    stepping: str
+    limits: EngineLimits
+    timer: EngineTimer
+    sampler: AcceptanceSampler | None = None
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast path can run this configuration."""
+        limits = self.limits
+        return (
+            self.stepping == "fast"
+            and self.scheduler == "vllm-v1"
+            and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
+        )
+
+    def run(self, stream: RequestStream, progress: Callable[[int, int], None] | None = None) -> RunLog:
+        """Serve every request of ``stream``; requests that can never be served are refused at once."""
+        positions = self.sampler.num_speculative_tokens if self.sampler is not None else 0
+        log = RunLog(stream, StepLog(len(self.timer.windows)), positions, progress)
+        served = []
+        for request, (prompt, output) in enumerate(zip(log.input_tokens, log.output_tokens, strict=True)):
+            reason = self.limits.refusal(prompt, output)
+            if reason is None:
+                served.append(request)
+            else:
+                log.refuse(request, reason)
+        env = simpy.Environment()
+        closed_loop = stream.max_concurrency is not None
+        if self.replicas == 1 or (self.routing == "round-robin" and not closed_loop):
+            for index in range(self.replicas):
+                own = served[index :: self.replicas]
+                feed: Feed = OpenFeed(own, log)
+                if stream.max_concurrency is not None:
+                    feed = ClosedFeed(own, stream.max_concurrency, log)
+                env.process(self.replica(env, index, feed, log))
+        else:
+            _Router(self, env, served, log)
+        env.run()
+        return log
+
+    def replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> Generator[simpy.Event]:
+        """The process of one replica."""
+        if self.fast:
+            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, log).serve()
+        scheduler = SCHEDULERS[self.scheduler](self.limits)
+        return ExactReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log).serve()
+
+
+class _Router:
+    """Hands each request to a replica when it arrives, after all completions of that instant."""
+
+    def __init__(self, cluster: Cluster, env: simpy.Environment, requests: list[int], log: RunLog) -> None:
+        self._env = env
+        self._requests = requests
+        self._log = log
+        self._routing = cluster.routing
+        self._closed_loop = log.stream.max_concurrency is not None
+        self._next = 0
+        self._due = 0
+        """Requests to send in this instant."""
+        self._feeds = [RoutedFeed(env, log, self._on_finished) for _ in range(cluster.replicas)]
+        for index, feed in enumerate(self._feeds):
+            feed.replica = env.process(cluster.replica(env, index, feed, log))
+        if log.stream.max_concurrency is None:
+            env.process(self._arrivals())
+        else:
+            self._request_sends(min(log.stream.max_concurrency, len(requests)))
+
+    def _arrivals(self) -> Generator[simpy.Event]:
+        """Announce each arrival of an open loop at its time."""
+        for request in self._requests:
+            arrival = self._log.arrival_s[request]
+            if arrival > self._env.now:
+                yield self._env.timeout(arrival - self._env.now)
+            self._request_sends(1)
+
+    def _on_finished(self) -> None:
+        if self._closed_loop:
+            self._request_sends(1)
+
+    def _request_sends(self, count: int) -> None:
+        if not self._due:
+            Phase(self._env, ROUTE).callbacks.append(self._send)
+        self._due += count
+
+    def _send(self, event: simpy.Event) -> None:
+        """Hand out what is due now."""
+        due, self._due = self._due, 0
+        for request in self._requests[self._next : self._next + due]:
+            if self._closed_loop:
+                self._log.arrival_s[request] = self._env.now
+            self._choose().put(request)
+            self._next += 1
+        if self._next == len(self._requests):
+            for feed in self._feeds:
+                feed.close()
+
+    def _choose(self) -> RoutedFeed:
+        if self._routing == "round-robin":
+            return self._feeds[self._next % len(self._feeds)]
+        return min(self._feeds, key=lambda feed: feed.outstanding)

@@ -1,0 +1,40 @@
+"""The ``engine`` section of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simulator.settings import PositiveInt, Section, Share
+
+
+class EngineConfig(Section):
+    """The serving engine: its kernels and host costs, its scheduler and the limits it runs under."""
+
+    framework: str = "vllm"
+    """Kernel library and host costs: vllm, sglang, trtllm or generic."""
+    scheduler: Literal["vllm-v1", "prefill-first", "static"] = "vllm-v1"
+    """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
+    decoding. ``static``: a batch runs until all of its requests are done."""
+    stepping: Literal["fast", "exact-steps"] = "fast"
+    """``fast`` advances equal steps together; ``exact-steps`` runs one event per engine step (the oracle)."""
+    max_num_seqs: PositiveInt = 256
+    """Most requests in a step."""
+    max_num_batched_tokens: PositiveInt = 8192
+    """Most tokens in a step."""
+    max_model_len: PositiveInt | None = None
+    """Longest prompt plus output that is accepted; default: what the model was trained for."""
+    block_size: PositiveInt = 16
+    """Tokens per KV block."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of each chip's memory that the engine may use."""
+    num_kv_blocks: PositiveInt | None = None
+    """A measured block count; overrides the estimate from memory."""
+    kv_watermark: Share = 0.0
+    """Share of the blocks that admission leaves free (vLLM V1 has none; V0 kept 0.01)."""
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    cuda_graphs: bool = True
+    routing: Literal["round-robin", "least-outstanding"] = "round-robin"
+    """How requests are spread over ``hardware.replicas``."""

@@ -1,0 +1,457 @@
+"""One replica advanced from one structural event to the next; results equal the step-by-step path.
+
+Every decoding request adds its future, step by step, to running totals (keys read, blocks held, tokens delivered) when
+it starts to decode, so a step costs a look-up however many requests are in the batch, and steps between two
+structural events (an admission, a completion, a block shortage) are priced together.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simulator.serving.clock import on_grid
+from simulator.serving.feed import Feed
+from simulator.serving.limits import EngineLimits
+from simulator.serving.log import RunLog
+from simulator.serving.sequence import NO_STEPS
+from simulator.speculation import AcceptanceSampler
+from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
+
+IntArray = NDArray[np.int64]
+
+SHORT_SPAN = 6
+"""Pure decode runs of at most so many steps are priced one by one: vectors cost more than they save."""
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request in the batch."""
+
+    index: int
+    generated: int
+    """Tokens delivered before the current decode started."""
+    verify_steps: int
+    last_token_s: float | None
+    target: int
+    """Tokens to put in the cache before it decodes: prompt, and what was generated before a preemption."""
+    computed: int = 0
+    start: int = -1
+    """First decode step; -1 while in prefill."""
+    steps: int = 0
+    """Decode steps it needs."""
+    path: IntArray = field(default_factory=lambda: NO_STEPS)
+    """Accepted draft tokens of each of them."""
+
+
+class _Future:
+    """Totals over the decoding requests for every future step, addressed by step number."""
+
+    def __init__(self, rows: int, horizon: int) -> None:
+        self._horizon = horizon
+        self._base = 0
+        self._totals = np.zeros((rows, 4 * horizon + 4096), dtype=np.int64)
+
+    def add(self, row: int, start: int, values: IntArray) -> None:
+        """Add ``values`` to the steps from ``start`` on."""
+        at = start - self._base
+        self._totals[row, at : at + len(values)] += values
+
+    def subtract(self, row: int, start: int, values: IntArray) -> None:
+        """Take ``values`` off the steps from ``start`` on."""
+        at = start - self._base
+        self._totals[row, at : at + len(values)] -= values
+
+    def at(self, row: int, step: int) -> int:
+        """Total at one step."""
+        return int(self._totals[row, step - self._base])
+
+    def range(self, row: int, start: int, stop: int) -> IntArray:
+        """Totals of the steps from ``start`` up to ``stop``."""
+        return self._totals[row, start - self._base : stop - self._base]
+
+    def forget_before(self, step: int) -> None:
+        """Make room: steps before ``step`` are never asked for again."""
+        passed = step - self._base
+        size = self._totals.shape[1]
+        if passed + self._horizon + 2 < size:
+            return
+        self._totals[:, : size - passed] = self._totals[:, passed:].copy()
+        self._totals[:, size - passed :] = 0
+        self._base = step
+
+
+class FastReplica:
+    """An engine under vLLM V1's unified scheduler, advanced span by span.
+
+    Arguments as ``ExactReplica``; ``limits`` must let every running request into each step
+    (``max_num_seqs * query_len <= max_num_batched_tokens``).
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        index: int,
+        feed: Feed,
+        timer: EngineTimer,
+        limits: EngineLimits,
+        sampler: AcceptanceSampler | None,
+        log: RunLog,
+    ) -> None:
+        self._env = env
+        self._index = index
+        self._feed = feed
+        self._timer = timer
+        self._limits = limits
+        self._sampler = sampler
+        self._log = log
+        self._windows = timer.windows
+        longest_output = max(log.output_tokens, default=1)
+        longest = min(
+            limits.max_model_len, max(map(int.__add__, log.input_tokens, log.output_tokens), default=1)
+        ) + limits.query_len + limits.lookahead_tokens + 2
+        context = np.arange(longest, dtype=np.int64)
+        self._keys = [
+            context if w is None else np.minimum(context, w + limits.query_len - 1) for w in self._windows
+        ]
+        self._blocks_of = -(-context // limits.block_size)
+        self._block_row = len(self._windows)
+        self._token_row = self._block_row + 1
+        self._future = _Future(self._token_row + 1, longest_output + 1)
+        self._waiting: deque[_Live] = deque()
+        self._running: dict[int, _Live] = {}
+        self._partial: _Live | None = None
+        self._decoding = 0
+        self._step = 0
+        self._finishing: dict[int, list[_Live]] = {}
+        self._finish_steps: list[int] = []
+
+    def serve(self) -> Generator[simpy.Event, None, None]:
+        """Advance from structural event to structural event until no request will ever come."""
+        now = 0.0
+        while True:
+            settled = self._feed.settle()
+            if settled is not None:
+                yield from self._wait(settled)
+            self._collect(now)
+            if not self._running and not self._waiting:
+                event = self._feed.wait(self._env)
+                if event is None:
+                    return
+                yield from self._wait(event)
+                now = max(now, self._env.now)
+                continue
+            now = yield from self._advance(now)
+            self._future.forget_before(self._step)
+
+    def _collect(self, now: float) -> None:
+        log = self._log
+        for request in self._feed.take(now):
+            log.replica[request] = self._index
+            self._waiting.append(_Live(request, 0, 0, None, log.input_tokens[request]))
+
+    def _advance(self, now: float) -> Generator[simpy.Event, Any, float]:
+        """Plan one step at ``now`` and run it, together with the equal steps that follow; returns the time after."""
+        limits = self._limits
+        preempted = self._make_room(now)
+        budget = limits.max_num_batched_tokens - self._decoding * limits.query_len
+        held = self._future.at(self._block_row, self._step)
+        chunks: list[tuple[_Live, int]] = []
+        partial = self._partial
+        if partial is not None:
+            chunk = min(partial.target - partial.computed, budget)
+            needed = limits.blocks(partial.computed + chunk)
+            if held + needed > limits.num_blocks:
+                self._preempt_partial()
+                preempted = True
+            else:
+                held += needed
+                budget -= chunk
+                if chunk:
+                    chunks.append((partial, chunk))
+        if not preempted and self._waiting:
+            held = self._admit(chunks, budget, held)
+        if chunks:
+            return (yield from self._mixed_step(now, chunks, held))
+        return (yield from self._decode_span(now, single=preempted))
+
+    def _make_room(self, now: float) -> bool:
+        """Preempt from the end of the batch until this step's blocks fit; whether anything had to go."""
+        num_blocks = self._limits.num_blocks
+        preempted = False
+        while True:
+            partial = self._partial
+            held = self._future.at(self._block_row, self._step)
+            if partial is not None:
+                held += self._limits.blocks(partial.computed)
+            if held <= num_blocks:
+                return preempted
+            preempted = True
+            if partial is not None:
+                self._preempt_partial()
+            else:
+                self._preempt_decoding(now)
+
+    def _preempt_partial(self) -> None:
+        victim = self._partial
+        assert victim is not None
+        self._partial = None
+        victim.computed = 0
+        del self._running[victim.index]
+        self._waiting.appendleft(victim)
+        self._log.preemptions[victim.index] += 1
+
+    def _preempt_decoding(self, now: float) -> None:
+        """Throw out the latest decoding request: take its remaining future off the totals."""
+        index, victim = self._running.popitem()
+        done = self._step - victim.start
+        self._contribute(victim, done, self._future.subtract)
+        self._finishing[victim.start + victim.steps - 1].remove(victim)
+        self._decoding -= 1
+        delivered = done
+        if self._sampler is not None:
+            taken = victim.path[:done]
+            self._log.count_drafts(index, taken)
+            delivered += int(taken.sum())
+        generated = victim.generated + delivered
+        target = self._log.input_tokens[index] + generated
+        last = now if done else victim.last_token_s
+        self._waiting.appendleft(_Live(index, generated, victim.verify_steps + done, last, target))
+        self._log.preemptions[index] += 1
+
+    def _admit(self, chunks: list[tuple[_Live, int]], budget: int, held: int) -> int:
+        limits = self._limits
+        waiting, running = self._waiting, self._running
+        usable = limits.num_blocks - limits.watermark_blocks
+        while waiting and budget > 0 and len(running) < limits.max_num_seqs:
+            live = waiting[0]
+            tokens = live.target
+            if tokens > budget:
+                if not limits.chunked_prefill:
+                    break
+                tokens = budget
+            blocks = limits.blocks(tokens)
+            if held + blocks > usable:
+                break
+            waiting.popleft()
+            running[live.index] = live
+            chunks.append((live, tokens))
+            held += blocks
+            budget -= tokens
+        return held
+
+    def _mixed_step(
+        self, now: float, chunks: list[tuple[_Live, int]], held: int
+    ) -> Generator[simpy.Event, Any, float]:
+        """One step with prompts in it, beside the decoding batch."""
+        log = self._log
+        work = self._work(chunks)
+        seconds = on_grid(self._timer.seconds(work))
+        running, waiting = len(self._running), len(self._waiting)
+        decoding = self._decoding
+        delivered = decoding if self._sampler is None else self._future.at(self._token_row, self._step)
+        end = now + seconds
+        yield from self._until(end)
+        self._step += 1
+        self._partial = None
+        for live, tokens in chunks:
+            if log.scheduled_s[live.index] != log.scheduled_s[live.index]:
+                log.scheduled_s[live.index] = now
+            live.computed += tokens
+            if live.computed < live.target:
+                self._partial = live
+            else:
+                delivered += 1
+                self._first_token(live, end)
+        self._complete(self._step - 1, end)
+        log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
+        return end
+
+    def _work(self, chunks: list[tuple[_Live, int]]) -> StepWork[int]:
+        windows = self._windows
+        size = len(windows)
+        pairs, keys, sampled_keys = [0] * size, [0] * size, [0] * size
+        tokens = sampled = 0
+        for live, chunk in chunks:
+            tokens += chunk
+            computed = live.computed
+            completes = computed + chunk == live.target
+            sampled += completes
+            for w, window in enumerate(windows):
+                pairs[w] += causal_pairs(chunk, computed, window)
+                keys[w] += keys_read(computed + chunk, chunk, window)
+                if completes:
+                    sampled_keys[w] += keys_read(live.target + 1, 1, window)
+        decode_keys = tuple(self._future.at(w, self._step) for w in range(size))
+        return StepWork(
+            len(chunks),
+            tokens,
+            tuple(pairs),
+            tuple(keys),
+            sampled,
+            tuple(sampled_keys),
+            self._decoding,
+            self._limits.query_len,
+            decode_keys,
+        )
+
+    def _first_token(self, live: _Live, now: float) -> None:
+        """The prompt is in the cache: deliver a token, and enter the decoding batch unless it was the last."""
+        log = self._log
+        if live.last_token_s is None:
+            log.first_token_s[live.index] = now
+        else:
+            log.gaps_s.append(now - live.last_token_s)
+        live.last_token_s = now
+        live.generated += 1
+        remaining = log.output_tokens[live.index] - live.generated
+        if not remaining:
+            del self._running[live.index]
+            log.finish(live.index, now)
+            self._feed.finished(now)
+            return
+        live.start = self._step
+        live.steps = remaining
+        if self._sampler is not None:
+            live.path = self._sampler.path(live.index, remaining, live.verify_steps)
+            live.steps = len(live.path)
+        self._contribute(live, 0, self._future.add)
+        self._decoding += 1
+        last = live.start + live.steps - 1
+        if last in self._finishing:
+            self._finishing[last].append(live)
+        else:
+            self._finishing[last] = [live]
+            heapq.heappush(self._finish_steps, last)
+
+    def _contribute(self, live: _Live, done: int, apply: Any) -> None:
+        """Apply the keys, blocks and tokens of a request's decode steps from the ``done``-th on to the totals."""
+        limits = self._limits
+        start = live.start + done
+        if self._sampler is None:
+            first = live.target + 1 + done
+            stop = live.target + 1 + live.steps
+            for row, keys in enumerate(self._keys):
+                apply(row, start, keys[first:stop])
+            ahead = limits.lookahead_tokens
+            apply(self._block_row, start, self._blocks_of[first + ahead : stop + ahead])
+            return
+        delivered = live.path + 1
+        context = live.target + limits.query_len + np.cumsum(delivered) - delivered
+        remaining = self._log.output_tokens[live.index] - live.generated
+        delivered[-1] -= int(delivered.sum()) - remaining
+        context = context[done:]
+        for row, keys in enumerate(self._keys):
+            apply(row, start, keys[context])
+        apply(self._block_row, start, self._blocks_of[context + limits.lookahead_tokens])
+        apply(self._token_row, start, delivered[done:])
+
+    def _decode_span(self, now: float, single: bool) -> Generator[simpy.Event, Any, float]:
+        """Decode steps of one unchanged batch, as many as nothing structural cuts short."""
+        first = self._step
+        stop = first + 1
+        if not single:
+            while self._finish_steps[0] < first:
+                heapq.heappop(self._finish_steps)
+            stop = self._finish_steps[0] + 1
+        admits = not self._waiting and len(self._running) < self._limits.max_num_seqs
+        arrival = self._feed.next_s() if admits else inf
+        if stop - first <= SHORT_SPAN:
+            stop = first + 1
+        limits = self._limits
+        query_len, decoding = limits.query_len, self._decoding
+        size = len(self._windows)
+        zeros = (0,) * size
+        work: StepWork[Any] = StepWork(
+            0, 0, zeros, zeros, 0, zeros, decoding, query_len, tuple(self._future.at(w, first) for w in range(size))
+        )
+        seconds = on_grid(self._timer.seconds(work))
+        if arrival < inf:
+            stop = min(stop, first + int((arrival - now) / max(seconds, 1e-9)) + 2)
+        held = self._future.at(self._block_row, first)
+        if stop - first <= SHORT_SPAN:
+            yield from self._until(now + seconds)
+            self._step = first + 1
+            delivered = decoding if self._sampler is None else self._future.at(self._token_row, first)
+            running, waiting = len(self._running), len(self._waiting)
+            self._complete(first, now + seconds)
+            self._log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
+            return now + seconds
+        blocks = self._future.range(self._block_row, first, stop)
+        room = limits.num_blocks - (limits.blocks(self._partial.computed) if self._partial is not None else 0)
+        if int(blocks[-1]) > room:
+            stop = first + int(np.searchsorted(blocks, room, side="right"))
+        keys = tuple(self._future.range(w, first, stop) for w in range(size))
+        each = on_grid(np.broadcast_to(self._timer.seconds(work._replace(decode_kv_tokens=keys)), stop - first))
+        ends = np.cumsum(np.concatenate(((now,), each)))[1:]
+        if arrival < inf:
+            ends = ends[: int(np.searchsorted(ends, arrival)) + 1]
+        ends = yield from self._until_cut(ends, admits)
+        count = len(ends)
+        self._step = first + count
+        starts = np.concatenate(((now,), ends[:-1]))
+        running = len(self._running)
+        waiting = len(self._waiting) + self._feed.pending(starts)
+        delivered_each: Any = decoding
+        if self._sampler is not None:
+            delivered_each = self._future.range(self._token_row, first, self._step)
+        self._log.steps.span(
+            self._index,
+            starts,
+            each[:count],
+            delivered_each,
+            running,
+            waiting,
+            blocks[:count],
+            decoding,
+            query_len,
+            tuple(k[:count] for k in keys),
+        )
+        end = float(ends[-1])
+        self._complete(self._step - 1, end)
+        return end
+
+    def _complete(self, step: int, now: float) -> None:
+        """Requests whose last decode step was ``step`` leave."""
+        log = self._log
+        for live in self._finishing.pop(step, ()):
+            del self._running[live.index]
+            self._decoding -= 1
+            if self._sampler is not None:
+                log.count_drafts(live.index, live.path)
+            log.finish(live.index, now)
+            self._feed.finished(now)
+
+    def _until(self, end: float) -> Generator[simpy.Event, Any, None]:
+        """Wait until ``end``."""
+        return self._wait(self._env.timeout(max(0.0, end - self._env.now)))
+
+    def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, None]:
+        """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""
+        while not event.processed:
+            try:
+                yield event
+            except simpy.Interrupt:
+                continue
+
+    def _until_cut(self, ends: NDArray[np.float64], admits: bool) -> Generator[simpy.Event, Any, NDArray[np.float64]]:
+        """Wait for the last of ``ends``; an arrival that could be admitted cuts the span at the step in progress."""
+        event = self._env.timeout(max(0.0, float(ends[-1]) - self._env.now))
+        while not event.processed:
+            try:
+                yield event
+            except simpy.Interrupt:
+                if not admits:
+                    continue
+                ends = ends[: int(np.searchsorted(ends, self._env.now)) + 1]
+                yield from self._until(float(ends[-1]))
+                return ends
+        return ends

@@ -1,0 +1,188 @@
+"""How requests reach a replica: known in advance, sent when others finish, or handed over by a router."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simulator.serving.clock import PLAN, Phase
+from simulator.serving.log import RunLog
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Feed(Protocol):
+    """Source of one replica's requests."""
+
+    def take(self, now: float) -> Iterator[int]:
+        """Requests that have arrived by ``now`` and were not taken before, in order of arrival."""
+
+    def next_s(self) -> float:
+        """Earliest time at which another request may arrive unannounced by an interrupt; inf if none is known."""
+
+    def finished(self, now: float) -> None:
+        """One of the replica's requests has ended."""
+
+    def pending(self, times_s: FloatArray) -> IntArray:
+        """Requests that have arrived by each of the (rising) times and were not taken yet."""
+
+    def settle(self) -> simpy.Event | None:
+        """Event to wait for before planning, so that hand-overs of this instant are seen; None where there are none."""
+
+    def wait(self, env: simpy.Environment) -> simpy.Event | None:
+        """Event at which to look again when there is nothing to do, or None when no request will ever come."""
+
+
+class OpenFeed:
+    """Arrivals at times that nothing in the replica can change.
+
+    Args:
+        requests: indices in order of arrival.
+        log: where the arrival times stand.
+    """
+
+    def __init__(self, requests: Sequence[int], log: RunLog) -> None:
+        self._requests = requests
+        self._times_s = np.frombuffer(log.arrival_s)[np.asarray(requests, dtype=np.int64)]
+        self._arrival_s = self._times_s.tolist()
+        self._next = 0
+
+    def take(self, now: float) -> Iterator[int]:
+        """Requests that have arrived by ``now``."""
+        while self._next < len(self._requests) and self._arrival_s[self._next] <= now:
+            self._next += 1
+            yield self._requests[self._next - 1]
+
+    def next_s(self) -> float:
+        """Time of the next arrival."""
+        return self._arrival_s[self._next] if self._next < len(self._requests) else inf
+
+    def finished(self, now: float) -> None:
+        """Arrivals do not depend on completions."""
+
+    def pending(self, times_s: FloatArray) -> IntArray:
+        """Untaken arrivals by each time."""
+        return np.searchsorted(self._times_s, times_s, side="right") - self._next
+
+    def settle(self) -> simpy.Event | None:
+        """Nothing else acts on this replica."""
+        return None
+
+    def wait(self, env: simpy.Environment) -> simpy.Event | None:
+        """The next arrival."""
+        return None if self.next_s() == inf else env.timeout(max(0.0, self.next_s() - env.now))
+
+
+class ClosedFeed:
+    """A closed loop: ``max_concurrency`` requests outstanding, the next sent when one ends."""
+
+    def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog) -> None:
+        self._requests = requests
+        self._arrival_s = log.arrival_s
+        self._sent = 0
+        self._arrived: deque[int] = deque()
+        for _ in range(min(max_concurrency, len(requests))):
+            self._send(0.0)
+
+    def take(self, now: float) -> Iterator[int]:
+        """Requests sent so far."""
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def next_s(self) -> float:
+        """Requests are sent only when one of this replica's ends."""
+        return inf
+
+    def finished(self, now: float) -> None:
+        """Send the next request."""
+        if self._sent < len(self._requests):
+            self._send(now)
+
+    def pending(self, times_s: FloatArray) -> IntArray:
+        """Nothing arrives but when a request ends, and then it is taken at once."""
+        return np.zeros(len(times_s), dtype=np.int64)
+
+    def settle(self) -> simpy.Event | None:
+        """Nothing else acts on this replica."""
+        return None
+
+    def wait(self, env: simpy.Environment) -> simpy.Event | None:
+        """An idle replica has answered everything."""
+        return None
+
+    def _send(self, now: float) -> None:
+        request = self._requests[self._sent]
+        self._arrival_s[request] = now
+        self._arrived.append(request)
+        self._sent += 1
+
+
+class RoutedFeed:
+    """Requests handed over by a router while the simulation runs."""
+
+    def __init__(self, env: simpy.Environment, log: RunLog, on_finished: Callable[[], None]) -> None:
+        self._env = env
+        self._arrival_s = log.arrival_s
+        self._on_finished = on_finished
+        self._arrived: deque[int] = deque()
+        self._wake: simpy.Event | None = None
+        """What the idle replica waits for."""
+        self._closed = False
+        self.outstanding = 0
+        """Requests handed over and not yet ended."""
+        self.replica: simpy.Process | None = None
+        """The process to interrupt when a request arrives while it advances through a span."""
+
+    def put(self, request: int) -> None:
+        """Hand over a request now."""
+        self._arrived.append(request)
+        self.outstanding += 1
+        if self._wake is not None:
+            if not self._wake.triggered:
+                self._wake.succeed()
+        elif self.replica is not None and self.replica.is_alive:
+            self.replica.interrupt()
+
+    def close(self) -> None:
+        """No request will follow."""
+        self._closed = True
+        if self._wake is not None and not self._wake.triggered:
+            self._wake.succeed()
+
+    def take(self, now: float) -> Iterator[int]:
+        """Requests handed over so far."""
+        self._wake = None
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def next_s(self) -> float:
+        """Arrivals announce themselves by interrupting the replica."""
+        return inf
+
+    def finished(self, now: float) -> None:
+        """Tell the router."""
+        self.outstanding -= 1
+        self._on_finished()
+
+    def pending(self, times_s: FloatArray) -> IntArray:
+        """Requests handed over and not taken, by each time."""
+        arrived = np.asarray([self._arrival_s[request] for request in self._arrived])
+        return np.searchsorted(arrived, times_s, side="right")
+
+    def settle(self) -> simpy.Event | None:
+        """After the router's turn in this instant."""
+        return Phase(self._env, PLAN)
+
+    def wait(self, env: simpy.Environment) -> simpy.Event | None:
+        """The next hand-over."""
+        if self._closed:
+            return None
+        self._wake = env.event()
+        return self._wake

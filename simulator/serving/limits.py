@@ -1,0 +1,43 @@
+"""The limits under which one replica schedules: tokens, sequences and KV blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a replica may do in one step, and what it can hold."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    watermark_blocks: int
+    """Blocks that admission leaves free."""
+    max_model_len: int
+    chunked_prefill: bool
+    query_len: int = 1
+    """Tokens of a decoding sequence in one step: 1, or K+1 in a verify step."""
+    lookahead_tokens: int = 0
+    """KV slots beyond the step's own tokens, for the drafts of the next step."""
+
+    def blocks(self, tokens: int) -> int:
+        """KV blocks that hold ``tokens`` tokens."""
+        return -(-tokens // self.block_size)
+
+    def decode_blocks(self, computed_tokens: int) -> int:
+        """Blocks that a sequence with ``computed_tokens`` in the cache holds during its next decode step."""
+        return self.blocks(computed_tokens + self.query_len + self.lookahead_tokens)
+
+    def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
+        """Why a request can never be served here, or None when it can."""
+        total = input_tokens + output_tokens
+        if total > self.max_model_len:
+            return f"longer than max_model_len {self.max_model_len} tokens"
+        if not self.chunked_prefill and total > self.max_num_batched_tokens:
+            return f"longer than max_num_batched_tokens {self.max_num_batched_tokens} without chunked prefill"
+        most = max(self.blocks(total), self.decode_blocks(total - 2) if output_tokens > 1 else 0)
+        if most > self.num_blocks - self.watermark_blocks:
+            return f"needs {most} KV blocks, the replica has {self.num_blocks - self.watermark_blocks}"
+        return None

@@ -1,0 +1,215 @@
+"""Where a running simulation writes: request columns, step rows, token gaps."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.timing import StepWork
+from simulator.workload import RequestStream
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+NAN = float("nan")
+
+SCALARS = (
+    "replica",
+    "start_s",
+    "seconds",
+    "output_tokens",
+    "running",
+    "waiting",
+    "kv_blocks",
+    "prefill_seqs",
+    "prefill_tokens",
+    "sampled_prefills",
+    "decode_seqs",
+    "query_len",
+)
+"""Columns of a step row; four more follow for each attention window."""
+
+
+class StepLog:
+    """One row of floats per engine step, in a growing table."""
+
+    def __init__(self, windows: int) -> None:
+        self._windows = windows
+        self._table = np.empty((1024, len(SCALARS) + 4 * windows))
+        self._rows = 0
+        self.spans = 0
+        """Calls that wrote: advances of simulated time."""
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def step(
+        self,
+        replica: int,
+        start_s: float,
+        seconds: float,
+        output_tokens: int,
+        running: int,
+        waiting: int,
+        kv_blocks: int,
+        work: StepWork[int],
+    ) -> None:
+        """Append one step."""
+        if self._rows == len(self._table):
+            self._grow(1)
+        prefill_seqs, prefill_tokens, pairs, prefill_kv, sampled, sampled_kv, decode_seqs, query_len, decode_kv = work
+        self._table[self._rows] = (
+            replica,
+            start_s,
+            seconds,
+            output_tokens,
+            running,
+            waiting,
+            kv_blocks,
+            prefill_seqs,
+            prefill_tokens,
+            sampled,
+            decode_seqs,
+            query_len,
+            *pairs,
+            *prefill_kv,
+            *sampled_kv,
+            *decode_kv,
+        )
+        self._rows += 1
+        self.spans += 1
+
+    def span(
+        self,
+        replica: int,
+        start_s: FloatArray,
+        seconds: FloatArray,
+        output_tokens: Any,
+        running: int,
+        waiting: IntArray,
+        kv_blocks: IntArray,
+        decode_seqs: int,
+        query_len: int,
+        decode_kv: tuple[IntArray, ...],
+    ) -> None:
+        """Append a run of pure decode steps of one batch."""
+        count = len(seconds)
+        if self._rows + count > len(self._table):
+            self._grow(count)
+        rows = self._table[self._rows : self._rows + count]
+        rows[:] = 0.0
+        rows[:, 0] = replica
+        rows[:, 1] = start_s
+        rows[:, 2] = seconds
+        rows[:, 3] = output_tokens
+        rows[:, 4] = running
+        rows[:, 5] = waiting
+        rows[:, 6] = kv_blocks
+        rows[:, 10] = decode_seqs
+        rows[:, 11] = query_len
+        for window, keys in enumerate(decode_kv):
+            rows[:, len(SCALARS) + 3 * self._windows + window] = keys
+        self._rows += count
+        self.spans += 1
+
+    def column(self, name: str) -> FloatArray:
+        """One scalar column."""
+        return self._table[: self._rows, SCALARS.index(name)]
+
+    def integers(self, name: str) -> IntArray:
+        """One scalar column that counts something."""
+        return self.column(name).astype(np.int64)
+
+    def work(self, start: int, stop: int) -> StepWork[IntArray]:
+        """The work of steps ``start`` to ``stop``."""
+        rows = self._table[start : min(stop, self._rows)]
+        keys = rows[:, len(SCALARS) :].astype(np.int64).reshape(len(rows), 4, self._windows)
+        by_window = [tuple(keys[:, kind, w] for w in range(self._windows)) for kind in range(4)]
+        count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[7:]}
+        return StepWork(
+            count["prefill_seqs"],
+            count["prefill_tokens"],
+            by_window[0],
+            by_window[1],
+            count["sampled_prefills"],
+            by_window[2],
+            count["decode_seqs"],
+            count["query_len"],
+            by_window[3],
+        )
+
+    def _grow(self, count: int) -> None:
+        table = np.empty((max(2 * len(self._table), self._rows + count), self._table.shape[1]))
+        table[: self._rows] = self._table[: self._rows]
+        self._table = table
+
+
+@dataclass(slots=True)
+class RunLog:
+    """Everything a run writes down; one per simulation, shared by its replicas."""
+
+    stream: RequestStream
+    steps: StepLog
+    positions: int
+    """Draft positions whose acceptance is counted, K."""
+    progress: Callable[[int, int], None] | None = None
+    input_tokens: list[int] = field(init=False)
+    output_tokens: list[int] = field(init=False)
+    arrival_s: array[float] = field(init=False)
+    scheduled_s: array[float] = field(init=False)
+    first_token_s: array[float] = field(init=False)
+    finished_s: array[float] = field(init=False)
+    replica: array[int] = field(init=False)
+    preemptions: array[int] = field(init=False)
+    drafts: array[int] = field(init=False)
+    accepted_tokens: array[int] = field(init=False)
+    failed: array[int] = field(init=False)
+    gaps_s: array[float] = field(init=False)
+    """Gaps between token deliveries written one by one: all of them by the step-by-step path; by the fast path only
+    those that span more than one engine step, the others being the steps themselves."""
+    accepted_counts: IntArray = field(init=False)
+    """Verify steps by number of accepted tokens, 0..K."""
+    refusals: Counter[str] = field(init=False)
+    completed: int = 0
+    exact_steps: int = 0
+
+    def __post_init__(self) -> None:
+        count = len(self.stream)
+        self.input_tokens = self.stream.input_tokens.tolist()
+        self.output_tokens = self.stream.output_tokens.tolist()
+        self.arrival_s = array("d", self.stream.arrival_s.astype(np.float64).tobytes())
+        self.scheduled_s = array("d", [NAN]) * count
+        self.first_token_s = array("d", [NAN]) * count
+        self.finished_s = array("d", [NAN]) * count
+        for name in ("replica", "preemptions", "drafts", "accepted_tokens", "failed"):
+            setattr(self, name, array("q", [0]) * count)
+        self.gaps_s = array("d")
+        self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)
+        self.refusals = Counter()
+
+    def refuse(self, request: int, reason: str) -> None:
+        """A request that this deployment can never serve."""
+        self.failed[request] = 1
+        self.refusals[reason] += 1
+        self._ended()
+
+    def finish(self, request: int, now: float) -> None:
+        """A request has its last token."""
+        self.finished_s[request] = now
+        self._ended()
+
+    def count_drafts(self, request: int, accepted: IntArray) -> None:
+        """Verify steps of a request and how many draft tokens each accepted."""
+        self.drafts[request] += len(accepted)
+        self.accepted_tokens[request] += int(accepted.sum())
+        self.accepted_counts += np.bincount(accepted, minlength=self.positions + 1)
+
+    def _ended(self) -> None:
+        self.completed += 1
+        if self.progress is not None and not self.completed % 256:
+            self.progress(self.completed, len(self.stream))

@@ -1,0 +1,138 @@
+"""What a simulated run leaves behind: one row per request, one row per engine step, and a few totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecords:
+    """One row per request in order of arrival; times in seconds from the start of the run, NaN where it never happened."""
+
+    arrival_s: FloatArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    scheduled_s: FloatArray
+    """Start of the first engine step that the request took part in."""
+    first_token_s: FloatArray
+    finished_s: FloatArray
+    replica: IntArray
+    preemptions: IntArray
+    cached_tokens: IntArray
+    """Prompt tokens served from the prefix cache."""
+    drafts: IntArray
+    """Verify steps that carried draft tokens of this request."""
+    draft_tokens: IntArray
+    accepted_tokens: IntArray
+    failed: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return len(self.arrival_s)
+
+    def columns(self) -> dict[str, NDArray[np.generic]]:
+        """Column name to array, in declaration order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecords:
+    """One row per engine step.
+
+    ``compute_s`` to ``host_s`` divide ``seconds`` by what bounded each kernel; ``flops`` and ``bytes`` are the useful
+    work of the whole replica (all its chips).
+    """
+
+    replica: IntArray
+    start_s: FloatArray
+    seconds: FloatArray
+    prefill_seqs: IntArray
+    prefill_tokens: IntArray
+    decode_seqs: IntArray
+    query_len: IntArray
+    """Tokens per decoding sequence: 1, or K+1 in a verify step."""
+    decode_kv_tokens: IntArray
+    """Sum of context lengths that the decoding sequences attend to."""
+    output_tokens: IntArray
+    running: IntArray
+    waiting: IntArray
+    kv_blocks: IntArray
+    compute_s: FloatArray
+    memory_s: FloatArray
+    interconnect_s: FloatArray
+    latency_s: FloatArray
+    host_s: FloatArray
+    flops: FloatArray
+    bytes: FloatArray
+
+    def __len__(self) -> int:
+        """Number of engine steps."""
+        return len(self.start_s)
+
+    def columns(self) -> dict[str, NDArray[np.generic]]:
+        """Column name to array, in declaration order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class GapCounts:
+    """Pooled gaps between consecutive token deliveries of a request, as a weighted multiset."""
+
+    gap_s: FloatArray
+    count: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheReport:
+    """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas."""
+
+    num_blocks: int
+    block_size: int
+    peak_blocks: int
+    mean_blocks: float
+    """Mean over engine time."""
+    preemptions: int
+    prefix_hit_tokens: int | None
+    """Prompt tokens found in the prefix cache; None where no prefix cache is modelled."""
+    bytes_per_token: float
+    """KV bytes of one token over all layers and chips of a replica (drafter included)."""
+    weights_bytes: float
+    """Per chip."""
+    draft_weights_bytes: float
+    """Per chip."""
+    activation_bytes: float
+    """Per chip: activations, graphs and workspace."""
+    capacity_bytes: float
+    """Memory of one chip."""
+    overridden: bool
+    """True when ``engine.num_kv_blocks`` replaced the estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCounters:
+    """vLLM's speculative-decoding counters."""
+
+    num_drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_per_position: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """How the simulation itself went."""
+
+    steps: int
+    spans: int
+    """Advances of simulated time; one span holds one or more engine steps."""
+    exact_steps: int
+    """Engine steps that the fast path handed to the step-by-step path."""
+    simulated_s: float
+    cpu_s: float
+    wall_s: float

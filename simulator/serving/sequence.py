@@ -1,0 +1,41 @@
+"""A request inside an engine: how far its cache and its answer have come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_STEPS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request in the waiting queue or in the batch."""
+
+    index: int
+    input_tokens: int
+    output_tokens: int
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    """Tokens whose KV is in the cache."""
+    blocks: int = 0
+    decoding: bool = False
+    """The prompt (and what was generated before a preemption) is in the cache."""
+    last_token_s: float | None = None
+    verify_steps: int = 0
+    """Verify steps so far; draws of the acceptance sampler already used."""
+    accepted: NDArray[np.int64] = field(default_factory=lambda: NO_STEPS)
+    """Accepted draft tokens of the verify steps from ``path_start`` on."""
+    path_start: int = 0
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return self.input_tokens + self.generated_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to generate."""
+        return self.output_tokens - self.generated_tokens

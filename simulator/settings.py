@@ -1,0 +1,18 @@
+"""Base of every section of a scenario: immutable, strict about types, and refusing fields it does not know."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(gt=0, le=10**12)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+"""A probability or a fraction of a whole."""
+
+
+class Section(BaseModel):
+    """One block of a scenario."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)

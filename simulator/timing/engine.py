@@ -1,0 +1,101 @@
+"""Seconds of a whole engine step: target model, drafter passes and host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.timing.step import Costs, StepTimer
+from simulator.timing.work import StepWork
+
+IntArray = NDArray[np.int64]
+
+
+class EngineTimer(Protocol):
+    """What the serving engine asks of a timing model."""
+
+    windows: tuple[int | None, ...]
+    """Distinct attention windows of the model; None is full attention."""
+
+    def seconds(self, work: StepWork[Any]) -> Any:
+        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled."""
+
+    def costs(self, work: StepWork[IntArray]) -> Costs:
+        """Costs of many steps: seconds by bound, and work per chip."""
+
+
+@dataclass(slots=True)
+class ModelTimer:
+    """Prices steps of a target model, of an optional drafter on the same chips, and of the host around them.
+
+    A step verifies all proposed tokens in one target pass; then the drafter catches up on the same tokens (a prompt
+    chunk included) and proposes the first token, and K-1 more passes propose one token each for every sequence that
+    will decode next. That is the order of vLLM V1's ``propose`` after the target's forward pass.
+    """
+
+    target: StepTimer
+    draft: StepTimer | None = None
+    num_speculative_tokens: int = 0
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Windows of the target, then those that only the drafter has."""
+        own = self.target.windows
+        if self.draft is None:
+            return own
+        return own + tuple(w for w in self.draft.windows if w not in own)
+
+    def seconds(self, work: StepWork[Any]) -> Any:
+        """Seconds of one step, host included."""
+        host = self.target.deployment.framework
+        total = self.target.seconds(work) + host.step_s + host.per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        if self.draft is not None:
+            drafting = work.decode_seqs + work.sampled_prefills
+            total = total + self.draft.seconds(self._seen_by_draft(work), logit_rows=drafting)
+            if drafting and self.num_speculative_tokens > 1:
+                total = total + (self.num_speculative_tokens - 1) * self.draft.seconds(self._draft_pass(work))
+        return total
+
+    def costs(self, work: StepWork[IntArray]) -> Costs:
+        """Costs of many steps, host included."""
+        host = self.target.deployment.framework
+        total = self.target.costs(work)
+        total.host_s += host.step_s + host.per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        if self.draft is not None:
+            drafting = work.decode_seqs + work.sampled_prefills
+            total.add(self.draft.costs(self._seen_by_draft(work), logit_rows=drafting))
+            if self.num_speculative_tokens > 1:
+                passes = np.where(drafting > 0, self.num_speculative_tokens - 1.0, 0.0)
+                total.add(self.draft.costs(self._draft_pass(work)), passes)
+        return total
+
+    def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
+        """The same tokens, with the window entries in the drafter's order."""
+        assert self.draft is not None
+        own = self.windows
+        order = [own.index(window) for window in self.draft.windows]
+        return work._replace(
+            prefill_pairs=tuple(work.prefill_pairs[i] for i in order),
+            prefill_kv_tokens=tuple(work.prefill_kv_tokens[i] for i in order),
+            sampled_kv_tokens=tuple(work.sampled_kv_tokens[i] for i in order),
+            decode_kv_tokens=tuple(work.decode_kv_tokens[i] for i in order),
+        )
+
+    def _draft_pass(self, work: StepWork[Any]) -> StepWork[Any]:
+        """One of the K-1 single-token passes, at the mean context of them all."""
+        assert self.draft is not None
+        drafting = work.decode_seqs + work.sampled_prefills
+        grown = drafting * (self.num_speculative_tokens // 2)
+        zero = 0 * drafting
+        empty = tuple(zero for _ in self.draft.windows)
+        seen = self._seen_by_draft(work)
+        contexts = tuple(
+            decoding + sampled + (grown if window is None else zero)
+            for decoding, sampled, window in zip(
+                seen.decode_kv_tokens, seen.sampled_kv_tokens, self.draft.windows, strict=True
+            )
+        )
+        return StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + 1, contexts)

@@ -1,0 +1,95 @@
+"""How many KV blocks fit beside the weights on one replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.errors import ForerunError
+from simulator.llm.layers import MoeMlp
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+
+LOGIT_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes on ONE chip, and the KV blocks of the replica that follow from them."""
+
+    capacity_bytes: float
+    weight_bytes: float
+    draft_weight_bytes: float
+    activation_bytes: float
+    kv_bytes_per_token: float
+    """Target and drafter together, one chip."""
+    block_size: int
+    num_blocks: int
+    overridden: bool
+
+
+def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) -> float:
+    """Peak bytes of activations, logits and reserved memory in the largest step, on one chip.
+
+    The residual stream, its norm, the attention input and output (4 x hidden) live together with the widest MLP's gate,
+    up and product (3 x intermediate / TP); logits are held in fp32 together with their softmax.
+    """
+    architecture = deployment.architecture
+    widest = 0.0
+    for group in architecture.layer_groups:
+        mlp = group.layer.mlp
+        if isinstance(mlp, MoeMlp):
+            width = float(mlp.experts_per_token * mlp.intermediate_size + mlp.shared_intermediate_size)
+        else:
+            width = float(mlp.intermediate_size)
+        widest = max(widest, width)
+    stream = max_tokens * (4 * architecture.hidden_size + 3 * widest / deployment.tensor_parallel) * ACTIVATION_BYTES
+    logits = 2 * max_sampled * architecture.vocab_size * LOGIT_BYTES
+    return stream + logits + deployment.framework.reserved_bytes
+
+
+def plan_memory(
+    deployment: Deployment,
+    draft: Deployment | None,
+    *,
+    gpu_memory_utilization: float,
+    block_size: int,
+    max_tokens: int,
+    max_sampled: int,
+    num_kv_blocks: int | None,
+) -> MemoryPlan:
+    """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
+
+    Args:
+        draft: the drafter on the same chips, or None; its weights and its KV share the memory.
+        max_sampled: most rows of logits in one step.
+        num_kv_blocks: a measured block count that overrides the estimate.
+
+    Raises:
+        ForerunError: weights and activations leave no room for a single block.
+    """
+    budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
+    weights = deployment.weight_bytes
+    draft_weights = draft.weight_bytes if draft else 0.0
+    activations = activation_bytes(deployment, max_tokens, max_sampled)
+    per_token = deployment.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0.0)
+    left = budget - weights - draft_weights - activations
+    blocks = int(left // (per_token * block_size)) if left > 0 else 0
+    if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
+        blocks = num_kv_blocks
+    if blocks < 1:
+        raise ForerunError(
+            f"model: {deployment.architecture.name} does not fit {deployment.tensor_parallel} x {deployment.chip.name}: "
+            f"per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
+            f"{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
+            f"({gpu_memory_utilization:.0%} of {deployment.chip.memory.capacity_bytes / 1e9:.0f} GB); "
+            f"raise hardware.tensor_parallel or choose a narrower weights_dtype"
+        )
+    return MemoryPlan(
+        capacity_bytes=deployment.chip.memory.capacity_bytes,
+        weight_bytes=weights,
+        draft_weight_bytes=draft_weights,
+        activation_bytes=activations,
+        kv_bytes_per_token=per_token,
+        block_size=block_size,
+        num_blocks=blocks,
+        overridden=num_kv_blocks is not None,
+    )

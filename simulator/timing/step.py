@@ -1,0 +1,242 @@
+"""Seconds of one engine step, and what bounds them: linear layers by table, attention by formula, host on top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import AttentionShape, KernelTime
+from simulator.llm.layers import Layer, MoeMlp
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.work import StepWork
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+NORM_PASSES = 4.0
+"""A fused add + RMSNorm reads input and residual and writes both: four passes over the activations."""
+LOGIT_PASSES = 3.0
+"""Sampling reads and rewrites fp32 logits: log-softmax and the draw (vLLM's sampler works in fp32)."""
+LOGIT_BYTES = 4.0
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds by bound, and useful work, accumulated over kernels; every entry an array over the same axis."""
+
+    compute_s: FloatArray
+    memory_s: FloatArray
+    interconnect_s: FloatArray
+    latency_s: FloatArray
+    host_s: FloatArray
+    flops: FloatArray
+    bytes: FloatArray
+
+    @classmethod
+    def zeros(cls, size: int) -> Costs:
+        """No work, ``size`` times."""
+        return cls(*(np.zeros(size) for _ in range(7)))
+
+    def add_kernel(self, time: KernelTime, count: float = 1.0) -> None:
+        """Add ``count`` equal kernels: launches to latency, the rest to whichever of compute and memory is longer."""
+        body = count * (np.asarray(time.seconds) - time.launch_s)
+        computing = np.asarray(time.compute_s) >= np.asarray(time.memory_s)
+        self.compute_s += np.where(computing, body, 0.0)
+        self.memory_s += np.where(computing, 0.0, body)
+        self.latency_s += count * np.asarray(time.launch_s)
+        self.flops += count * np.asarray(time.flops)
+        self.bytes += count * np.asarray(time.bytes)
+
+    @property
+    def device_s(self) -> FloatArray:
+        """Seconds on the device."""
+        return self.compute_s + self.memory_s + self.interconnect_s + self.latency_s
+
+    def add(self, other: Costs, times: FloatArray | float = 1.0) -> None:
+        """Add all of ``other``, ``times`` over."""
+        for name in self.__slots__:
+            getattr(self, name).__iadd__(getattr(other, name) * times)
+
+    def rows(self, index: IntArray) -> Costs:
+        """The costs of the named entries."""
+        return Costs(*(getattr(self, name)[index] for name in self.__slots__))
+
+
+@dataclass(slots=True)
+class StepTimer:
+    """Prices engine steps of one model on one replica.
+
+    Linear layers, norms, MoE and collectives depend on the number of tokens alone and are tabulated once; attention
+    depends on the contexts and is computed at each step. ``seconds`` prices one step with plain floats; ``costs``
+    prices many at once and says what bounds them. Both use the same tables and the same kernel formulas.
+    """
+
+    deployment: Deployment
+    max_tokens: int
+    """Largest number of tokens in a step."""
+    windows: tuple[int | None, ...] = field(init=False)
+    _layers: Costs = field(init=False)
+    _head: Costs = field(init=False)
+    _layer_seconds: list[float] = field(init=False)
+    _head_seconds: list[float] = field(init=False)
+    _attention: list[tuple[AttentionShape, int, int]] = field(init=False)
+    _eager: list[bool] = field(init=False)
+    """Whether a step of so many tokens runs outside captured graphs."""
+    _floor_s: float = field(init=False)
+    """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat."""
+
+    def __post_init__(self) -> None:
+        groups = self.deployment.architecture.layer_groups
+        windows = sorted({g.layer.attention.window for g in groups}, key=lambda w: -1 if w is None else w)
+        self.windows = tuple(windows)
+        merged: dict[tuple[AttentionShape, int], int] = {}
+        for group in groups:
+            attention = group.layer.attention
+            key = (self.deployment.attention_shape(attention), windows.index(attention.window))
+            merged[key] = merged.get(key, 0) + group.count
+        self._attention = [(shape, window, count) for (shape, window), count in merged.items()]
+        tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
+        padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
+        distinct, inverse = np.unique(padded, return_inverse=True)
+        framework = self.deployment.framework
+        self._floor_s = (
+            framework.eager_launch_s * framework.kernels_per_layer * self.deployment.architecture.num_layers
+        )
+        self._eager = ((tokens > framework.max_captured_tokens) | (not self.deployment.cuda_graphs)).tolist()
+        self._layers = self._layer_costs(distinct).rows(inverse)
+        self._head = self._head_costs(tokens)
+        self._layer_seconds = self._layers.device_s.tolist()
+        self._head_seconds = self._head.device_s.tolist()
+
+    def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
+        """Device seconds of one step (host work excluded).
+
+        Args:
+            work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
+            logit_rows: rows of logits computed; default: every verified token and every completed prompt.
+        """
+        decoding = work.decode_seqs
+        tokens = work.prefill_tokens + decoding * work.query_len
+        if logit_rows is None:
+            logit_rows = decoding * work.query_len + work.sampled_prefills
+        kernels = self.deployment.kernels
+        total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
+        for shape, window, count in self._attention:
+            if decoding:
+                total += count * kernels.attention_decode(
+                    shape, seqs=decoding, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
+                ).seconds
+            if work.prefill_seqs:
+                total += count * kernels.attention_prefill(
+                    shape,
+                    seqs=work.prefill_seqs,
+                    q_tokens=work.prefill_tokens,
+                    pairs=work.prefill_pairs[window],
+                    kv_tokens=work.prefill_kv_tokens[window],
+                ).seconds
+        if not self._eager[tokens]:
+            return total
+        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+
+    def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
+        """Costs of many steps on one chip; ``host_s`` holds the wait for kernel launches outside captured graphs."""
+        verify_tokens = work.decode_seqs * work.query_len
+        tokens = work.prefill_tokens + verify_tokens
+        total = self._layers.rows(tokens)
+        total.add(self._head.rows(verify_tokens + work.sampled_prefills if logit_rows is None else logit_rows))
+        kernels = self.deployment.kernels
+        for shape, window, count in self._attention:
+            total.add_kernel(
+                kernels.attention_decode(
+                    shape, seqs=work.decode_seqs, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
+                ),
+                count,
+            )
+            total.add_kernel(
+                kernels.attention_prefill(
+                    shape,
+                    seqs=work.prefill_seqs,
+                    q_tokens=work.prefill_tokens,
+                    pairs=work.prefill_pairs[window],
+                    kv_tokens=work.prefill_kv_tokens[window],
+                ),
+                count,
+            )
+        uncaptured = np.asarray(self._eager)[tokens]
+        total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
+        return total
+
+    def _layer_costs(self, tokens: IntArray) -> Costs:
+        """All layers and the embedding for each token count in ``tokens``."""
+        deployment = self.deployment
+        hidden = deployment.architecture.hidden_size
+        total = Costs.zeros(len(tokens))
+        for group in deployment.architecture.layer_groups:
+            one = Costs.zeros(len(tokens))
+            for time in self._layer_kernels(group.layer, tokens):
+                one.add_kernel(time)
+            self._add_collective(one, "all_reduce", tokens * hidden * ACTIVATION_BYTES, 2)
+            total.add(one, group.count)
+        rows = tokens * hidden * ACTIVATION_BYTES
+        total.add_kernel(deployment.kernels.elementwise(2 * rows, launches=np.minimum(tokens, 1)))
+        self._add_collective(total, "all_reduce", rows, 1)
+        return total
+
+    def _layer_kernels(self, layer: Layer, tokens: IntArray) -> Iterator[KernelTime]:
+        """Kernels of one layer apart from attention itself: GEMMs, experts, norms, rotary embedding, activation."""
+        deployment = self.deployment
+        kernels = deployment.kernels
+        tp = deployment.tensor_parallel
+        hidden = deployment.architecture.hidden_size
+        for gemm in deployment.gemms(layer):
+            yield kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
+        present = np.minimum(tokens, 1)
+        attention = layer.attention
+        rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tp
+        passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
+        launches = 4 if attention.qk_norm else 3
+        mlp = layer.mlp
+        if isinstance(mlp, MoeMlp):
+            yield kernels.moe(
+                tokens=tokens,
+                num_experts=mlp.num_experts,
+                experts_per_token=mlp.experts_per_token,
+                hidden=hidden,
+                intermediate=mlp.intermediate_size,
+                dtype=deployment.weight_dtypes["expert"],
+                tensor_parallel=tp,
+                gated=mlp.gated,
+            )
+            activated = mlp.shared_intermediate_size / tp
+        else:
+            activated = mlp.intermediate_size / tp
+        if activated:
+            passes += (3 if mlp.gated else 2) * activated
+            launches += 1
+        yield kernels.elementwise(tokens * passes * ACTIVATION_BYTES, launches=launches * present)
+
+    def _head_costs(self, tokens: IntArray) -> Costs:
+        """Final norm, LM head and sampling for each number of sampled tokens in ``tokens``."""
+        deployment = self.deployment
+        architecture = deployment.architecture
+        vocabulary = -(-architecture.vocab_size // deployment.tensor_parallel)
+        present = np.minimum(tokens, 1)
+        total = Costs.zeros(len(tokens))
+        head_dtype = deployment.weight_dtypes["embedding" if architecture.tie_word_embeddings else "lm_head"]
+        total.add_kernel(deployment.kernels.gemm(tokens, vocabulary, architecture.hidden_size, head_dtype))
+        norm = NORM_PASSES * architecture.hidden_size * ACTIVATION_BYTES
+        logits = LOGIT_PASSES * architecture.vocab_size * LOGIT_BYTES
+        total.add_kernel(deployment.kernels.elementwise(tokens * (norm + logits), launches=3 * present))
+        self._add_collective(total, "all_gather", tokens * architecture.vocab_size * ACTIVATION_BYTES, 1)
+        return total
+
+    def _add_collective(self, total: Costs, op: str, message_bytes: FloatArray, count: int) -> None:
+        deployment = self.deployment
+        if deployment.tensor_parallel == 1 or deployment.link is None:
+            return
+        time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
+        total.interconnect_s += count * np.where(message_bytes > 0, time.seconds, 0.0)

@@ -1,0 +1,117 @@
+"""The ``workload`` section of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from simulator.settings import PositiveFloat, PositiveInt, Section
+
+NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
+
+
+class ArrivalsConfig(Section):
+    """When requests arrive.
+
+    ``poisson``, ``gamma`` and ``constant`` need ``request_rate``; ``burst`` sends everything at time 0;
+    ``closed-loop`` keeps ``max_concurrency`` requests outstanding; ``trace`` replays the trace's own times.
+    """
+
+    process: Literal["poisson", "gamma", "constant", "burst", "closed-loop", "trace"]
+    request_rate: PositiveFloat | None = None
+    """Mean arrival rate, requests per second."""
+    burstiness: PositiveFloat | None = None
+    """Shape of the gamma inter-arrival times: 1 is Poisson, smaller is burstier (CV = 1/sqrt(burstiness))."""
+    max_concurrency: PositiveInt | None = None
+    """Requests outstanding at once in a closed loop."""
+    rate_scale: PositiveFloat = 1.0
+    """Trace arrivals are replayed this many times faster."""
+
+    @model_validator(mode="after")
+    def _fields_fit_process(self) -> ArrivalsConfig:
+        wanted = {
+            "poisson": {"request_rate"},
+            "gamma": {"request_rate", "burstiness"},
+            "constant": {"request_rate"},
+            "burst": set[str](),
+            "closed-loop": {"max_concurrency"},
+            "trace": set[str](),
+        }[self.process]
+        for name in ("request_rate", "burstiness", "max_concurrency"):
+            given = getattr(self, name) is not None
+            if name in wanted and not given:
+                raise ValueError(f"process '{self.process}' needs {name}")
+            if given and name not in wanted:
+                raise ValueError(f"process '{self.process}' has no use for {name}; remove it")
+        if self.rate_scale != 1.0 and self.process != "trace":
+            raise ValueError(f"process '{self.process}' has no use for rate_scale; set request_rate instead")
+        return self
+
+
+class LengthConfig(Section):
+    """A distribution of token counts; draws are rounded, at least 1, and cut to ``max`` where that is given."""
+
+    distribution: Literal["constant", "uniform", "lognormal", "empirical"]
+    value: PositiveInt | None = None
+    """Tokens of every request (constant)."""
+    min: PositiveInt | None = None
+    """Smallest count (uniform)."""
+    max: PositiveInt | None = None
+    """Largest count (uniform), or the cut of a lognormal tail: longer draws become ``max``."""
+    mean: PositiveFloat | None = None
+    """Mean before rounding and cutting (lognormal)."""
+    cv: PositiveFloat | None = None
+    """Coefficient of variation, standard deviation over mean (lognormal)."""
+    values: NonEmptyTokens | None = None
+    """Counts drawn with equal chance (empirical)."""
+
+    @model_validator(mode="after")
+    def _fields_fit_distribution(self) -> LengthConfig:
+        needed, allowed = {
+            "constant": ({"value"}, set[str]()),
+            "uniform": ({"min", "max"}, set[str]()),
+            "lognormal": ({"mean", "cv"}, {"max"}),
+            "empirical": ({"values"}, set[str]()),
+        }[self.distribution]
+        for name in ("value", "min", "max", "mean", "cv", "values"):
+            given = getattr(self, name) is not None
+            if name in needed and not given:
+                raise ValueError(f"distribution '{self.distribution}' needs {name}")
+            if given and name not in needed | allowed:
+                raise ValueError(f"distribution '{self.distribution}' has no use for {name}; remove it")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is larger than max {self.max}")
+        return self
+
+
+class WorkloadConfig(Section):
+    """Arrivals and lengths, or a trace that brings both."""
+
+    arrivals: ArrivalsConfig | None = None
+    input_tokens: PositiveInt | LengthConfig | None = None
+    """Prompt tokens: a number for every request, or a distribution."""
+    output_tokens: PositiveInt | LengthConfig | None = None
+    """Generated tokens, the first one included."""
+    num_requests: PositiveInt | None = None
+    """How many requests; with a trace, its first ``num_requests`` rows (default: all)."""
+    trace: str | None = None
+    """Path or catalogue name of a request trace."""
+    format: str = "auto"
+    """Trace format, or ``auto`` to recognise it by content."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """What a bad trace row does: stop with file and line, or be counted and skipped."""
+
+    @model_validator(mode="after")
+    def _trace_or_synthetic(self) -> WorkloadConfig:
+        if self.trace is not None:
+            for name in ("input_tokens", "output_tokens"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} comes from the trace; remove one of the two")
+            return self
+        for name in ("arrivals", "input_tokens", "output_tokens", "num_requests"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is missing (needed unless trace is given)")
+        if self.arrivals is not None and self.arrivals.process == "trace":
+            raise ValueError("arrivals.process 'trace' needs workload.trace")
+        return self

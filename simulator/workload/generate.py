@@ -1,0 +1,138 @@
+"""From a workload section to concrete requests: arrival times and lengths, reproducible from the seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ForerunError
+from simulator.workload.config import ArrivalsConfig, LengthConfig, WorkloadConfig
+from traces import RequestTable, read_requests
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStream:
+    """Requests in order of arrival.
+
+    In a closed loop ``max_concurrency`` is set and ``arrival_s`` is all zeros: request i is sent as soon as fewer than
+    ``max_concurrency`` of the requests before it are outstanding.
+    """
+
+    arrival_s: FloatArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    max_concurrency: int | None
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return len(self.arrival_s)
+
+
+def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
+    """All requests of a run.
+
+    Arrival times, input lengths and output lengths are drawn from three independent streams of ``seed``, so that a
+    change of one leaves the others as they were (common random numbers).
+
+    Raises:
+        ForerunError: the trace has no arrival times and no other process is given.
+        traces.TraceError: the trace cannot be read.
+    """
+    arrivals_rng, input_rng, output_rng = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
+    if workload.trace is not None:
+        return _from_trace(workload, workload.trace, arrivals_rng)
+    assert workload.arrivals is not None
+    assert workload.num_requests is not None
+    assert workload.input_tokens is not None
+    assert workload.output_tokens is not None
+    count = workload.num_requests
+    return RequestStream(
+        arrival_s=arrival_times(workload.arrivals, count, arrivals_rng),
+        input_tokens=draw_lengths(workload.input_tokens, count, input_rng),
+        output_tokens=draw_lengths(workload.output_tokens, count, output_rng),
+        max_concurrency=workload.arrivals.max_concurrency,
+    )
+
+
+def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:
+    table = read_requests(trace, format=workload.format, on_error=workload.on_error, limit=workload.num_requests)
+    count = len(table.input_tokens)
+    arrivals = workload.arrivals
+    if arrivals is None or arrivals.process == "trace":
+        if table.arrival_s is None:
+            raise ForerunError(
+                f"workload.trace: {trace} ({table.format}) has no arrival times; give workload.arrivals a process"
+            )
+        scale = 1.0 if arrivals is None else arrivals.rate_scale
+        arrival_s = np.asarray(table.arrival_s, dtype=np.float64) / scale
+        max_concurrency = None
+    else:
+        arrival_s = arrival_times(arrivals, count, rng)
+        max_concurrency = arrivals.max_concurrency
+    return RequestStream(
+        arrival_s=arrival_s,
+        input_tokens=np.asarray(table.input_tokens, dtype=np.int64),
+        output_tokens=np.asarray(table.output_tokens, dtype=np.int64),
+        max_concurrency=max_concurrency,
+        notes=tuple(_trace_notes(trace, table)),
+    )
+
+
+def _trace_notes(trace: str, table: RequestTable) -> list[str]:
+    notes = [f"{trace}: skipped {count} rows ({reason})" for reason, count in sorted(table.skipped.items())]
+    if table.prefix_hashes is not None:
+        notes.append(f"{trace}: its prefix hashes are not used: no prefix cache is modelled yet")
+    return notes
+
+
+def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator) -> FloatArray:
+    """Arrival times of ``count`` requests, seconds, non-decreasing; the first gap counts from time 0.
+
+    Source: gamma inter-arrival times with shape ``burstiness`` as vLLM's serving benchmark draws them.
+    """
+    if arrivals.process in ("burst", "closed-loop"):
+        return np.zeros(count)
+    rate = arrivals.request_rate
+    if rate is None:
+        raise ForerunError(f"workload.arrivals: process '{arrivals.process}' has no rate to draw from")
+    if arrivals.process == "constant":
+        return np.arange(count, dtype=np.float64) / rate
+    shape = arrivals.burstiness if arrivals.burstiness is not None else 1.0
+    gaps: FloatArray = rng.gamma(shape, 1.0 / (rate * shape), count)
+    return np.cumsum(gaps)
+
+
+def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generator) -> IntArray:
+    """``count`` token counts, each at least 1."""
+    if isinstance(lengths, int):
+        return np.full(count, lengths, dtype=np.int64)
+    if lengths.distribution == "constant":
+        assert lengths.value is not None
+        return np.full(count, lengths.value, dtype=np.int64)
+    if lengths.distribution == "uniform":
+        assert lengths.min is not None
+        assert lengths.max is not None
+        return rng.integers(lengths.min, lengths.max, count, endpoint=True, dtype=np.int64)
+    if lengths.distribution == "empirical":
+        assert lengths.values is not None
+        return rng.choice(np.asarray(lengths.values, dtype=np.int64), count)
+    assert lengths.mean is not None
+    assert lengths.cv is not None
+    draws = lognormal(lengths.mean, lengths.cv, count, rng)
+    return np.clip(np.rint(draws), 1, lengths.max if lengths.max is not None else 10**12).astype(np.int64)
+
+
+def lognormal(mean: float, cv: float, count: int, rng: np.random.Generator) -> FloatArray:
+    """Lognormal draws with the given mean and coefficient of variation.
+
+    ``sigma^2 = ln(1 + cv^2)`` and ``mu = ln(mean) - sigma^2 / 2``.
+    """
+    sigma = math.sqrt(math.log1p(cv * cv))
+    return rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma, count)

@@ -1,0 +1,146 @@
+"""A run folder made by hand: a queue in front of two replicas, with speculation, an SLO and one failed request."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboards.runs import Run, load_run
+from simulator.metrics.export import write_run
+from simulator.metrics.replications import combine_replications
+from simulator.metrics.slo import slo_limits
+from simulator.metrics.summary import slo_report, summarise
+from simulator.metrics.usage import bottleneck_shares, kv_cache_section
+from simulator.serving.records import (
+    EngineCounters,
+    GapCounts,
+    KvCacheReport,
+    RequestRecords,
+    SpeculationCounters,
+    StepRecords,
+)
+
+SCENARIO: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "hardware": {"chip": "h100-sxm", "replicas": 2},
+    "engine": {"max_num_seqs": 64},
+    "workload": {"arrivals": {"process": "poisson", "request_rate": 8.0}, "num_requests": 240},
+    "slo": {"p99_ttft_ms": 500.0, "p99_tpot_ms": 50.0},
+}
+
+
+def hand_made_result(seed: int, n: int = 240) -> Any:
+    """Plausible records; nothing here is a prediction."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(1 / 8, n))
+    scheduled = arrival + rng.exponential(0.03, n)
+    output = rng.integers(1, 300, n)
+    first = scheduled + rng.gamma(4, 0.02, n)
+    finished = first + (output - 1) * rng.gamma(40, 0.0003, n)
+    finished[5] = first[5] = np.nan
+    zeros = np.zeros(n, dtype=np.int64)
+    requests = RequestRecords(
+        arrival_s=arrival,
+        input_tokens=rng.integers(10, 2000, n),
+        output_tokens=output,
+        scheduled_s=scheduled,
+        first_token_s=first,
+        finished_s=finished,
+        replica=rng.integers(0, 2, n),
+        preemptions=zeros,
+        cached_tokens=zeros,
+        drafts=zeros,
+        draft_tokens=zeros,
+        accepted_tokens=zeros,
+        failed=np.isnan(finished),
+    )
+    return SimpleNamespace(
+        scenario=SimpleNamespace(slo=SCENARIO["slo"]),
+        seed=seed,
+        requests=requests,
+        steps=_steps(rng, float(np.nanmax(finished))),
+        gaps=GapCounts(np.array([0.010, 0.012, 0.03]), np.array([20000, 9000, 120])),
+        kv=KvCacheReport(27000, 16, 9800, 6100.5, 3, None, 131072.0, 16.06e9, 0.0, 2.4e9, 80e9, False),
+        speculation=SpeculationCounters(1000, 3000, 1600, (730, 520, 350)),
+        engine=EngineCounters(4000, 600, 12, 32.0, 0.21, 0.22),
+        basis="datasheet",
+        notes=("a remark with <markup> in it",),
+        chips=2,
+    )
+
+
+def _steps(rng: np.random.Generator, end_s: float) -> StepRecords:
+    per_replica = 2000
+    seconds = rng.gamma(30, end_s / per_replica / 30 * 0.9, (2, per_replica))
+    start = np.cumsum(np.concatenate([np.zeros((2, 1)), seconds], axis=1), axis=1)[:, :-1] * 1.05
+    n = 2 * per_replica
+    flat = seconds.ravel()
+    wave = (20 + 12 * np.sin(start / 3)).astype(np.int64).ravel()
+    prefill = np.where(rng.random(n) < 0.06, rng.integers(64, 2048, n), 0)
+    return StepRecords(
+        replica=np.repeat([0, 1], per_replica),
+        start_s=start.ravel(),
+        seconds=flat,
+        prefill_seqs=(prefill > 0).astype(np.int64),
+        prefill_tokens=prefill,
+        decode_seqs=wave,
+        query_len=np.full(n, 4),
+        decode_kv_tokens=wave * 900,
+        output_tokens=wave * 2,
+        running=wave + 1,
+        waiting=np.maximum(wave - 28, 0),
+        kv_blocks=wave * 57 * 5,
+        compute_s=flat * 0.17,
+        memory_s=flat * 0.6,
+        interconnect_s=flat * 0.04,
+        latency_s=flat * 0.08,
+        host_s=flat * 0.11,
+        flops=flat * 1e14,
+        bytes=flat * 2e12,
+    )
+
+
+def hand_made_document(result: Any) -> dict[str, Any]:
+    """The run document without a chip catalogue."""
+    summary = summarise(result)
+    assert slo_limits(result.scenario.slo)
+    return {
+        "summary": summary,
+        "intervals": {},
+        "interval_level": None,
+        "slo": slo_report(result, summary),
+        "basis": result.basis,
+        "bottleneck": bottleneck_shares(result.steps, 2, summary["duration"]),
+        "kv_cache": kv_cache_section(result.kv, result.requests),
+        "utilisation": {"mfu": 0.11, "mbu": 0.43},
+        "energy_joules": 31234.5,
+        "chips": 2,
+        "cost_usd": 0.05,
+        "usd_per_million_output_tokens": 1.37,
+        "engine": {"steps": 4000, "spans": 600, "exact_steps": 12, "simulated_s": 32.0, "cpu_s": 0.21, "wall_s": 0.22},
+        "scenario": SCENARIO,
+        "seed": result.seed,
+        "replications": 1,
+        "version": "0.1.0",
+        "notes": list(result.notes),
+    }
+
+
+def write_hand_made_run(folder: Path, replications: int = 1) -> Path:
+    """Write a run folder and return it."""
+    results = [hand_made_result(seed) for seed in range(replications)]
+    document = combine_replications([hand_made_document(result) for result in results])
+    write_run(folder, results[0], document)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hand_made_run(tmp_path_factory.mktemp("runs") / "one")
+
+
+@pytest.fixture(scope="session")
+def run(run_folder: Path) -> Run:
+    return load_run(run_folder)

@@ -1,0 +1,95 @@
+"""Run results made by hand, so that every expected number can be worked out on paper."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.serving.records import (
+    EngineCounters,
+    GapCounts,
+    KvCacheReport,
+    RequestRecords,
+    SpeculationCounters,
+    StepRecords,
+)
+
+
+def requests_of(**columns: Any) -> RequestRecords:
+    """Requests from arrival_s, first_token_s, finished_s and whatever else differs from the defaults."""
+    n = len(columns["arrival_s"])
+    defaults: dict[str, Any] = {
+        "input_tokens": np.full(n, 100),
+        "output_tokens": np.full(n, 11),
+        "scheduled_s": columns["arrival_s"],
+        "failed": ~np.isfinite(np.asarray(columns["finished_s"], dtype=float)),
+    }
+    integers = ("replica", "preemptions", "cached_tokens", "drafts", "draft_tokens", "accepted_tokens")
+    defaults |= {name: np.zeros(n, dtype=np.int64) for name in integers}
+    return RequestRecords(**{name: np.asarray(values) for name, values in (defaults | columns).items()})
+
+
+def steps_of(start_s: list[float], seconds: list[float], **columns: Any) -> StepRecords:
+    """Steps, by default pure memory-bound decode of two sequences on replica 0."""
+    n = len(start_s)
+    values: dict[str, Any] = {
+        name: np.zeros(n, dtype=np.int64) for name in ("replica", "prefill_seqs", "prefill_tokens", "waiting")
+    }
+    values |= {name: np.full(n, 2) for name in ("decode_seqs", "output_tokens", "running")}
+    values |= {
+        "query_len": np.ones(n, dtype=np.int64),
+        "decode_kv_tokens": np.full(n, 200),
+        "kv_blocks": np.full(n, 14),
+    }
+    values |= {name: np.zeros(n) for name in ("compute_s", "interconnect_s", "latency_s", "host_s")}
+    values |= {"memory_s": np.asarray(seconds), "flops": np.full(n, 1e9), "bytes": np.full(n, 1e6)}
+    values |= columns
+    return StepRecords(
+        start_s=np.asarray(start_s, dtype=float),
+        seconds=np.asarray(seconds, dtype=float),
+        **{name: np.asarray(column) for name, column in values.items()},
+    )
+
+
+def result_of(requests: RequestRecords, **parts: Any) -> Any:
+    """A run result without a real scenario."""
+    scenario = SimpleNamespace(
+        slo=parts.pop("slo", None), prices=None, hardware=SimpleNamespace(replicas=parts.pop("replicas", 1), chip="x")
+    )
+    kv = KvCacheReport(100, 16, 50, 25.0, 3, None, 1000.0, 1e9, 0.0, 1e8, 8e9, False)
+    defaults: dict[str, Any] = {
+        "scenario": scenario,
+        "seed": 7,
+        "requests": requests,
+        "steps": steps_of([0.0, 1.0], [1.0, 1.0]),
+        "gaps": GapCounts(np.array([0.01, 0.02]), np.array([3, 1])),
+        "kv": kv,
+        "speculation": None,
+        "engine": EngineCounters(2, 2, 0, 2.0, 0.001, 0.001),
+        "basis": "datasheet",
+        "notes": (),
+        "chips": 1,
+    }
+    return SimpleNamespace(**(defaults | parts))
+
+
+@pytest.fixture
+def make_requests() -> Callable[..., RequestRecords]:
+    return requests_of
+
+
+@pytest.fixture
+def make_steps() -> Callable[..., StepRecords]:
+    return steps_of
+
+
+@pytest.fixture
+def make_result() -> Callable[..., Any]:
+    return result_of
+
+
+@pytest.fixture
+def counters() -> type[SpeculationCounters]:
+    return SpeculationCounters

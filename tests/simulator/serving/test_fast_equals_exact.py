@@ -1,0 +1,136 @@
+"""The fast path must give what the step-by-step path gives, on random workloads and limits."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from simulator.serving import Cluster, EngineLimits
+from simulator.serving.log import RunLog
+from simulator.speculation import AcceptanceSampler
+from simulator.workload import RequestStream
+from stub_timers import LinearTimer
+
+TIMER = LinearTimer(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8)
+REQUEST_COLUMNS = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
+EXACT_COLUMNS = ("replica", "preemptions", "drafts", "accepted_tokens", "failed")
+
+
+@st.composite
+def streams(draw):
+    count = draw(st.integers(1, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rate = draw(st.sampled_from([1.0, 20.0, 200.0, 5000.0]))
+    burst = draw(st.booleans())
+    return RequestStream(
+        arrival_s=np.zeros(count) if burst else np.cumsum(rng.exponential(1 / rate, count)),
+        input_tokens=rng.integers(1, draw(st.sampled_from([3, 40, 400])), count, endpoint=True),
+        output_tokens=rng.integers(1, draw(st.sampled_from([1, 5, 60])), count, endpoint=True),
+        max_concurrency=draw(st.one_of(st.none(), st.integers(1, 20))) if burst else None,
+    )
+
+
+@st.composite
+def limits(draw, stream, query_len):
+    """Limits that leave little more room than the longest request needs, so that requests push each other out."""
+    seqs = draw(st.sampled_from([1, 3, 8, 24]))
+    block = draw(st.sampled_from([1, 4, 16]))
+    watermark = draw(st.integers(0, 2))
+    longest = int((stream.input_tokens + stream.output_tokens).max()) + 2 * query_len
+    room = -(-longest // block) + watermark + draw(st.sampled_from([-2, 0, 5, 40, 2000]))
+    return EngineLimits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(seqs * query_len, draw(st.sampled_from([16, 64, 512]))),
+        block_size=block,
+        num_blocks=max(1, room),
+        watermark_blocks=watermark,
+        max_model_len=draw(st.sampled_from([300, 10_000])),
+        chunked_prefill=draw(st.booleans()),
+        query_len=query_len,
+        lookahead_tokens=query_len - 1,
+    )
+
+
+def run_both(cluster: Cluster, stream: RequestStream) -> tuple[RunLog, RunLog]:
+    fast = cluster.run(stream)
+    assert fast.exact_steps == 0
+    return fast, dataclasses.replace(cluster, stepping="exact-steps").run(stream)
+
+
+def assert_same(fast: RunLog, exact: RunLog) -> None:
+    for name in REQUEST_COLUMNS:
+        assert_allclose(np.asarray(getattr(fast, name)), np.asarray(getattr(exact, name)), rtol=1e-9, atol=1e-12)
+    for name in EXACT_COLUMNS:
+        assert_array_equal(np.asarray(getattr(fast, name)), np.asarray(getattr(exact, name)), err_msg=name)
+    assert_array_equal(fast.accepted_counts, exact.accepted_counts)
+    assert fast.refusals == exact.refusals
+    order = [np.lexsort((log.steps.column("start_s"), log.steps.column("replica"))) for log in (fast, exact)]
+    for name in ("start_s", "seconds"):
+        assert_allclose(fast.steps.column(name)[order[0]], exact.steps.column(name)[order[1]], rtol=1e-9, atol=1e-12)
+    for name in ("output_tokens", "running", "waiting", "kv_blocks", "prefill_tokens", "decode_seqs", "query_len"):
+        assert_array_equal(fast.steps.integers(name)[order[0]], exact.steps.integers(name)[order[1]], err_msg=name)
+    mine, theirs = (log.steps.work(0, len(log.steps)) for log in (fast, exact))
+    for a, b in zip(mine.decode_kv_tokens + mine.prefill_pairs, theirs.decode_kv_tokens + theirs.prefill_pairs, strict=True):
+        assert_array_equal(a[order[0]], b[order[1]])
+
+
+def gaps(log: RunLog, fast: bool) -> np.ndarray:
+    explicit = np.asarray(log.gaps_s)
+    if not fast:
+        return np.sort(explicit)
+    decoding = log.steps.integers("decode_seqs")
+    return np.sort(np.concatenate((np.repeat(log.steps.column("seconds"), decoding), explicit)))
+
+
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@SETTINGS
+@given(st.data(), streams(), st.sampled_from([(None,), (None, 32), (8,)]))
+def test_without_speculation(data, stream, windows):
+    timer = dataclasses.replace(TIMER, windows=windows)
+    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, 1)), timer)
+    fast, exact = run_both(cluster, stream)
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+    assert_allclose(gaps(fast, True), gaps(exact, False), rtol=1e-9, atol=1e-12)
+
+
+@SETTINGS
+@given(st.data(), streams(), st.integers(1, 5), st.floats(0, 1), st.sampled_from([(None,), (None, 32)]))
+def test_with_speculation(data, stream, drafted, alpha, windows):
+    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3)
+    timer = dataclasses.replace(TIMER, windows=windows)
+    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, drafted + 1)), timer, sampler)
+    fast, exact = run_both(cluster, stream)
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+    assert_allclose(gaps(fast, True), gaps(exact, False), rtol=1e-9, atol=1e-12)
+
+
+@SETTINGS
+@given(st.data(), streams(), st.integers(2, 5), st.sampled_from(["round-robin", "least-outstanding"]))
+def test_with_replicas(data, stream, replicas, routing):
+    cluster = Cluster(replicas, routing, "vllm-v1", "fast", data.draw(limits(stream, 1)), TIMER)
+    fast, exact = run_both(cluster, stream)
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+
+
+def test_long_decode_is_one_span():
+    stream = RequestStream(np.zeros(4), np.full(4, 100), np.full(4, 500), None)
+    limit = EngineLimits(8, 512, 16, 10_000, 0, 10_000, True)
+    log = Cluster(1, "round-robin", "vllm-v1", "fast", limit, TIMER).run(stream)
+    assert len(log.steps) == 500
+    assert log.steps.spans == 2
+
+
+@pytest.mark.parametrize("scheduler", ["prefill-first", "static"])
+def test_other_schedulers_fall_back_visibly(scheduler):
+    stream = RequestStream(np.zeros(4), np.full(4, 100), np.full(4, 50), None)
+    limit = EngineLimits(8, 512, 16, 10_000, 0, 10_000, False)
+    log = Cluster(1, "round-robin", scheduler, "fast", limit, TIMER).run(stream)
+    assert log.exact_steps == len(log.steps) == 50

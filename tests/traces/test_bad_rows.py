@@ -1,0 +1,287 @@
+"""Bad input: the place, the value and the way out; nothing is lost silently, and only TraceError ever escapes."""
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import traces.requests.files as files
+from traces import TraceError, describe_requests, iter_requests, read_requests
+
+HEADER = "arrival_s,input_tokens,output_tokens\n"
+GOOD = HEADER + "0,10,2\n1,20,3\n"
+
+
+def write(tmp_path: Path, text: str | bytes, name: str = "t.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("row", "message", "reason"),
+    [
+        ("1,20", r"2 columns where the header has 3", "columns"),
+        ("1,20,3,4", r"4 columns where the header has 3", "columns"),
+        ("1,-5,3", r"input_tokens: -5: tokens cannot be negative", "input_tokens: negative"),
+        ("1,5,0", r"output_tokens: 0 tokens: at least 1 expected", "output_tokens: zero"),
+        ("1,5,", r"output_tokens: no value", "output_tokens: missing"),
+        ("1,5,x", r"output_tokens: 'x' is not a number", "output_tokens: not a number"),
+        ("1,5.5,3", r"input_tokens: 5.5 is not a whole number", "input_tokens: not whole"),
+        ("1,1e400,3", r"input_tokens: inf is not a finite", "input_tokens: not finite"),
+        ("1,nan,3", r"input_tokens: nan is not a finite", "input_tokens: not finite"),
+        ("1,1000000000000000000,3", r"input_tokens: .* more than 1000000000 tokens", "input_tokens: too large"),
+        (f"1,{'9' * 90},3", r"input_tokens: .* too large", "input_tokens: too large"),
+        ("1,1_0,3", r"input_tokens: '1_0' is not a number", "input_tokens: not a number"),
+        ("-1,5,3", r"arrival_s: -1: an arrival time cannot be negative", "arrival_s: negative"),
+        ("inf,5,3", r"arrival_s: inf is not a finite", "arrival_s: not finite"),
+        ("1e18,5,3", r"arrival_s: .* too large for an arrival time", "arrival_s: too large"),
+        (",5,3", r"arrival_s: no value", "arrival_s: missing"),
+    ],
+)
+def test_a_bad_row_stops_at_its_line_or_is_counted(tmp_path, row, message, reason):
+    path = write(tmp_path, HEADER + "0,10,2\n\n2,20,3\n" + row + "\n3,30,4\n")
+    with pytest.raises(TraceError, match=rf"t\.csv:5: {message}"):
+        read_requests(path)
+    table = read_requests(path, on_error="skip")
+    assert dict(table.skipped) == {reason: 1}
+    assert table.input_tokens.tolist() == [10, 20, 30]
+    assert table.arrival_s.tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "reason"),
+    [
+        ('{"timestamp": 5, "input_length": 5, "out', "not valid JSON", "not JSON"),
+        ("[1, 2]", "one JSON object per line expected", "not an object"),
+        ('{"timestamp": 5, "input_length": 5}', "output_length: no value", "output_length: missing"),
+        ('{"timestamp": 5, "input_length": true, "output_length": 1}', "True is not a number", None),
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 1}', "nan is not a finite", None),
+        ('{"timestamp": 5, "input_length": 5, "output_length": 1, "hash_ids": "a b"}', "not a list of integer", None),
+        ('{"timestamp": 5, "input_length": 5, "output_length": 1, "hash_ids": [1, 2]}', "2 block ids for 5", None),
+        ('{"timestamp": 5, "input_length": 5, "output_length": 1, "hash_ids": [1.5]}', "not a list of integer", None),
+        ('{"timestamp": {}, "input_length": 5, "output_length": 1}', "{} is not a number", None),
+    ],
+)
+def test_bad_json_lines(tmp_path, line, message, reason):
+    good = '{"timestamp": %d, "input_length": 5, "output_length": 2, "hash_ids": [1]}'
+    path = write(tmp_path, "\n".join([good % 0, good % 9, line, good % 10]), "t.jsonl")
+    with pytest.raises(TraceError, match=rf"t\.jsonl:3: .*{message}"):
+        read_requests(path)
+    table = read_requests(path, on_error="skip")
+    assert len(table) == 3
+    assert sum(table.skipped.values()) == 1
+    assert reason is None or dict(table.skipped) == {reason: 1}
+
+
+def test_line_numbers_hold_across_blocks_and_quotes(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    rows = [f'{i},10,2,"a ""b"" {i}\nc"\n' for i in range(100)]
+    rows[60] = '60,10,zero,"x\ny"\n'
+    path = write(tmp_path, "arrival_s,input_tokens,output_tokens,text\n" + "".join(rows))
+    with pytest.raises(TraceError, match=r"t\.csv:122: output_tokens: 'zero'"):
+        read_requests(path)
+    assert len(read_requests(path, on_error="skip")) == 99
+    plain = write(tmp_path, HEADER + "".join(f"{i},10,{0 if i == 77 else 2}\r\n" for i in range(100)), "plain.csv")
+    with pytest.raises(TraceError, match=r"plain\.csv:79: output_tokens: 0 tokens"):
+        read_requests(plain)
+
+
+def test_the_first_bad_row_is_reported_whatever_its_kind(tmp_path):
+    path = write(tmp_path, HEADER + "0,10,2\n1,x,2\n1,2\n-1,2,2\n")
+    with pytest.raises(TraceError, match=r"t\.csv:3: input_tokens"):
+        read_requests(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"\n \n\n", "nothing but blanks"),
+        (HEADER.encode(), "no requests"),
+        (b"\x00\x01\x02\x03junk\xff" * 30, "binary data"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "binary data"),
+        (b"PK\x03\x04rest", "zip-compressed"),
+        (b"\x28\xb5\x2f\xfdrest", "zstd-compressed"),
+        (b"PAR1 and no more", "not a usable Parquet"),
+        (gzip.compress(GOOD.encode() * 99)[:60], "gzip data is damaged or cut short"),
+        (b"\x1f\x8b", "gzip data is damaged or cut short"),
+        (b"\x1f\x8bjunk that is no gzip", "gzip data is damaged"),
+        (b"a,b,c\n1,2,3\n", r"no trace format fits; columns seen: 'a', 'b', 'c'. Accepted"),
+        (b"arrival_s,input_tokens\n1,2\n", r"input_tokens is there, but no column for the other token count"),
+        (b"0,10,2\n1,20,3\n", "looks like data; a header line"),
+        (b"arrival_s,input_tokens,output_tokens,input_tokens\n0,1,2,3\n", "column 'input_tokens' appears 2 times"),
+        (HEADER.encode() + b"0,10,2\n1,\xe9,3\n", r":3: byte 0xe9 is not UTF-8"),
+        (b"{\n\n  [", "neither JSON lines nor a JSON trace"),
+        (b"[1, 2]", "without any object"),
+        (b'[{"a": 1}', "not valid JSON"),
+        (b'{"a": 1}\n', r"no trace format fits; keys seen: 'a'"),
+    ],
+)
+def test_files_that_are_no_trace(tmp_path, data, message):
+    path = write(tmp_path, data)
+    with pytest.raises(TraceError, match=message) as caught:
+        read_requests(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_arguments_name_what_is_right(tmp_path):
+    path = write(tmp_path, GOOD)
+    for keywords, message in [
+        ({"format": "azure"}, r"no trace format 'azure'; did you mean 'azure-ll?mm?'"),
+        ({"format": "mooncake"}, r"no column for arrival_s in format 'mooncake' \(accepted: timestamp\)"),
+        ({"on_error": "ignore"}, "'stop' or 'skip'"),
+        ({"limit": 0}, "limit: 0"),
+        ({"block_token": 16}, r"takes no option 'block_token'; did you mean 'block_tokens'"),
+        ({"drop_failures": False}, r"'forerun' takes no option 'drop_failures' \(it takes: block_tokens\)"),
+        ({"block_tokens": 0}, "block_tokens: 0"),
+    ]:
+        with pytest.raises(TraceError, match=message):
+            read_requests(path, **keywords)
+    with pytest.raises(TraceError, match="no such file"):
+        read_requests(tmp_path / "absent.csv")
+    with pytest.raises(TraceError, match="holds neither"):
+        read_requests(tmp_path / "..", "servegen")
+
+
+def test_undecodable_bytes_can_be_skipped(tmp_path):
+    path = write(tmp_path, HEADER.encode() + b"0,10,2\n1,1\xe9,3\n2,30,4\n")
+    table = read_requests(path, on_error="skip")
+    assert dict(table.skipped) == {"not UTF-8": 1}
+    assert table.input_tokens.tolist() == [10, 30]
+
+
+def test_nothing_usable_says_why(tmp_path):
+    path = write(tmp_path, HEADER + "0,0,2\n1,0,3\n")
+    for reader in (read_requests, lambda *a, **k: list(iter_requests(*a, **k))):
+        with pytest.raises(TraceError, match=r"no usable request; 2 rows left out \(input_tokens: zero: 2\)"):
+            reader(path, on_error="skip")
+
+
+def test_a_quote_that_never_closes_is_not_read_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1000)
+    path = write(tmp_path, HEADER + '0,10,2\n1,"20,3\n' + "2,30,4\n" * 1000)
+    with pytest.raises(TraceError, match=r"t\.csv:3: a quoted field that never closes"):
+        read_requests(path)
+
+
+def test_order_is_mended_stably_and_told(tmp_path):
+    path = write(tmp_path, HEADER + "5,1,1\n3,2,2\n5,3,3\n3,4,4\n")
+    table = read_requests(path)
+    assert table.arrival_s.tolist() == [0, 0, 2, 2]
+    assert table.input_tokens.tolist() == [2, 4, 1, 3]
+    assert table.notes == ("2 rows earlier than the row before them; sorted by arrival",)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seconds"),
+    [
+        ("1700000000", "1700000002", 2),
+        ("1700000000000", "1700000000250", 0.25),
+        ("1700000000000000", "1700000000000001", 1e-6),
+        ("1700000000000000000", "1700000000000000001", 1e-9),
+        ("0.25", "1.5", 1.25),
+    ],
+)
+def test_epoch_and_relative_times_start_at_zero(tmp_path, first, second, seconds):
+    path = write(tmp_path, f"timestamp,prompt_tokens,completion_tokens\n{first},1,1\n{second},1,1\n")
+    assert read_requests(path).arrival_s.tolist() == [0, seconds]
+
+
+def test_one_bad_epoch_does_not_blur_the_others(tmp_path):
+    rows = ["1700000000000000000", "", "1700000000000000001"]
+    path = write(tmp_path, "timestamp_ns,prompt_tokens,completion_tokens\n" + "".join(f"{row},1,1\n" for row in rows))
+    assert read_requests(path, on_error="skip").arrival_s.tolist() == [0, 1e-9]
+
+
+AZURE_ROW = "2023-11-16 18:17:0%d.9799600,4808,10"
+
+
+@pytest.mark.parametrize("stamp", ["2023-13-16 18:17:03", "NaT", "now", "2023-11-16", "1600-01-01 00:00:00", "1e9", ""])
+def test_bad_dates(tmp_path, stamp):
+    rows = [AZURE_ROW % 1, f"{stamp},5,5", AZURE_ROW % 3]
+    path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
+    with pytest.raises(TraceError, match=r"t\.csv:3: TIMESTAMP: "):
+        read_requests(path)
+    assert read_requests(path, on_error="skip").arrival_s.tolist() == [0, 2]
+
+
+def test_the_limit_stops_before_later_damage(tmp_path):
+    path = write(tmp_path, GOOD + "broken\n")
+    assert len(read_requests(path, limit=1)) == 1
+
+
+SEEDS = [
+    GOOD,
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16 18:17:04,1,2",
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    '19440110.0,"17",43,GPT-4,906,446,1352,API log\n19440112.0,,,ChatGPT,9,0,9,API log\n',
+    '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}\n' * 3,
+    '{"chat_id": 7, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 3, "output_length": 5, "turn": 1}\n',
+    json.dumps({"id": 1, "block_size": 2, "requests": [{"t": 0.5, "in": 3, "out": 3, "hash_ids": [1]},
+                {"t": 1, "type": "subagent", "requests": [{"t": 0, "in": 2, "out": 3, "hash_ids": []}]}]}),
+    json.dumps([{"id": "x", "conversations": [{"from": "human", "tokens": 3}, {"from": "gpt", "tokens": 4}]}]),
+    json.dumps({"input_lens": [1, 2], "output_lens": [3, 4], "ttfts": [0.1, 0.2], "itls": [[0.1], []]}),
+    json.dumps({"metadata": {"request_start_ns": 5}, "metrics": {"input_sequence_length": {"value": 5, "unit": "t"},
+                "output_sequence_length": {"value": 5}, "request_latency": {"value": 1, "unit": "ms"}}}),
+    "0,1.5,1,Gamma,0.5,1\n600,2,1,Weibull,0.5,1\n",
+    "arrival_s,input_tokens,output_tokens,prefix_hashes,block_tokens,turn,session_id\n0,10,2,1 2,8,0,a\n",
+]  # fmt: skip
+SPLICES = [b"", b"\n", b",", b'"', b"\xff", b"\0", b"nan", b"-1", b"1e999", b"1000000000000000000", b"null", b"[", b"}",
+           b"9" * 5000, b"[" * 3000, b"\r", b"\xef\xbb\xbf", b"true", b"'", b"{}", b"0", b"\xe2\x80\xa8"]  # fmt: skip
+
+
+@st.composite
+def mangled(draw):
+    data = bytearray(draw(st.sampled_from(SEEDS)).encode())
+    for _ in range(draw(st.integers(0, 5))):
+        start = draw(st.integers(0, len(data)))
+        data[start : start + draw(st.integers(0, 6))] = draw(st.sampled_from(SPLICES) | st.binary(max_size=4))
+    return bytes(data)
+
+
+@given(mangled(), st.sampled_from(["auto", "auto", "plain", "mooncake", "agentic", "vllm-bench", "aiperf", "bailian"]),
+       st.sampled_from(["stop", "skip"]), st.booleans())  # fmt: skip
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_only_trace_errors_escape(data, format, on_error, squeeze):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chunk-1-trace.csv"
+        path.write_bytes(gzip.compress(data) if squeeze else data)
+        (Path(folder) / "chunk-1-dataset.json").write_text(
+            '{"0": {"input_tokens": "{5: 1}", "output_tokens": "{6: 1}"}}'
+        )
+        message = ""
+        try:
+            table = read_requests(path, format, on_error=on_error)
+        except TraceError as error:
+            message = str(error)
+        else:
+            assert describe_requests(table).requests == len(table) >= 1
+        assert "\n" not in message
+
+
+@given(st.binary(max_size=300), st.sampled_from(["auto", "plain", "servegen", "sharegpt"]))
+@settings(max_examples=100, deadline=None)
+def test_arbitrary_bytes_raise_trace_errors(data, format):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        path.write_bytes(data)
+        with pytest.raises(TraceError):
+            read_requests(path, format)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["0", "1", "7.0", "x", "", "-1", "1e18"]), st.booleans()), min_size=1))
+@settings(max_examples=60, deadline=None)
+def test_every_row_is_kept_or_counted(rows):
+    text = HEADER + "0,1,1\n" + "".join(f"1,{value},2{',9' if extra else ''}\n" for value, extra in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        path.write_text(text)
+        table = read_requests(path, on_error="skip")
+    assert len(table) + sum(table.skipped.values()) == len(rows) + 1

@@ -1,0 +1,25 @@
+"""The one exception of this package, and the hint that goes with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used: one line naming the file, the line or field, the value, and what would be right."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint such as ``; did you mean 'azure-llm'?`` for the known word nearest to ``word``, or an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def shown(value: object, width: int = 40) -> str:
+    """``value`` as it may stand in a one-line message: its repr, without line ends, cut to ``width`` characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a structure nested too deep
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= width else f"{text[: width - 3]}..."

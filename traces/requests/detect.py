@@ -1,0 +1,218 @@
+"""Which format a file is, judged by its content, never by its name; and how to open it as raw chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from traces.errors import TraceError, did_you_mean, shown
+from traces.requests.agentic import AGENTIC, agentic_chunks, session_files
+from traces.requests.aiperf import AIPERF
+from traces.requests.azure import AZURE_LLM, AZURE_LMM
+from traces.requests.burstgpt import BURSTGPT
+from traces.requests.files import OnError, first_text, is_parquet, load_document, visible_keys
+from traces.requests.layout import Layout, Options
+from traces.requests.mooncake import BAILIAN, MOONCAKE, TIMED_TRACE
+from traces.requests.plain import FORERUN, PLAIN
+from traces.requests.rows import (
+    RawChunk,
+    csv_chunks,
+    jsonl_chunks,
+    parquet_chunks,
+    parquet_columns,
+    record_chunks,
+    split_header,
+)
+from traces.requests.servegen import SERVEGEN, is_servegen_header, pool_files, servegen_chunks
+from traces.requests.sharegpt import SHAREGPT, sharegpt_chunks
+from traces.requests.simulators import APEX, LLMSERVINGSIM, LLMSERVINGSIM_MEASURED, VIDUR
+from traces.requests.vllm_bench import VLLM_BENCH, vllm_bench_chunks
+
+_TABLES = (
+    AZURE_LMM,
+    AZURE_LLM,
+    BURSTGPT,
+    BAILIAN,
+    MOONCAKE,
+    LLMSERVINGSIM_MEASURED,
+    LLMSERVINGSIM,
+    APEX,
+    VIDUR,
+    AIPERF,
+    FORERUN,
+    PLAIN,
+)
+"""Formats that are tables of rows, the most particular first: the order in which they are recognised."""
+
+_DOCUMENTS = (AGENTIC, SERVEGEN, SHAREGPT, VLLM_BENCH)
+
+FORMATS: dict[str, str] = {layout.name: layout.title for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
+"""Names that ``format=`` takes beside ``auto``, each with what it is."""
+
+_LAYOUTS = {layout.name: layout for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A trace that has been recognised and can be opened.
+
+    Attributes:
+        path: file or folder.
+        layout: its format.
+        names: column names, or None when only the rows tell.
+        chunks: opens it.
+        streams: whether the rows arrive a chunk at a time; otherwise the file is one document.
+    """
+
+    path: Path
+    layout: Layout
+    names: list[str] | None
+    chunks: Callable[[Options, OnError], Iterator[RawChunk]]
+    streams: bool
+
+
+def open_source(path: Path, format: str) -> Source:
+    """Recognise ``path`` (or take the format as given) and say how to read it.
+
+    Raises:
+        TraceError: nothing there, unreadable, unknown format name, or content that no format fits.
+    """
+    if format != "auto" and format not in _LAYOUTS:
+        hint = did_you_mean(format, [*_LAYOUTS, "auto"])
+        raise TraceError(f"no trace format {format!r}{hint}; known: auto, {', '.join(_LAYOUTS)}")
+    layout = _LAYOUTS.get(format)
+    if path.is_dir():
+        return _folder(path, layout)
+    if layout in _DOCUMENTS:
+        return _document(path, layout)
+    if is_parquet(path):
+        return _parquet(path, layout)
+    text = first_text(path)
+    start = text.lstrip()[:1]
+    if not start:
+        raise TraceError(f"{path}: the file holds nothing but blanks; a trace needs at least one request")
+    if start == "{":
+        return _json_object(path, text, layout)
+    if start == "[":
+        return _json_list(path, layout)
+    return _csv(path, text, layout)
+
+
+def _folder(path: Path, layout: Layout | None) -> Source:
+    """A ServeGen pool or a folder of agent sessions."""
+    servegen, sessions = pool_files(path), session_files(path)
+    if layout in (None, SERVEGEN) and servegen:
+        return _document(path, SERVEGEN)
+    if layout in (None, AGENTIC) and sessions:
+        return _document(path, AGENTIC)
+    raise TraceError(
+        f"{path}: a folder is read as ServeGen pool (chunk-*-trace.csv) or as agent sessions (*.json); it holds neither"
+        + (f" that fits format {layout.name!r}" if layout else "")
+    )
+
+
+def _document(path: Path, layout: Layout) -> Source:
+    """A file or folder that its own reader opens."""
+    readers: dict[str, Callable[[Options, OnError], Iterator[RawChunk]]] = {
+        AGENTIC.name: lambda options, on_error: agentic_chunks(path, options),
+        SERVEGEN.name: lambda options, on_error: servegen_chunks(path, options),
+        SHAREGPT.name: lambda options, on_error: sharegpt_chunks(path, options),
+        VLLM_BENCH.name: lambda options, on_error: vllm_bench_chunks(path),
+    }
+    return Source(path, layout, None, readers[layout.name], streams=False)
+
+
+def _parquet(path: Path, layout: Layout | None) -> Source:
+    """A Parquet table; only the columns that are used get decoded."""
+    names = parquet_columns(path)
+    layout = layout or _recognise(path, names, "columns")
+    used = {column.name for column in layout.bind(names, str(path)).columns.values()}
+    wanted = names if layout.drop or layout.prepare or layout.flatten else [name for name in names if name in used]
+    return Source(path, layout, names, lambda options, on_error: parquet_chunks(path, on_error, wanted), streams=True)
+
+
+def _json_object(path: Path, text: str, layout: Layout | None) -> Source:
+    """JSON lines, or one object that is an agent session or a benchmark result."""
+    lines = text.lstrip().replace("\r", "\n").split("\n")
+    record = next((found for line in lines[:20] if (found := _object(line)) is not None), None)
+    keys = visible_keys(text) if record is None else set(record)
+    if _object(lines[0]) is None and len(lines) > 1:
+        keys |= visible_keys(text)
+    if layout is None and {"block_size", "requests"} <= keys:
+        return _document(path, AGENTIC)
+    if layout is None and ("input_lens" in keys or {"total_input_tokens", "request_throughput"} <= keys):
+        return _document(path, VLLM_BENCH)
+    if layout is None and record is None and len(lines) > 1:
+        raise TraceError(
+            f"{path}: neither JSON lines nor a JSON trace: the first line is {shown(lines[0], 60)}; keys seen: "
+            f"{', '.join(sorted(keys)[:12]) or 'none'}. {_accepted()}"
+        )
+    chosen = layout or _recognise(path, sorted(keys) if record is None else list(record), "keys")
+    return Source(
+        path, chosen, None, lambda options, on_error: jsonl_chunks(path, on_error, chosen.flatten), streams=True
+    )
+
+
+def _object(line: str) -> dict[str, object] | None:
+    """The JSON object on a line, or None when there is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _json_list(path: Path, layout: Layout | None) -> Source:
+    """A JSON list of conversations or of flat records."""
+    document = load_document(path)
+    first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
+    if layout is None and ("conversations" in first or "conversation" in first):
+        return _document(path, SHAREGPT)
+    if not first:
+        raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
+    chosen = layout or _recognise(path, list(first), "keys")
+    return Source(
+        path, chosen, None, lambda options, on_error: record_chunks(path, document, flatten=chosen.flatten), False
+    )
+
+
+def _csv(path: Path, text: str, layout: Layout | None) -> Source:
+    """A CSV table with a header, or the windows of a ServeGen client."""
+    line = text.lstrip("\r\n").replace("\r", "\n").split("\n", 1)[0]
+    names = split_header(path, line)
+    if layout is None and is_servegen_header(names):
+        return _document(path, SERVEGEN)
+    if layout is None and any(name and name.replace(".", "", 1).isdigit() for name in names):
+        raise TraceError(
+            f"{path}:1: {shown(line, 60)} looks like data; a header line with column names expected. {_accepted()}"
+        )
+    chosen = layout or _recognise(path, names, "columns")
+    return Source(path, chosen, names, lambda options, on_error: csv_chunks(path, on_error), streams=True)
+
+
+def _recognise(path: Path, names: list[str], kind: str) -> Layout:
+    """The first table format that the column names fit."""
+    for layout in _TABLES:
+        if layout.accepts(names):
+            return layout
+    seen = ", ".join(shown(name) for name in names[:12]) or "none"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    found = [name for name in ("input_tokens", "output_tokens") if PLAIN.accepts_for(name, names)]
+    if found:
+        more += f"; {found[0]} is there, but no column for the other token count"
+    raise TraceError(f"{path}: no trace format fits; {kind} seen: {seen}{more}. {_accepted()}")
+
+
+def _accepted() -> str:
+    """What a user can do when nothing fits."""
+    return (
+        "Accepted: CSV, JSONL or Parquet with arrival_s, input_tokens, output_tokens (or common names for them), "
+        f"or format={', '.join(name for name in _LAYOUTS if name not in ('forerun', 'plain'))}"
+    )
+
+
+def detect_format(path: str | Path) -> str:
+    """Name of the format that ``read_requests(path, "auto")`` would use; raises TraceError when none fits."""
+    return open_source(Path(path), "auto").layout.name

@@ -1,0 +1,174 @@
+"""Layouts: which column of a trace format means what, and in which unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError, did_you_mean
+from traces.requests.rows import Flatten, RawChunk
+from traces.requests.values import UNITS_PER_SECOND, Values
+
+BoolArray = NDArray[np.bool_]
+
+
+class Column(NamedTuple):
+    """A column name and, for times, its unit: s, ms, us, ns, or None for dates and plausible guesses."""
+
+    name: str
+    unit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a reader can be told beyond the file itself; each format takes only those it can use.
+
+    Attributes:
+        block_tokens: tokens per prefix block (``hash_ids``, ``prefix_hashes``); None for the format's own.
+        time_unit: unit of the arrival column, s, ms, us or ns; None for the format's own.
+        drop_failures: leave out failed requests and count them; otherwise they are bad rows.
+        model: keep only the requests of this model (BurstGPT).
+        characters_per_token: estimate token counts from text at this ratio (ShareGPT); None refuses to guess.
+        turns: "first" exchange of each conversation, or "all" with growing context (ShareGPT).
+        session_interval_s: seconds between the starts of sessions that each count time from their own start (agentic).
+        seed: random seed of generated traces (ServeGen).
+        start_s: begin of the window of time to generate, in seconds of the pool's own clock (ServeGen).
+        duration_s: length of that window in seconds (ServeGen).
+        rate_scale: factor on every client's request rate (ServeGen).
+    """
+
+    block_tokens: int | None = None
+    time_unit: str | None = None
+    drop_failures: bool = True
+    model: str | None = None
+    characters_per_token: float | None = None
+    turns: str = "first"
+    session_interval_s: float = 0.0
+    seed: int = 0
+    start_s: float = 0.0
+    duration_s: float = 3600.0
+    rate_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.block_tokens is not None and (not isinstance(self.block_tokens, int) or self.block_tokens < 1):
+            raise TraceError(f"block_tokens: {self.block_tokens!r}: whole tokens >= 1 expected")
+        if self.time_unit is not None and self.time_unit not in UNITS_PER_SECOND:
+            raise TraceError(f"time_unit: {self.time_unit!r}: one of {', '.join(UNITS_PER_SECOND)} expected")
+        if self.turns not in ("first", "all"):
+            raise TraceError(f"turns: {self.turns!r}: 'first' or 'all' expected")
+        for name in ("characters_per_token", "duration_s", "rate_scale"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < float("inf")):
+                raise TraceError(f"{name}: {value!r}: a finite number > 0 expected")
+        for name in ("session_interval_s", "start_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise TraceError(f"{name}: {getattr(self, name)!r}: a finite number >= 0 expected")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise TraceError(f"seed: {self.seed!r}: a whole number >= 0 expected")
+
+
+Drop = Callable[["Bound", RawChunk, Options], Mapping[str, BoolArray]]
+Prepare = Callable[["Bound", RawChunk, dict[str, Any]], dict[str, Values]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one trace format writes requests down.
+
+    Attributes:
+        name: as ``format=`` takes it.
+        title: what it is, for lists and errors.
+        columns: candidates for each canonical column, the preferred one first.
+        signature: columns whose presence means this format and no other.
+        required: canonical columns that must be found.
+        options: names of the options this format takes.
+        block_tokens: tokens per prefix block when the user says nothing; None when the file must say.
+        flatten: turns a nested JSON record into a flat one.
+        drop: rows to leave out before they are judged, by reason (failures, other models).
+        prepare: derives canonical values that no single column holds (sessions from parents, latencies from stamps).
+        merged: the rows are those of several clients or sessions one after the other, never in order of arrival.
+    """
+
+    name: str
+    title: str
+    columns: Mapping[str, tuple[Column, ...]]
+    signature: tuple[str, ...] = ()
+    required: tuple[str, ...] = ("arrival_s", "input_tokens", "output_tokens")
+    options: frozenset[str] = frozenset({"time_unit"})
+    block_tokens: int | None = None
+    flatten: Flatten | None = None
+    drop: Drop | None = None
+    prepare: Prepare | None = None
+    merged: bool = False
+
+    def accepts(self, names: Sequence[str]) -> bool:
+        """Whether columns of these names are this format."""
+        present = set(map(squash, names))
+        if self.signature:
+            return all(squash(name) in present for name in self.signature)
+        return all(self.accepts_for(canonical, names) for canonical in self.required)
+
+    def accepts_for(self, canonical: str, names: Sequence[str]) -> bool:
+        """Whether one of ``names`` is a column for the canonical one."""
+        present = set(map(squash, names))
+        return any(squash(column.name) in present for column in self.columns[canonical])
+
+    def bind(self, names: Sequence[str], where: str) -> Bound:
+        """Choose the columns to use among ``names``; raises TraceError when one is missing or stands there twice."""
+        by_squashed: dict[str, list[str]] = {}
+        for name in names:
+            by_squashed.setdefault(squash(name), []).append(name)
+        chosen: dict[str, Column] = {}
+        for canonical, candidates in self.columns.items():
+            for candidate in candidates:
+                found = by_squashed.get(squash(candidate.name))
+                if found is None:
+                    continue
+                if len(found) > 1:
+                    raise TraceError(f"{where}: column {found[0]!r} appears {len(found)} times; keep one of them")
+                chosen[canonical] = Column(found[0], candidate.unit)
+                break
+        for canonical in self.required:
+            if canonical not in chosen:
+                raise TraceError(f"{where}: {self._missing(canonical, names)}")
+        used = {column.name for column in chosen.values()} | set(self.signature)
+        return Bound(self, chosen, tuple(name for name in dict.fromkeys(names) if name not in used))
+
+    def _missing(self, canonical: str, names: Sequence[str]) -> str:
+        """Which column is missing, what was there, and what would be accepted."""
+        accepted = [column.name for column in self.columns[canonical]]
+        listed = ", ".join(accepted[:8]) + (" ..." if len(accepted) > 8 else "")
+        near = next((hint for name in names if (hint := did_you_mean(name, accepted))), "") if len(accepted) < 4 else ""
+        seen = ", ".join(repr(name[:40]) for name in list(names)[:12]) or "none"
+        return f"no column for {canonical} in format {self.name!r} (accepted: {listed}); columns found: {seen}{near}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A layout with the columns chosen in one file."""
+
+    layout: Layout
+    columns: Mapping[str, Column]
+    unused: tuple[str, ...] = field(default=())
+
+    def values(self, chunk: RawChunk, canonical: str) -> Values | None:
+        """Raw values of a canonical column; None when the file does not have it, Nones where this chunk lacks it."""
+        column = self.columns.get(canonical)
+        if column is None:
+            return None
+        values = chunk.columns.get(column.name)
+        return [None] * chunk.count if values is None else values
+
+
+def squash(name: str) -> str:
+    """A column name reduced to lower-case letters and digits, so that ``Request tokens`` equals ``request_tokens``."""
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+def columns(*names: str) -> tuple[Column, ...]:
+    """Candidates from names; a unit follows a colon (``"timestamp:ms"``)."""
+    return tuple(Column(*name.split(":")) for name in names)

@@ -1,0 +1,223 @@
+"""Reading request traces: whole as one table, or as a stream of tables in bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traces.catalogue import resolve
+from traces.errors import TraceError, did_you_mean
+from traces.requests.detect import Source, open_source
+from traces.requests.files import OnError
+from traces.requests.layout import Options
+from traces.requests.scan import Piece, Report, pieces_of
+from traces.requests.table import RequestTable
+
+CHUNK_ROWS = 65_536
+"""Rows of a streamed table when the caller says nothing."""
+
+
+def read_requests(
+    path: str | Path,
+    format: str = "auto",
+    *,
+    on_error: OnError = "stop",
+    limit: int | None = None,
+    **options: Any,
+) -> RequestTable:
+    """Read a whole request trace, sorted by arrival, the first arrival at 0.
+
+    Args:
+        path: a file, a folder (ServeGen pool, agent sessions) or the name of a sample (``sample_names()``).
+        format: a name of ``traces.FORMATS``, or "auto" to recognise it by content; the result says which it was.
+        on_error: "stop" raises at the first bad row; "skip" leaves bad rows out and counts them in ``skipped``.
+        limit: read no more than this many good rows, in file order.
+        options: fields of ``traces.Options`` that the format takes, such as ``block_tokens=16``.
+
+    Raises:
+        TraceError: nothing to read, no format fits, an option the format does not take, a bad row.
+    """
+    source, chosen, report = _open(path, format, on_error, limit, options)
+    pieces = list(_limited(_pieces(source, chosen, report), limit))
+    if not pieces:
+        raise TraceError(_nothing(source, report))
+    return _table(Piece.concatenate(pieces), source, report, report.skipped)
+
+
+def iter_requests(
+    path: str | Path,
+    format: str = "auto",
+    *,
+    on_error: OnError = "stop",
+    limit: int | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+    **options: Any,
+) -> Iterator[RequestTable]:
+    """Read a request trace as tables of at most ``chunk_rows`` requests, in order of arrival throughout.
+
+    CSV, JSONL and Parquet are read as a stream: memory is a few chunks (plus the names of the sessions), however long
+    the file. Rows that stand up to ``chunk_rows`` rows away from their place in time are put right. Formats that are
+    one document (ServeGen, agent sessions, ShareGPT, vLLM results) are read whole and handed out in chunks.
+    Each chunk's ``skipped`` counts only what was skipped since the chunk before. Arguments as in ``read_requests``.
+
+    Raises:
+        TraceError: as ``read_requests``, and when rows are farther out of order than a stream can mend.
+    """
+    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
+        raise TraceError(f"chunk_rows: {chunk_rows!r}: a whole number >= 1 expected")
+    source, chosen, report = _open(path, format, on_error, limit, options)
+    return _stream(source, chosen, report, limit, chunk_rows)
+
+
+def _open(
+    path: str | Path, format: str, on_error: str, limit: int | None, options: Mapping[str, Any]
+) -> tuple[Source, Options, Report]:
+    """Check the arguments and recognise the file."""
+    if on_error not in ("stop", "skip"):
+        raise TraceError(f"on_error: {on_error!r}: 'stop' or 'skip' expected")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise TraceError(f"limit: {limit!r}: a whole number >= 1 expected")
+    source = open_source(resolve(path), format)
+    known = {option.name for option in fields(Options)}
+    for name in options:
+        if name not in source.layout.options:
+            takes = ", ".join(sorted(source.layout.options)) or "none"
+            hint = did_you_mean(name, known) if name not in known else ""
+            raise TraceError(
+                f"{source.path}: format {source.layout.name!r} takes no option {name!r}{hint} (it takes: {takes})"
+            )
+    try:
+        chosen = Options(**options)
+    except TypeError as problem:
+        raise TraceError(f"{source.path}: options {dict(options)}: {problem}") from None
+    return source, chosen, Report("stop" if on_error == "stop" else "skip")
+
+
+def _pieces(source: Source, options: Options, report: Report) -> Iterator[Piece]:
+    """Good rows of the source in file order."""
+    chunks = source.chunks(options, report.on_error)
+    return pieces_of(source.layout, source.names, str(source.path), chunks, options, report)
+
+
+def _limited(pieces: Iterator[Piece], limit: int | None) -> Iterator[Piece]:
+    """The first ``limit`` rows."""
+    left = limit
+    for piece in pieces:
+        if left is not None and len(piece) >= left:
+            yield piece.take(slice(0, left))
+            return
+        left = None if left is None else left - len(piece)
+        yield piece
+
+
+def _nothing(source: Source, report: Report) -> str:
+    """Why a trace without a single good row is refused."""
+    if report.skipped:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in report.skipped.most_common(4))
+        return f"{source.path}: no usable request; {report.skipped.total()} rows left out ({reasons})"
+    return f"{source.path}: no requests (format {source.layout.name!r}); at least one row is needed"
+
+
+def _table(
+    piece: Piece, source: Source, report: Report, skipped: Mapping[str, int], origin_s: float | None = None
+) -> RequestTable:
+    """Sort by arrival (stable), count from the first arrival (or ``origin_s``), and freeze."""
+    arrival = piece.arrays.get("arrival_s")
+    if arrival is not None:
+        misplaced = int(np.count_nonzero(np.diff(arrival) < 0))
+        if misplaced:
+            if not source.layout.merged:
+                report.note(f"{misplaced} rows earlier than the row before them; sorted by arrival")
+            piece = piece.take(np.argsort(arrival, kind="stable"))
+        arrival = piece.arrays["arrival_s"]
+        piece.arrays["arrival_s"] = arrival - (arrival[0] if origin_s is None else origin_s)
+    has_sessions = "session_id" in piece.arrays
+    return RequestTable(
+        **piece.arrays,
+        prefix_hashes=piece.prefix_hashes,
+        session_names=tuple(report.session_codes) if has_sessions else (),
+        source=str(source.path),
+        format=source.layout.name,
+        skipped=skipped,
+        notes=tuple(report.notes),
+    )
+
+
+def _stream(
+    source: Source, options: Options, report: Report, limit: int | None, chunk_rows: int
+) -> Iterator[RequestTable]:
+    """Chunks in order of arrival; one chunk is always held back so that late rows can still find their place."""
+    pieces = _limited(_pieces(source, options, report), limit)
+    if not source.streams:
+        pieces = iter([Piece.concatenate(whole)]) if (whole := list(pieces)) else iter([])
+    held: Piece | None = None
+    told: Counter[str] = Counter()
+    origin: float | None = None
+    last = -np.inf
+    for piece in _regrouped(pieces, chunk_rows):
+        held = piece if held is None else Piece.concatenate([held, piece])
+        held = _sorted(held, report, source)
+        if origin is None and "arrival_s" in held.arrays:
+            origin = float(held.arrays["arrival_s"][0])
+        if len(held) <= chunk_rows:
+            continue
+        ready, held = held.take(slice(0, len(held) - chunk_rows)), held.take(slice(len(held) - chunk_rows, None))
+        for chunk in _cut(ready, chunk_rows):
+            last = _check_order(chunk, last, source, chunk_rows)
+            yield _table(chunk, source, report, report.skipped - told, origin)
+            told = report.skipped.copy()
+    if held is None:
+        raise TraceError(_nothing(source, report))
+    for chunk in _cut(held, chunk_rows):
+        last = _check_order(chunk, last, source, chunk_rows)
+        yield _table(chunk, source, report, report.skipped - told, origin)
+        told = report.skipped.copy()
+
+
+def _regrouped(pieces: Iterator[Piece], chunk_rows: int) -> Iterator[Piece]:
+    """Pieces of at most ``chunk_rows`` rows; small ones come together."""
+    waiting: list[Piece] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= chunk_rows:
+            yield from _cut(Piece.concatenate(waiting), chunk_rows)
+            waiting = []
+    if waiting:
+        yield Piece.concatenate(waiting)
+
+
+def _cut(piece: Piece, chunk_rows: int) -> Iterator[Piece]:
+    """Consecutive parts of at most ``chunk_rows`` rows."""
+    if len(piece) <= chunk_rows:
+        yield piece
+        return
+    for start in range(0, len(piece), chunk_rows):
+        yield piece.take(slice(start, start + chunk_rows))
+
+
+def _sorted(piece: Piece, report: Report, source: Source) -> Piece:
+    """The piece by arrival (stable); a remark when that changed anything."""
+    arrival = piece.arrays.get("arrival_s")
+    if arrival is None or not np.any(np.diff(arrival) < 0):
+        return piece
+    if not source.layout.merged:
+        report.note("rows not in order of arrival; sorted")
+    return piece.take(np.argsort(arrival, kind="stable"))
+
+
+def _check_order(chunk: Piece, last: float, source: Source, chunk_rows: int) -> float:
+    """The chunk's last arrival; raises TraceError when it begins before the chunk before it ended."""
+    arrival = chunk.arrays.get("arrival_s")
+    if arrival is None:
+        return last
+    if arrival[0] < last:
+        raise TraceError(
+            f"{source.path}: rows stand more than {chunk_rows} rows away from their place in time; "
+            "read_requests sorts the whole file, or take a larger chunk_rows"
+        )
+    return float(arrival[-1])

@@ -1,0 +1,266 @@
+"""Raw chunks judged row by row: good rows become canonical pieces, bad rows stop the reading or are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError
+from traces.requests.files import OnError
+from traces.requests.layout import Bound, Layout, Options
+from traces.requests.rows import RawChunk
+from traces.requests.table import PrefixHashes
+from traces.requests.values import (
+    UNITS_PER_SECOND,
+    Clock,
+    Parsed,
+    Problem,
+    Values,
+    parse_counts,
+    parse_durations,
+    parse_hash_lists,
+)
+
+_COMMON_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+_DURATIONS = ("think_time_s", "measured_ttft_s", "measured_e2e_s")
+
+
+@dataclass(slots=True)
+class Piece:
+    """Good rows of one chunk in file order; arrivals count from the first time of the file and are not yet sorted."""
+
+    arrays: dict[str, NDArray[Any]]
+    prefix_hashes: PrefixHashes | None = None
+
+    def __len__(self) -> int:
+        return len(self.arrays["input_tokens"])
+
+    def take(self, rows: NDArray[np.int64] | slice) -> Piece:
+        """The rows given, in the order given."""
+        if isinstance(rows, slice):
+            rows = np.arange(len(self), dtype=np.int64)[rows]
+        hashes = None if self.prefix_hashes is None else self.prefix_hashes.take(rows)
+        return Piece({name: values[rows] for name, values in self.arrays.items()}, hashes)
+
+    @classmethod
+    def concatenate(cls, pieces: Sequence[Piece]) -> Piece:
+        """Pieces of one file one after the other."""
+        if len(pieces) == 1:
+            return pieces[0]
+        hashes = [piece.prefix_hashes for piece in pieces if piece.prefix_hashes is not None]
+        arrays = {name: np.concatenate([piece.arrays[name] for piece in pieces]) for name in pieces[0].arrays}
+        return cls(arrays, PrefixHashes.concatenate(hashes) if hashes else None)
+
+
+@dataclass(slots=True)
+class Report:
+    """What there is to say about a reading besides its rows."""
+
+    on_error: OnError = "stop"
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, None] = field(default_factory=dict)
+    session_codes: dict[str, int] = field(default_factory=dict)
+
+    def note(self, text: str) -> None:
+        """Remember a remark once."""
+        self.notes[text] = None
+
+    def bad_rows(self, chunk: RawChunk, bad: dict[int, tuple[str, Problem]]) -> None:
+        """Stop at the first bad row of the chunk, or count all of them by reason."""
+        found = [(number, reason, text) for number, reason, text in chunk.broken]
+        found += [
+            (chunk.lines[row], f"{column}: {problem.reason}", f"{column}: {problem.text}")
+            for row, (column, problem) in bad.items()
+        ]
+        if not found:
+            return
+        if self.on_error == "stop":
+            number, _, text = min(found)
+            raise TraceError(f'{chunk.place.format(number)}: {text} (on_error="skip" leaves out and counts bad rows)')
+        self.skipped.update(reason for _, reason, _ in found)
+
+    def codes_of(self, values: Values) -> NDArray[np.int64]:
+        """Session codes; an empty name is no session."""
+        codes = self.session_codes
+        found = []
+        for value in values.tolist() if isinstance(values, np.ndarray) else values:
+            name = "" if value is None else str(value).strip()
+            found.append(codes.setdefault(name, len(codes)) if name else -1)
+        return np.array(found, dtype=np.int64)
+
+
+def pieces_of(
+    layout: Layout,
+    names: Sequence[str] | None,
+    where: str,
+    chunks: Iterable[RawChunk],
+    options: Options,
+    report: Report,
+) -> Iterator[Piece]:
+    """Judge the chunks of one trace.
+
+    Args:
+        layout: the format.
+        names: column names, or None to take those of the first chunk that has rows.
+        where: how errors about the columns name the file.
+        chunks: its rows.
+        options: what the user said.
+        report: gets skipped rows, notes and session names.
+    """
+    bound = None if names is None else layout.bind(names, where)
+    clock = Clock()
+    state: dict[str, Any] = {}
+    for chunk in chunks:
+        if chunk.count == 0:
+            report.bad_rows(chunk, {})
+            continue
+        if bound is None:
+            bound = layout.bind(list(chunk.columns), where)
+        if not state:
+            state["started"] = True
+            _introduce(bound, clock, options, report)
+        piece = _piece(bound, chunk, clock, options, report, state)
+        if len(piece):
+            yield piece
+        if clock.guessed_unit:
+            report.note(f"arrival times taken as Unix time in {clock.guessed_unit}, from their size")
+
+
+def _introduce(bound: Bound, clock: Clock, options: Options, report: Report) -> None:
+    """Set the clock's unit and note what will not be used."""
+    arrival = bound.columns.get("arrival_s")
+    if arrival is not None:
+        unit = options.time_unit or arrival.unit
+        clock.units_per_second = None if unit is None else UNITS_PER_SECOND[unit]
+    else:
+        report.note("no arrival times in the file")
+    if bound.unused:
+        more = f" and {len(bound.unused) - 12} more" if len(bound.unused) > 12 else ""
+        report.note(f"columns not used: {', '.join(name[:40] for name in bound.unused[:12])}{more}")
+
+
+def _piece(
+    bound: Bound, chunk: RawChunk, clock: Clock, options: Options, report: Report, state: dict[str, Any]
+) -> Piece:
+    """The good rows of one chunk."""
+    gone = np.zeros(chunk.count, dtype=np.bool_)
+    if bound.layout.drop is not None:
+        for reason, mask in bound.layout.drop(bound, chunk, options).items():
+            report.skipped[reason] += int(np.count_nonzero(mask & ~gone))
+            gone |= mask
+    report.skipped += Counter()  # forget reasons counted 0 times
+    derived = bound.layout.prepare(bound, chunk, state) if bound.layout.prepare else {}
+    arrays: dict[str, NDArray[Any]] = {}
+    bad: dict[int, tuple[str, Problem]] = {}
+
+    def judge(canonical: str, parsed: Parsed) -> None:
+        column = bound.columns.get(canonical)
+        for problem in parsed.problems:
+            if not gone[problem.row]:
+                bad.setdefault(problem.row, (column.name if column else canonical, problem))
+        arrays[canonical] = parsed.values
+
+    for canonical in ("arrival_s", "input_tokens", "output_tokens", *_DURATIONS, "turn"):
+        values = derived[canonical] if canonical in derived else bound.values(chunk, canonical)
+        if values is None:
+            continue
+        if canonical == "arrival_s":
+            judge(canonical, clock.seconds(values))
+        elif canonical in _DURATIONS:
+            column = bound.columns.get(canonical)
+            unit = column.unit if column and column.unit and canonical not in derived else "s"
+            judge(canonical, parse_durations(values, UNITS_PER_SECOND[unit]))
+        elif canonical == "turn":
+            judge(canonical, _turns(values))
+        else:
+            judge(canonical, parse_counts(values))
+    hashes = _prefix_hashes(bound, chunk, arrays["input_tokens"], options, bad, gone)
+    report.bad_rows(chunk, bad)
+    keep = ~gone
+    keep[list(bad)] = False
+    rows = np.flatnonzero(keep)
+    sessions = derived.get("session_id", bound.values(chunk, "session_id"))
+    if sessions is not None:
+        picked = sessions if len(rows) == chunk.count else [sessions[row] for row in rows.tolist()]
+    piece = Piece(arrays, hashes)
+    if len(rows) < chunk.count:
+        piece = piece.take(rows)
+    if sessions is not None:
+        piece.arrays["session_id"] = report.codes_of(picked)
+    return piece
+
+
+def _turns(values: Values) -> Parsed:
+    """Positions inside sessions; an empty field is -1."""
+    empty = [row for row, value in enumerate(values) if value is None or value == ""]
+    if empty:
+        values = [0 if value is None or value == "" else value for value in values]
+    if isinstance(values, np.ndarray) and values.dtype.kind == "i" and values.min(initial=0) >= -1:
+        return Parsed(values, [])
+    parsed = parse_counts(values, 0, "turns")
+    parsed.values[empty] = -1
+    return parsed
+
+
+def _prefix_hashes(
+    bound: Bound,
+    chunk: RawChunk,
+    input_tokens: NDArray[Any],
+    options: Options,
+    bad: dict[int, tuple[str, Problem]],
+    gone: NDArray[np.bool_],
+) -> PrefixHashes | None:
+    """Block ids of the chunk's rows; a row whose number of ids cannot fit its tokens is bad."""
+    values = bound.values(chunk, "prefix_hashes")
+    if values is None:
+        return None
+    column = bound.columns["prefix_hashes"].name
+    block = _block_tokens(bound, chunk, options, column)
+    lists, problems = parse_hash_lists(values)
+    for problem in problems:
+        if not gone[problem.row]:
+            bad.setdefault(problem.row, (column, problem))
+    counts = np.fromiter((len(ids) for ids in lists), dtype=np.int64, count=len(lists))
+    fits = (counts == 0) | (counts == -(-input_tokens // block)) | (counts == input_tokens // block)
+    for row in np.flatnonzero(~fits & ~gone):
+        tokens, count = int(input_tokens[row]), int(counts[row])
+        others = [size for size in _COMMON_BLOCKS if count in (-(-tokens // size), tokens // size)]
+        hint = f"; block_tokens={others[0]} would fit" if others else ""
+        text = f"{count} block ids for {tokens} input tokens, but {-(-tokens // block)} blocks of {block} tokens{hint}"
+        bad.setdefault(int(row), (column, Problem(int(row), "block count", text)))
+    return PrefixHashes.from_lists(lists, block)
+
+
+def _block_tokens(bound: Bound, chunk: RawChunk, options: Options, column: str) -> int:
+    """Tokens per block: as the user said, as the file says (one value for all rows), or as the format defines."""
+    if options.block_tokens is not None:
+        return options.block_tokens
+    declared = bound.values(chunk, "block_tokens")
+    if declared is not None:
+        sizes = {value for value in map(_whole, declared) if value is not None}
+        if len(sizes) == 1 and min(sizes) >= 1:
+            return sizes.pop()
+        if sizes or bound.layout.block_tokens is None:
+            raise TraceError(
+                f"{chunk.place.format(chunk.lines[0])}: block_tokens: one whole number >= 1, the same in every row, "
+                f"expected; found {sorted(sizes)[:5]}"
+            )
+    if bound.layout.block_tokens is None:
+        raise TraceError(
+            f"{chunk.place.format(chunk.lines[0])}: {column}: how many tokens has a block? "
+            "Give a column block_tokens or the option block_tokens=512"
+        )
+    return bound.layout.block_tokens
+
+
+def _whole(value: object) -> int | None:
+    """A whole number from a JSON value or a CSV field, or None."""
+    try:
+        return int(str(value))
+    except ValueError:
+        return None
