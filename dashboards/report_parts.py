@@ -106,6 +106,9 @@ def tiles(document: Document) -> str:
         shown.append(
             ("Acceptance length", number(summary["spec_decode_acceptance_length"], 3), "", "tokens per verify step")
         )
+    if len(shown) % 2:
+        use = document["utilisation"]
+        shown.append(("Bandwidth used", percent(use["mbu"]), "", f"MBU; MFU {percent(use['mfu'])}"))
     columns = len(shown) if len(shown) <= 6 else -(-len(shown) // 2)
     return f'<section class="tiles" style="--columns: {columns}">{"".join(_tile(*tile) for tile in shown)}</section>'
 

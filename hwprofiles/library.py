@@ -84,7 +84,7 @@ class KernelLibrary:
         """
         return self._choose(family, dtype)[1]
 
-    def gemm(self, m: Num, n: Num, k: Num, dtype: str = "bf16", warm: bool = False) -> KernelTime:
+    def gemm(self, m: Num, n: Num, k: Num, dtype: str = "bf16") -> KernelTime:
         """Time of ``y[m,n] = x[m,k] w[k,n]``.
 
         Args:
@@ -92,12 +92,11 @@ class KernelLibrary:
             n: output features.
             k: input features.
             dtype: of the weights; the math format follows from what the chip supports.
-            warm: price a repeated call whose weights are partly still on the chip, as kernel benchmarks measure it.
 
         Raises:
             ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
-        key = (m, n, k, dtype, warm)
+        key = (m, n, k, dtype)
         scalar = _all_scalar(m, n, k)
         if scalar and key in self._gemms:
             return self._gemms[key]
@@ -109,7 +108,7 @@ class KernelLibrary:
         activation = weight if native else wide
         result = _evaluate(
             (m, n, k),
-            lambda xp, m, n, k: gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide, warm),
+            lambda xp, m, n, k: gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide),
         )
         if scalar:
             if len(self._gemms) >= _CACHE_ENTRIES:
@@ -259,7 +258,7 @@ class KernelLibrary:
                         return sets[name], basis if sets[name].source.kind in ("fitted", "measured") else "datasheet"
         defaults = load_defaults(self.chip.kind)[family]
         name = next(name for name in (*exact, *near, *defaults) if name in defaults)
-        return defaults[name], "datasheet"
+        return defaults[name].at_clock(self.chip.compute.clock_hz), "datasheet"
 
     def _limit(self, dtype: str) -> Limits:
         if dtype not in self._limits:
@@ -272,6 +271,7 @@ class KernelLibrary:
                 chip.on_chip.capacity_bytes,
                 chip.on_chip.bandwidth_bytes_per_s,
                 chip.on_chip.multicast,
+                chip.compute.asynchronous,
             )
         return self._limits[dtype]
 

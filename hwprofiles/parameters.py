@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hwprofiles.records import NonNegative, Positive, Record, Share, Source
+from hwprofiles.records import Fraction, NonNegative, Positive, Record, Share, Source
 
 Bound = tuple[float, float]
 
@@ -16,6 +16,16 @@ class FamilyParameters(Record):
     """Parameters a calibration may move, with the interval it may search."""
 
     source: Source
+    reference_clock_hz: Positive | None = None
+    """Core clock of the chip that times were fitted on: class defaults scale their times by it, a chip's own set has none."""
+
+    def at_clock(self, clock_hz: float | None) -> "FamilyParameters":
+        """Return the set with its times scaled to a chip's clock, if both clocks are known: a latency counts cycles."""
+        if self.reference_clock_hz is None or clock_hz is None:
+            return self
+        ratio = self.reference_clock_hz / clock_hz
+        times = {name: getattr(self, name) * ratio for name in type(self).model_fields if name.endswith("_s")}
+        return self.model_copy(update={**times, "reference_clock_hz": clock_hz})
 
     def vector(self) -> dict[str, float]:
         """Return the free parameters by name."""
@@ -34,37 +44,47 @@ class GemmParameters(FamilyParameters):
 
     family: ClassVar[str] = "gemm"
     free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (5e-7, 5e-5),
+        "launch_s": (3e-7, 2e-5),
         "compute_efficiency": (0.2, 1.0),
         "memory_efficiency": (0.3, 1.0),
-        "core_bandwidth_ratio": (1.0, 8.0),
         "on_chip_efficiency": (0.1, 1.0),
-        "wave_s": (0.0, 1e-5),
+        "wave_s": (0.0, 2e-5),
+        "wave_share": (0.0, 1.0),
         "overlap": (1.0, 8.0),
-        "warm_share": (0.0, 1.0),
     }
 
     launch_s: NonNegative
-    """Fixed time of one launch inside a captured graph."""
+    """Fixed time of one kernel inside a captured graph, in seconds."""
     compute_efficiency: Share
-    """Share of the dense peak a full wave of large tiles reaches."""
+    """Share of the dense peak that full tiles reach."""
     memory_efficiency: Share
     """Share of the memory bandwidth a saturating stream reaches."""
+    on_chip_efficiency: Share
+    """Share of the on-chip bandwidth (times multicast) at which tiles re-read operands."""
+    wave_s: NonNegative
+    """Filling and draining the pipeline once per wave of tiles, in seconds."""
+    wave_share: Fraction
+    """Share of the idle cores in the last wave that is lost: 1 = whole waves, 0 = stream-K."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
     core_bandwidth_ratio: Positive = 2.0
     """Bandwidth one core can draw, over its equal share of the chip's: few busy cores cannot saturate the memory."""
-    on_chip_efficiency: Share = 0.5
-    """Share of the on-chip bandwidth available for re-reading operands tile by tile."""
-    wave_s: NonNegative = 1e-6
-    """Filling and draining the pipeline, per wave of tiles."""
-    overlap: Positive = 3.0
-    """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
-    warm_share: NonNegative = 0.5
-    """Share of the on-chip store that still holds the weights when the same call is repeated."""
-    quantise_launch_s: NonNegative = 0.0
-    """Fixed time of the kernel that quantises activations first (fp8, int8); 0 = none."""
-    tiles: tuple[tuple[int, int], ...] = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+    quantise_s: NonNegative = 0.0
+    """Fixed time of the kernel that quantises activations first (fp8, int8), in seconds; 0 = there is none."""
+    tiles: tuple[tuple[int, int], ...] = (
+        (256, 128),
+        (128, 256),
+        (128, 192),
+        (192, 128),
+        (128, 128),
+        (64, 256),
+        (256, 64),
+        (128, 64),
+        (64, 128),
+        (64, 64),
+    )
     """Output tiles (rows, columns) the library chooses from."""
-    max_split_k: int = 16
+    max_split_k: float = 16.0
     """Largest number of parts the k axis is cut into."""
 
 

@@ -29,6 +29,8 @@ Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=
 NonNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1, allow_inf_nan=False)]
 """A dimensionless efficiency in (0, 1]."""
+Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
+"""A dimensionless share in [0, 1]."""
 DateText = Annotated[str, BeforeValidator(_date), Field(pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")]
 
 

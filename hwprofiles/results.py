@@ -68,3 +68,5 @@ class Limits(NamedTuple):
     """bytes/s."""
     multicast: float = 1.0
     """Neighbouring tiles that share one read of an operand (thread block clusters)."""
+    asynchronous: bool = False
+    """Whether copies run beside the arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""

@@ -1,7 +1,7 @@
 """What a chip profile and a link profile may contain: validated groups of numbers, each with its source."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
@@ -41,6 +41,8 @@ class Compute(Group):
     """Cores that kernels are given where the software keeps some for itself (Tenstorrent dispatch); None = all."""
     clock_hz: Positive | None = None
     dense_flops_per_s: dict[str, Positive]
+    asynchronous: bool = False
+    """Whether copies into a core run beside its arithmetic (Hopper and later: TMA, persistent warp-specialised kernels)."""
     fidelity: dict[str, Literal["LoFi", "HiFi2", "HiFi3", "HiFi4"]] = Field(default_factory=dict)
     """Tenstorrent math fidelity that a format's figure stands for."""
 

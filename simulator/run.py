@@ -140,9 +140,7 @@ def build_cluster(scenario: Scenario, seed: int) -> Build:
         )
 
     architecture = load_architecture(scenario.model)
-    target = deploy(
-        architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel
-    )
+    target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
     speculation = scenario.speculation
     draft: Deployment | None = None
     drafted = 0
@@ -180,10 +178,8 @@ def build_cluster(scenario: Scenario, seed: int) -> Build:
         query_len=drafted + 1,
         lookahead_tokens=drafted,
     )
-    cluster = Cluster(
-        hardware.replicas, engine.routing, engine.scheduler, engine.stepping, limits, timer, sampler
-    )
-    notes = []
+    cluster = Cluster(hardware.replicas, engine.routing, engine.scheduler, engine.stepping, limits, timer, sampler)
+    notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     if engine.stepping == "fast" and not cluster.fast:
         notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
     return Build(

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
@@ -42,7 +42,7 @@ class Scenario(Section):
     attention_speculation: None = None
     """Attention-level speculation is not modelled yet."""
     workload: WorkloadConfig
-    slo: dict[str, PositiveFloat] = {}
+    slo: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Latency limits in milliseconds, such as ``p99_ttft_ms: 500``."""
     prices: PricesConfig | None = None
 
@@ -52,8 +52,8 @@ class Scenario(Section):
         for key in slo:
             if not LIMIT_KEY.fullmatch(key):
                 raise ValueError(
-                    f"'{key}' is no latency limit; write STATISTIC_METRIC_ms with one of p50 p90 p95 p99 mean median and "
-                    f"one of ttft tpot itl e2el"
+                    f"'{key}' is no latency limit; write STATISTIC_METRIC_ms with one of p50 p90 p95 p99 mean median "
+                    f"and one of ttft tpot itl e2el"
                 )
         return slo
 
@@ -140,7 +140,7 @@ def parse_yaml(text: str, place: str) -> Any:
         ForerunError: not YAML; with the line.
     """
     try:
-        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
@@ -165,7 +165,9 @@ class _StrictLoader(yaml.SafeLoader):
 
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    re.compile(
+        r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
     list("-+0123456789."),
 )
 
@@ -236,5 +238,3 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
 def scenario_schema() -> str:
     """JSON Schema of a scenario, for editors."""
     return json.dumps(Scenario.model_json_schema(), indent=2)
-
-

@@ -70,6 +70,8 @@ def resolve(path: str | Path) -> Path:
         exists = found.exists()
     except (OSError, ValueError) as problem:
         raise TraceError(f"{str(path)[:80]!r}: not a usable path ({problem})") from None
+    if not exists and str(found) in _SAMPLES:
+        return sample_path(str(found))
     if not exists:
         hint = did_you_mean(str(path), _SAMPLES)
         raise TraceError(f"{path}: no such file, folder or sample{hint} (samples: {', '.join(_SAMPLES)})")

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class TraceError(ValueError):
     """A trace that cannot be used: one line naming the file, the line or field, the value, and what would be right."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'azure-llm'?`` for the known word nearest to ``word``, or an empty string."""

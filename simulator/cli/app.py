@@ -60,18 +60,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         code = app(args=None if argv is None else list(argv), prog_name="forerun", standalone_mode=False)
+        sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
-        print("forerun: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        code = EXIT_INTERRUPTED
     except _USAGE_ERROR as error:
         print(usage_line(error), file=sys.stderr)
         return EXIT_BAD_INPUT
     except (ValueError, OSError) as error:
         if not is_user_error(error):
             raise
+        if isinstance(error, OSError) and error.filename is None:
+            silence_stdout()
         print(f"forerun: {error_line(error)}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    if code == EXIT_INTERRUPTED:
+        print("forerun: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def silence_stdout() -> None:
+    """Send what is still to be written nowhere, once stdout proved full or closed; else Python complains at exit."""
+    import os
+
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
 
 
 def is_user_error(error: Exception) -> bool:

@@ -102,7 +102,7 @@ def model_row(architecture: Architecture) -> dict[str, Any]:
 
 def models_table(rows: Sequence[Row]) -> Table:
     """All models, one line each."""
-    table = titled_table("", "model", "parameters", "active", "layers", "attention", "KV per token (16-bit)", "context")
+    table = titled_table("", "model", "parameters", "active", "layers", "attention", "KV/token", "context")
     for row in rows:
         table.add_row(
             row["name"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STDOUT = "-"
+PIPE_WIDTH = 120
 LONG_RUN_S = 1.0
 """A progress bar appears once a run takes longer than this."""
 
@@ -25,10 +27,11 @@ JsonOption = Annotated[
 
 
 def console() -> Console:
-    """The table printer for stdout."""
+    """The table printer for stdout; away from a terminal it is wide enough that tables keep their lines."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(highlight=False, width=width)
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:
@@ -47,7 +50,9 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
     if json_file is not None:
         write_text_atomically(Path(json_file), json_text(document))
     printer = console()
-    for part in human if isinstance(human, list | tuple) else (human,):
+    for index, part in enumerate(human if isinstance(human, list | tuple) else (human,)):
+        if index:
+            printer.print()
         printer.print(part)
 
 
@@ -58,13 +63,13 @@ def checked_outputs(folder: Path | None, json_file: str | None) -> Iterator[None
     Raises:
         OSError: a folder that cannot be made or written.
     """
-    from simulator.metrics.files import writable_folder
+    from simulator.metrics.files import writable_file, writable_folder
 
     with ExitStack() as stack:
         if folder is not None:
             stack.enter_context(writable_folder(folder))
         if json_file is not None and json_file != STDOUT:
-            stack.enter_context(writable_folder(Path(json_file).parent))
+            stack.enter_context(writable_file(Path(json_file)))
         yield
 
 

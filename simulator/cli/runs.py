@@ -53,8 +53,7 @@ def run(
     if out is not None:
         print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
     if interrupted:
-        print(f"forerun: interrupted after {document['replications']} of {replications} runs", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt
     return 0
 
 

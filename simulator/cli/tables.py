@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.table import Table
@@ -102,17 +102,17 @@ def latency_table(document: Document) -> Table:
     summary, intervals = document["summary"], document["intervals"]
     table = titled_table("Latency (ms)", "", *STATISTICS)
     for name in LATENCIES:
-        values = [with_interval(f"{statistic}_{name}_ms", summary, intervals, "\n") for statistic in STATISTICS]
+        values = [with_interval(f"{statistic}_{name}_ms", summary, intervals) for statistic in STATISTICS]
         table.add_row(name.upper(), *values)
     return table
 
 
-def with_interval(key: str, summary: Document, intervals: Document, separator: str = "  ") -> str:
-    """A number of the summary, and its interval where there is one."""
+def with_interval(key: str, summary: Document, intervals: Document) -> str:
+    """A number of the summary, and half the width of its interval where there is one, e.g. ``58.04 ±15``."""
     interval = intervals.get(key)
     if interval is None or interval[0] == interval[1]:
         return number(summary[key])
-    return f"{number(summary[key])}{separator}[dim]{number(interval[0])}..{number(interval[1])}[/dim]"
+    return f"{number(summary[key])} [dim]±{number((interval[1] - interval[0]) / 2, 2)}[/dim]"
 
 
 def speculation_table(document: Document) -> Table:
@@ -200,7 +200,9 @@ def kernel_tables(document: Document) -> list[RenderableType]:
 
 def pairs_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     """Labels on the left, values on the right."""
-    table = titled_table(title, "", "", left=True)
+    table = _titled(title, None)
+    for column in ("label", "value"):
+        table.add_column(column, overflow="fold")
     table.show_header = False
     for row in rows:
         table.add_row(*row)
@@ -209,7 +211,20 @@ def pairs_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 
 def titled_table(title: str, *columns: str, left: bool = False) -> Table:
     """An empty table in the house style; columns after the first align right unless ``left``."""
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _titled(title, box.SIMPLE_HEAD)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if left or index == 0 else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if left or index == 0 else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=index == 0)
     return table
+
+
+def _titled(title: str, lines: box.Box | None) -> Table:
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=lines,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )

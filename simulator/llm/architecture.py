@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from simulator.errors import ForerunError
-from simulator.llm.layers import PARTS, DenseMlp, Layer, LayerGroup, MoeMlp, Part
+from simulator.llm.layers import PARTS, DenseMlp, Layer, LayerGroup, MoeMlp
 
 
 class ParameterCount(NamedTuple):
@@ -63,7 +63,7 @@ class Architecture:
     """Longest context in tokens that the model was published for; None where it does not say."""
     source: str
     """Where the numbers come from: a repository's config.json, or the user's file."""
-    checkpoint_dtypes: Mapping[Part, str] = field(hash=False)
+    checkpoint_dtypes: Mapping[str, str] = field(hash=False)
     """Dtype of every part as published."""
     position_embeddings: int = 0
     """Rows of a learned position table; 0 with rotary or no position embedding."""
@@ -86,9 +86,9 @@ class Architecture:
         """KV cache elements of one sequence; a windowed layer keeps its window only."""
         return sum(group.count * group.layer.attention.kv_elements(context_tokens) for group in self.layer_groups)
 
-    def parameters_by_part(self) -> dict[Part, int]:
+    def parameters_by_part(self) -> dict[str, int]:
         """Weights by part, in the order of ``PARTS``; MTP layers not counted."""
-        counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+        counts: dict[str, int] = dict.fromkeys(PARTS, 0)
         for group in self.layer_groups:
             for part, count in group.layer.parameters_by_part(self.hidden_size).items():
                 counts[part] += group.count * count
@@ -104,7 +104,7 @@ class Architecture:
         active += self.vocab_size * self.hidden_size + self.hidden_size * (2 if self.final_norm_bias else 1)
         return ParameterCount(sum(counts.values()), active, *counts.values())
 
-    def weight_bytes(self, dtypes: Mapping[str, str] | str, dtype_bytes: Callable[[str], float]) -> dict[Part, float]:
+    def weight_bytes(self, dtypes: Mapping[str, str] | str, dtype_bytes: Callable[[str], float]) -> dict[str, float]:
         """Bytes of the weights by part, on all chips together.
 
         Args:

@@ -18,6 +18,19 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
+def show(value: object) -> str:
+    """A value as an error names it: short, whatever it is."""
+    try:
+        return _short.repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or nesting without end
+        return f"a {type(value).__name__} too long to show"
+
+
+def one_line(message: str) -> str:
+    """The message without line breaks that a value or a key brought in."""
+    return " ".join(message.splitlines())
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """Fields of one mapping of a model description, with the place to name in errors.
@@ -42,7 +55,7 @@ class Fields:
             raise ForerunError(f"{place}: must be an object of fields, not {_kind(values)}")
         for key in values:
             if not isinstance(key, str):
-                raise ForerunError(f"{place}: field name {_short.repr(key)} must be text")
+                raise ForerunError(f"{place}: field name {show(key)} must be text")
         return cls(values, source, prefix)
 
     def fail(self, key: str, message: str) -> NoReturn:
@@ -51,7 +64,7 @@ class Fields:
         Raises:
             ForerunError: always; ``source: field message``.
         """
-        raise ForerunError(f"{self.source}: {self.prefix}{key} {message}")
+        raise ForerunError(one_line(f"{self.source}: {self.prefix}{key[:80]} {message}"))
 
     def get(self, key: str) -> Any:
         """The raw value, None where absent."""
@@ -83,7 +96,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.fail(key, f"must be true or false, not {_short.repr(value)}")
+            self.fail(key, f"must be true or false, not {show(value)}")
         return value
 
     def text(self, key: str, default: Default) -> str | Default:
@@ -92,7 +105,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            self.fail(key, f"must be text, not {_short.repr(value)}")
+            self.fail(key, f"must be text, not {show(value)}")
         return value
 
     def choice(self, key: str, allowed: Iterable[str], default: Default) -> str | Default:
@@ -101,7 +114,7 @@ class Fields:
         if value is None:
             return default
         if value not in (known := sorted(allowed)):
-            self.fail(key, f"{_short.repr(value)} is not one of {', '.join(known)}{did_you_mean(value, known)}")
+            self.fail(key, f"{show(value)} is not one of {', '.join(known)}{did_you_mean(value, known)}")
         return value
 
     def items(self, key: str) -> list[Any]:
@@ -117,7 +130,7 @@ class Fields:
         """A list of texts; empty where the field is absent."""
         for value in (values := self.items(key)):
             if not isinstance(value, str):
-                self.fail(key, f"must list texts, not {_short.repr(value)}")
+                self.fail(key, f"must list texts, not {show(value)}")
         return values
 
     def section(self, key: str) -> Fields:
@@ -126,17 +139,18 @@ class Fields:
 
     def refuse_others(self, known: Iterable[str]) -> None:
         """Refuse fields not in ``known``."""
+        names = sorted(known)
         for key in self.values:
-            if key not in (names := sorted(known)):
+            if key not in names:
                 self.fail(key, f"is not a field here{did_you_mean(key, names)} (one of {', '.join(names)})")
 
     def _whole(self, key: str, value: object, low: int, high: int) -> int:
         if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(key, f"must be a whole number, not {_short.repr(value)}")
+            self.fail(key, f"must be a whole number, not {show(value)}")
         if not low <= value <= high:
-            self.fail(key, f"must be from {low} to {high}, not {_short.repr(value)}")
+            self.fail(key, f"must be from {low} to {high}, not {show(value)}")
         return value
 
 

@@ -165,5 +165,5 @@ def _stated_name(outer: Fields) -> str:
     for key in ("_name_or_path", "name_or_path", "model_type"):
         value = outer.get(key)
         if isinstance(value, str) and value:
-            return value[:120]
+            return " ".join(value[:120].split())
     return "custom"

@@ -50,7 +50,7 @@ _MODULES: Mapping[Part, tuple[str, ...]] = {
 """Names that the linear layers of a part have inside ``model.layers.N``."""
 
 
-def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[Part, str], tuple[str, ...]]:
+def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], tuple[str, ...]]:
     """Dtype of every part as published, and remarks.
 
     A part of which only some layers are excluded from quantisation counts as quantised.
@@ -59,7 +59,7 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[Part, str],
         ForerunError: an unknown dtype or quantisation method, or a malformed ``quantization_config``.
     """
     base, notes = _base_dtype(config)
-    dtypes: dict[Part, str] = dict.fromkeys(PARTS, base)
+    dtypes: dict[str, str] = dict.fromkeys(PARTS, base)
     if not config.has("quantization_config"):
         return dtypes, notes
     quantization = config.section("quantization_config")
@@ -139,18 +139,22 @@ def _is_excluded(part: Part, layer: int, patterns: list[str]) -> bool:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether a quantiser's exclusion pattern names a module: a regex (``re:``), a glob, or part of the dotted name."""
+    """Whether a quantiser's exclusion pattern names a module: a regex (``re:``), a glob, or part of the dotted name.
+
+    The text part of a multimodal checkpoint carries ``language_model`` in its names.
+    """
     if pattern.startswith("re:"):
         try:
-            return re.match(pattern[3:], name) is not None
+            return any(re.match(pattern[3:], spelling) is not None for spelling in (name, f"language_model.{name}"))
         except (re.error, RecursionError, OverflowError):
             return False
+    pattern = pattern.replace("model.language_model.", "model.").removeprefix("language_model.")
     if "*" in pattern or "?" in pattern:
         return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
     return pattern == name or f".{pattern.strip('.')}." in f".{name}."
 
 
-def own_dtypes(fields: Fields, key: str) -> dict[Part, str]:
+def own_dtypes(fields: Fields, key: str) -> dict[str, str]:
     """Dtypes given as one name for all parts or as a mapping of parts; bf16 where not said."""
     value: Any = fields.get(key)
     if value is None or isinstance(value, str):

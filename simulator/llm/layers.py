@@ -211,9 +211,9 @@ class Layer:
         """
         return (*self.extra_tensors, *self.attention.tensors(hidden_size), *self.mlp.tensors(hidden_size))
 
-    def parameters_by_part(self, hidden_size: int) -> dict[Part, int]:
+    def parameters_by_part(self, hidden_size: int) -> dict[str, int]:
         """Weights of the layer by part, vectors included."""
-        counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+        counts: dict[str, int] = dict.fromkeys(PARTS, 0)
         for tensor in self.tensors(hidden_size):
             counts[tensor.part] += tensor.elements
         counts["attention"] += self.attention.vector_parameters(hidden_size)

@@ -15,7 +15,7 @@ import yaml
 
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
-from simulator.llm.fields import Fields
+from simulator.llm.fields import Fields, one_line, show
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.own_format import from_own_fields, is_own_format
 
@@ -73,13 +73,17 @@ def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
         return _from_values(model, "model")
     if isinstance(model, str) and (known := _catalogue_name(model)):
         return _from_catalogue(known)
+    if not isinstance(model, str | Path) or not str(model).strip():
+        raise ForerunError(f"model: must name a model or a file, not {show(model)} (forerun models list)")
     path = Path(model)
     if _exists(path):
         return _from_file(path)
     if isinstance(model, Path) or path.suffix.lower() in _SUFFIXES:
         raise ForerunError(f"{model}: no such file")
     hint = did_you_mean(model.lower(), [*architecture_names(), *_aliases()])
-    raise ForerunError(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
+    raise ForerunError(
+        one_line(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
+    )
 
 
 def published_parameters(name: str) -> PublishedParameters | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,17 @@ from types import TracebackType
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file in the folder of ``path``, then move it to ``path`` in one step.
 
+    Links are followed. A device or a pipe (``/dev/null``) is written in place.
+
     Raises:
         OSError: when the folder cannot be written or is full; nothing is left behind and an old file stays as it was.
     """
-    with StagedFiles(path.parent) as staged:
-        staged.add(path.name, write)
+    if path.exists() and not path.is_file():
+        write(path)
+        return
+    target = path.resolve()
+    with StagedFiles(target.parent) as staged:
+        staged.add(target.name, write)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -77,6 +84,22 @@ def writable_folder(folder: Path) -> Iterator[Path]:
     finally:
         if made and not any(folder.iterdir()):
             folder.rmdir()
+
+
+@contextmanager
+def writable_file(path: Path) -> Iterator[Path]:
+    """:func:`writable_folder` for the folder of ``path``.
+
+    Raises:
+        OSError: also when ``path`` is a folder.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder, name a file", str(path))
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    with writable_folder(path.resolve().parent):
+        yield path
 
 
 def _write_text(path: Path, text: str) -> None:

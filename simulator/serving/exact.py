@@ -107,9 +107,7 @@ class ExactReplica:
             delivered += self._deliver(sequence, 1, start, seconds, now)
             if self._sampler is not None and sequence.remaining_tokens:
                 sequence.path_start = sequence.verify_steps
-                sequence.accepted = self._sampler.path(
-                    sequence.index, sequence.remaining_tokens, sequence.verify_steps
-                )
+                sequence.accepted = self._sampler.path(sequence.index, sequence.remaining_tokens, sequence.verify_steps)
         for sequence in plan.decodes:
             tokens = 1
             if self._sampler is not None:

@@ -114,18 +114,14 @@ class FastReplica:
         self._sampler = sampler
         self._log = log
         self._windows = timer.windows
-        longest_output = max(log.output_tokens, default=1)
-        longest = min(
-            limits.max_model_len, max(map(int.__add__, log.input_tokens, log.output_tokens), default=1)
-        ) + limits.query_len + limits.lookahead_tokens + 2
+        longest = max(map(sum, zip(log.input_tokens, log.output_tokens, strict=True)), default=0)
+        longest = min(longest, limits.num_blocks * limits.block_size) + limits.query_len + limits.lookahead_tokens + 2
         context = np.arange(longest, dtype=np.int64)
-        self._keys = [
-            context if w is None else np.minimum(context, w + limits.query_len - 1) for w in self._windows
-        ]
+        self._keys = [context if w is None else np.minimum(context, w + limits.query_len - 1) for w in self._windows]
         self._blocks_of = -(-context // limits.block_size)
         self._block_row = len(self._windows)
         self._token_row = self._block_row + 1
-        self._future = _Future(self._token_row + 1, longest_output + 1)
+        self._future = _Future(self._token_row + 1, min(max(log.output_tokens, default=1), longest) + 1)
         self._waiting: deque[_Live] = deque()
         self._running: dict[int, _Live] = {}
         self._partial: _Live | None = None
@@ -181,7 +177,7 @@ class FastReplica:
             held = self._admit(chunks, budget, held)
         if chunks:
             return (yield from self._mixed_step(now, chunks, held))
-        return (yield from self._decode_span(now, single=preempted))
+        return (yield from self._decode(now, single=preempted))
 
     def _make_room(self, now: float) -> bool:
         """Preempt from the end of the batch until this step's blocks fit; whether anything had to go."""
@@ -189,9 +185,7 @@ class FastReplica:
         preempted = False
         while True:
             partial = self._partial
-            held = self._future.at(self._block_row, self._step)
-            if partial is not None:
-                held += self._limits.blocks(partial.computed)
+            held = self._future.at(self._block_row, self._step) + self._partial_blocks
             if held <= num_blocks:
                 return preempted
             preempted = True
@@ -248,13 +242,11 @@ class FastReplica:
             budget -= tokens
         return held
 
-    def _mixed_step(
-        self, now: float, chunks: list[tuple[_Live, int]], held: int
-    ) -> Generator[simpy.Event, Any, float]:
+    def _mixed_step(self, now: float, chunks: list[tuple[_Live, int]], held: int) -> Generator[simpy.Event, Any, float]:
         """One step with prompts in it, beside the decoding batch."""
         log = self._log
         work = self._work(chunks)
-        seconds = on_grid(self._timer.seconds(work))
+        seconds: float = on_grid(self._timer.seconds(work))
         running, waiting = len(self._running), len(self._waiting)
         decoding = self._decoding
         delivered = decoding if self._sampler is None else self._future.at(self._token_row, self._step)
@@ -354,70 +346,83 @@ class FastReplica:
         apply(self._block_row, start, self._blocks_of[context + limits.lookahead_tokens])
         apply(self._token_row, start, delivered[done:])
 
-    def _decode_span(self, now: float, single: bool) -> Generator[simpy.Event, Any, float]:
-        """Decode steps of one unchanged batch, as many as nothing structural cuts short."""
+    def _decode(self, now: float, single: bool) -> Generator[simpy.Event, Any, float]:
+        """Decode steps of one unchanged batch: one, or as many as nothing structural cuts short."""
         first = self._step
-        stop = first + 1
-        if not single:
-            while self._finish_steps[0] < first:
-                heapq.heappop(self._finish_steps)
-            stop = self._finish_steps[0] + 1
-        admits = not self._waiting and len(self._running) < self._limits.max_num_seqs
-        arrival = self._feed.next_s() if admits else inf
-        if stop - first <= SHORT_SPAN:
-            stop = first + 1
-        limits = self._limits
-        query_len, decoding = limits.query_len, self._decoding
         size = len(self._windows)
         zeros = (0,) * size
-        work: StepWork[Any] = StepWork(
-            0, 0, zeros, zeros, 0, zeros, decoding, query_len, tuple(self._future.at(w, first) for w in range(size))
-        )
-        seconds = on_grid(self._timer.seconds(work))
+        keys = tuple(self._future.at(w, first) for w in range(size))
+        work: StepWork[Any] = StepWork(0, 0, zeros, zeros, 0, zeros, self._decoding, self._limits.query_len, keys)
+        seconds: float = on_grid(self._timer.seconds(work))
+        admits = not self._waiting and len(self._running) < self._limits.max_num_seqs
+        arrival = self._feed.next_s() if admits else inf
+        stop = first + 1 if single else self._next_finish() + 1
         if arrival < inf:
             stop = min(stop, first + int((arrival - now) / max(seconds, 1e-9)) + 2)
-        held = self._future.at(self._block_row, first)
         if stop - first <= SHORT_SPAN:
-            yield from self._until(now + seconds)
-            self._step = first + 1
-            delivered = decoding if self._sampler is None else self._future.at(self._token_row, first)
-            running, waiting = len(self._running), len(self._waiting)
-            self._complete(first, now + seconds)
-            self._log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
-            return now + seconds
+            return (yield from self._decode_step(now, seconds, work))
+        return (yield from self._decode_span(now, stop, work, arrival, admits))
+
+    def _decode_step(self, now: float, seconds: float, work: StepWork[int]) -> Generator[simpy.Event, Any, float]:
+        """One pure decode step."""
+        step = self._step
+        held = self._future.at(self._block_row, step) + self._partial_blocks
+        delivered = self._decoding if self._sampler is None else self._future.at(self._token_row, step)
+        running, waiting = len(self._running), len(self._waiting)
+        end = now + seconds
+        yield from self._until(end)
+        self._step = step + 1
+        self._complete(step, end)
+        self._log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
+        return end
+
+    def _decode_span(
+        self, now: float, stop: int, work: StepWork[Any], arrival: float, admits: bool
+    ) -> Generator[simpy.Event, Any, float]:
+        """Pure decode steps up to ``stop``, fewer where blocks run short or an arrival can be admitted."""
+        first = self._step
         blocks = self._future.range(self._block_row, first, stop)
-        room = limits.num_blocks - (limits.blocks(self._partial.computed) if self._partial is not None else 0)
+        room = self._limits.num_blocks - self._partial_blocks
         if int(blocks[-1]) > room:
             stop = first + int(np.searchsorted(blocks, room, side="right"))
-        keys = tuple(self._future.range(w, first, stop) for w in range(size))
-        each = on_grid(np.broadcast_to(self._timer.seconds(work._replace(decode_kv_tokens=keys)), stop - first))
-        ends = np.cumsum(np.concatenate(((now,), each)))[1:]
+        keys = tuple(self._future.range(w, first, stop) for w in range(len(self._windows)))
+        seconds = on_grid(self._timer.seconds(work._replace(decode_kv_tokens=keys)))
+        ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
         if arrival < inf:
             ends = ends[: int(np.searchsorted(ends, arrival)) + 1]
         ends = yield from self._until_cut(ends, admits)
         count = len(ends)
         self._step = first + count
         starts = np.concatenate(((now,), ends[:-1]))
-        running = len(self._running)
-        waiting = len(self._waiting) + self._feed.pending(starts)
-        delivered_each: Any = decoding
+        delivered: Any = self._decoding
         if self._sampler is not None:
-            delivered_each = self._future.range(self._token_row, first, self._step)
+            delivered = self._future.range(self._token_row, first, self._step)
         self._log.steps.span(
             self._index,
             starts,
-            each[:count],
-            delivered_each,
-            running,
-            waiting,
-            blocks[:count],
-            decoding,
-            query_len,
+            seconds[:count],
+            delivered,
+            len(self._running),
+            len(self._waiting) + self._feed.pending(starts),
+            blocks[:count] + self._partial_blocks,
+            self._decoding,
+            work.query_len,
             tuple(k[:count] for k in keys),
         )
         end = float(ends[-1])
         self._complete(self._step - 1, end)
         return end
+
+    @property
+    def _partial_blocks(self) -> int:
+        """Blocks of the prompt that is half in the cache."""
+        return 0 if self._partial is None else self._limits.blocks(self._partial.computed)
+
+    def _next_finish(self) -> int:
+        """Step in which the next decoding request ends."""
+        while self._finish_steps[0] < self._step:
+            heapq.heappop(self._finish_steps)
+        return self._finish_steps[0]
 
     def _complete(self, step: int, now: float) -> None:
         """Requests whose last decode step was ``step`` leave."""

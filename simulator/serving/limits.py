@@ -15,7 +15,8 @@ class EngineLimits:
     num_blocks: int
     watermark_blocks: int
     """Blocks that admission leaves free."""
-    max_model_len: int
+    max_model_len: int | None
+    """Longest prompt plus output, tokens; None is no limit."""
     chunked_prefill: bool
     query_len: int = 1
     """Tokens of a decoding sequence in one step: 1, or K+1 in a verify step."""
@@ -33,7 +34,7 @@ class EngineLimits:
     def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
         """Why a request can never be served here, or None when it can."""
         total = input_tokens + output_tokens
-        if total > self.max_model_len:
+        if self.max_model_len is not None and total > self.max_model_len:
             return f"longer than max_model_len {self.max_model_len} tokens"
         if not self.chunked_prefill and total > self.max_num_batched_tokens:
             return f"longer than max_num_batched_tokens {self.max_num_batched_tokens} without chunked prefill"

@@ -13,7 +13,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RequestRecords:
-    """One row per request in order of arrival; times in seconds from the start of the run, NaN where it never happened."""
+    """One row per request in order of arrival; times in seconds from the start of the run, NaN for what never was."""
 
     arrival_s: FloatArray
     input_tokens: IntArray

@@ -19,15 +19,15 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
         ForerunError: an acceptance length that K tokens cannot give.
     """
     if acceptance.per_position is not None:
-        return np.asarray(acceptance.per_position[:num_speculative_tokens])
+        return np.asarray(acceptance.per_position[:num_speculative_tokens], dtype=np.float64)
     if acceptance.conditional is not None:
-        return np.cumprod(acceptance.conditional[:num_speculative_tokens])
-    if acceptance.alpha is not None:
-        alpha = acceptance.alpha
+        conditional = acceptance.conditional[:num_speculative_tokens]
+    elif acceptance.alpha is not None:
+        conditional = [acceptance.alpha] * num_speculative_tokens
     else:
         assert acceptance.acceptance_length is not None
-        alpha = iid_alpha(acceptance.acceptance_length, num_speculative_tokens)
-    return np.cumprod(np.full(num_speculative_tokens, alpha))
+        conditional = [iid_alpha(acceptance.acceptance_length, num_speculative_tokens)] * num_speculative_tokens
+    return np.asarray(np.cumprod(conditional), dtype=np.float64)
 
 
 class AcceptanceSampler:
@@ -80,7 +80,7 @@ def counter_uniforms(key: int, stream: int, first: int, count: int) -> FloatArra
     state ^= state >> np.uint64(27)
     state *= np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)) * 2.0**-53
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix_scalar(value: int) -> int:

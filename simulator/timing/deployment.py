@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, dtype_bytes
 from simulator.errors import ForerunError
-from simulator.llm import Architecture
+from simulator.llm import PARTS, Architecture
 from simulator.llm.layers import Attention, Layer, Tensor
 from simulator.timing.framework import Framework
 
-PARTS = ("embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm")
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
 """Parts that quantised checkpoints leave in 16 bits (AutoGPTQ, AutoAWQ and llm-compressor defaults)."""
 
@@ -34,7 +33,7 @@ class GemmSlice(NamedTuple):
 class Deployment:
     """A model, its dtypes and the chips of one replica.
 
-    ``weight_dtypes`` maps every part of ``PARTS`` to a dtype.
+    ``weight_dtypes`` maps every part of a model (``simulator.llm.PARTS``) to a dtype.
     """
 
     architecture: Architecture
@@ -57,7 +56,7 @@ class Deployment:
             )
 
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:
-        """Weight matrices of a layer that every token passes through (routed experts excluded), as one chip holds them."""
+        """Weight matrices of a layer that every token passes through (routed experts excluded), one chip's slice."""
         for tensor in layer.tensors(self.architecture.hidden_size):
             if tensor.part != "expert":
                 yield self._slice(tensor)
@@ -134,7 +133,7 @@ def resolve_weight_dtypes(architecture: Architecture, asked: str | Mapping[str, 
     Raises:
         ForerunError: unknown part or dtype.
     """
-    own = {part: architecture.checkpoint_dtypes.get(part, "bf16") for part in PARTS}
+    own: dict[str, str] = {part: _served(architecture.checkpoint_dtypes.get(part, "bf16")) for part in PARTS}
     if asked is None:
         return own
     if isinstance(asked, str):
@@ -147,6 +146,11 @@ def resolve_weight_dtypes(architecture: Architecture, asked: str | Mapping[str, 
         _check_dtype(f"weights_dtype.{part}", dtype)
     base = resolve_weight_dtypes(architecture, asked["default"]) if "default" in asked else own
     return {part: asked.get(part, base[part]) for part in PARTS}
+
+
+def _served(dtype: str) -> str:
+    """What an engine makes of a published dtype: 32-bit checkpoints are cast to bf16 (vLLM's ``dtype: auto``)."""
+    return "bf16" if dtype in ("fp32", "tf32") else dtype
 
 
 def _check_dtype(field: str, dtype: str) -> None:

@@ -17,8 +17,9 @@ IntArray = NDArray[np.int64]
 class EngineTimer(Protocol):
     """What the serving engine asks of a timing model."""
 
-    windows: tuple[int | None, ...]
-    """Distinct attention windows of the model; None is full attention."""
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Distinct attention windows of the model; None is full attention."""
 
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled."""

@@ -77,11 +77,11 @@ def plan_memory(
         blocks = num_kv_blocks
     if blocks < 1:
         raise ForerunError(
-            f"model: {deployment.architecture.name} does not fit {deployment.tensor_parallel} x {deployment.chip.name}: "
-            f"per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
+            f"model: {deployment.architecture.name} does not fit {deployment.tensor_parallel} x "
+            f"{deployment.chip.name}: per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
             f"{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
             f"({gpu_memory_utilization:.0%} of {deployment.chip.memory.capacity_bytes / 1e9:.0f} GB); "
-            f"raise hardware.tensor_parallel or choose a narrower weights_dtype"
+            f"raise hardware.tensor_parallel, choose a narrower weights_dtype or lower engine.max_num_batched_tokens"
         )
     return MemoryPlan(
         capacity_bytes=deployment.chip.memory.capacity_bytes,

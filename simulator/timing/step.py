@@ -103,9 +103,7 @@ class StepTimer:
         padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
         distinct, inverse = np.unique(padded, return_inverse=True)
         framework = self.deployment.framework
-        self._floor_s = (
-            framework.eager_launch_s * framework.kernels_per_layer * self.deployment.architecture.num_layers
-        )
+        self._floor_s = framework.eager_launch_s * framework.kernels_per_layer * self.deployment.architecture.num_layers
         self._eager = ((tokens > framework.max_captured_tokens) | (not self.deployment.cuda_graphs)).tolist()
         self._layers = self._layer_costs(distinct).rows(inverse)
         self._head = self._head_costs(tokens)
@@ -127,17 +125,23 @@ class StepTimer:
         total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
         for shape, window, count in self._attention:
             if decoding:
-                total += count * kernels.attention_decode(
-                    shape, seqs=decoding, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
-                ).seconds
+                total += (
+                    count
+                    * kernels.attention_decode(
+                        shape, seqs=decoding, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
+                    ).seconds
+                )
             if work.prefill_seqs:
-                total += count * kernels.attention_prefill(
-                    shape,
-                    seqs=work.prefill_seqs,
-                    q_tokens=work.prefill_tokens,
-                    pairs=work.prefill_pairs[window],
-                    kv_tokens=work.prefill_kv_tokens[window],
-                ).seconds
+                total += (
+                    count
+                    * kernels.attention_prefill(
+                        shape,
+                        seqs=work.prefill_seqs,
+                        q_tokens=work.prefill_tokens,
+                        pairs=work.prefill_pairs[window],
+                        kv_tokens=work.prefill_kv_tokens[window],
+                    ).seconds
+                )
         if not self._eager[tokens]:
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
@@ -234,7 +238,7 @@ class StepTimer:
         self._add_collective(total, "all_gather", tokens * architecture.vocab_size * ACTIVATION_BYTES, 1)
         return total
 
-    def _add_collective(self, total: Costs, op: str, message_bytes: FloatArray, count: int) -> None:
+    def _add_collective(self, total: Costs, op: str, message_bytes: NDArray[np.floating[Any]], count: int) -> None:
         deployment = self.deployment
         if deployment.tensor_parallel == 1 or deployment.link is None:
             return

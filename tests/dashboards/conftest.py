@@ -1,5 +1,6 @@
 """A run folder made by hand: a queue in front of two replicas, with speculation, an SLO and one failed request."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +135,11 @@ def write_hand_made_run(folder: Path, replications: int = 1) -> Path:
     document = combine_replications([hand_made_document(result) for result in results])
     write_run(folder, results[0], document)
     return folder
+
+
+@pytest.fixture
+def write_hand_made() -> Callable[..., Path]:
+    return write_hand_made_run
 
 
 @pytest.fixture(scope="session")

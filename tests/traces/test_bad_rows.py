@@ -203,7 +203,10 @@ def test_one_bad_epoch_does_not_blur_the_others(tmp_path):
 AZURE_ROW = "2023-11-16 18:17:0%d.9799600,4808,10"
 
 
-@pytest.mark.parametrize("stamp", ["2023-13-16 18:17:03", "NaT", "now", "2023-11-16", "1600-01-01 00:00:00", "1e9", ""])
+@pytest.mark.parametrize(
+    "stamp",
+    ["2023-13-16 18:17:03", "NaT", "now", "2023-11-16", "1600-01-01 00:00:00", "1e9", "", "2023-11-16 18:17:03."],
+)
 def test_bad_dates(tmp_path, stamp):
     rows = [AZURE_ROW % 1, f"{stamp},5,5", AZURE_ROW % 3]
     path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
@@ -213,8 +216,10 @@ def test_bad_dates(tmp_path, stamp):
 
 
 def test_the_limit_stops_before_later_damage(tmp_path):
-    path = write(tmp_path, GOOD + "broken\n")
+    path = write(tmp_path, HEADER + "0,10,2\n1,0,3\n2,30,3\nbroken\n3,0,3\n")
     assert len(read_requests(path, limit=1)) == 1
+    table = read_requests(path, limit=2, on_error="skip")
+    assert (table.input_tokens.tolist(), dict(table.skipped)) == ([10, 30], {"input_tokens: zero": 1})
 
 
 SEEDS = [
@@ -285,3 +290,8 @@ def test_every_row_is_kept_or_counted(rows):
         path.write_text(text)
         table = read_requests(path, on_error="skip")
     assert len(table) + sum(table.skipped.values()) == len(rows) + 1
+
+
+def test_a_damaged_header_does_not_lose_its_columns(tmp_path):
+    path = write(tmp_path, b"\x80,arrival_s,input_tokens,output_tokens\n9,0,10,2\n")
+    assert read_requests(path, on_error="skip").input_tokens.tolist() == [10]

@@ -364,6 +364,7 @@ def test_samples_are_read_by_name():
     assert (len(azure), azure.format) == (1000, "azure-llm")
     assert (len(mooncake), mooncake.format, mooncake.prefix_hashes.block_tokens) == (300, "mooncake", 512)
     assert sum(map(len, iter_requests("azure-conv-2023", chunk_rows=300))) == 1000
+    assert len(read_requests(Path("azure-conv-2023"))) == 1000
     with pytest.raises(TraceError, match=r"did you mean 'azure-conv-2023'"):
         read_requests("azure-conv-2032")
 
@@ -418,14 +419,39 @@ def test_real_agent_sessions(shared_data):
     assert len(table.session_names) == 28 + 2
 
 
-@pytest.mark.parametrize("name", ["language/m-large", "language/m-small", "multimodal/mm-image", "reason/deepseek-r1"])
-def test_real_servegen_pools(shared_data, name):
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("language/m-large", 475200.0), ("language/m-small", 43200.0), ("multimodal/mm-image", 43200.0),
+     ("reason/deepseek-r1", 43200.0)],
+)  # fmt: skip
+def test_real_servegen_pools(shared_data, name, start):
     """The number of requests drawn over six hours is that of the rates in the files."""
     folder = shared_data / "workloads/servegen" / name
-    start, length, scale = 43200.0, 21600.0, 0.25
+    length, scale = 21600.0, 0.25
     expected = 0.0
     for file in folder.glob("*-trace.csv"):
         rows = [line.split(",") for line in file.read_text().splitlines()]
         expected += sum(600 * float(row[1]) * scale for row in rows if start <= float(row[0]) < start + length)
     table = read_requests(folder, start_s=start, duration_s=length, rate_scale=scale)
     assert len(table) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "seconds"),
+    [
+        ("2023-11-16 18:17:04", 1.0),
+        ("2023-11-16T18:17:04Z", 1.0),
+        ("2023-11-16 18:17:03.5", 0.5),
+        ("2023-11-16 18:17:03.000000001", 1e-9),
+        (f"2023-11-16 18:17:03.25{'0' * 40}", 0.25),
+        ("2023-11-16 20:17:04.5+02:00", 1.5),
+        ("2023-11-16 12:47:04-0530", 1.0),
+        ("2023-11-17 00:00:00", 20577.0),
+    ],
+)
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another style"])
+def test_dates_of_every_style(tmp_path, stamp, seconds, company):
+    other = "2023-11-16 18:17:03.75 UTC,1,1\n" if company else ""
+    text = f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n{other}{stamp},2,1\n"
+    table = read_requests(write(tmp_path, text))
+    assert table.arrival_s[table.input_tokens == 2] == [seconds]

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 import traces.requests.files as files
+import traces.requests.rows as rows
 from traces import (
     PrefixHashes,
     RequestTable,
@@ -140,6 +143,71 @@ def test_writing_refuses_unknown_endings_and_places(tmp_path):
         write_requests(table_of(2), tmp_path / "absent" / "t.csv")
 
 
+CSV_CASES = {
+    "canonical": "arrival_s,input_tokens,output_tokens,session_id,turn,measured_ttft_s\n"
+    + "".join(f"{i / 8},{i + 1},9,00{i % 3},{i % 5},{i}\n" for i in range(300)),
+    "dates": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    + "".join(f"2024-05-10 00:{i // 60:02}:{i % 60:02}{'.25' * (i % 2)}+00:00,{i + 1},5\r\n" for i in range(300)),
+    "seven digits": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    + "".join(f"2023-11-16 18:{i // 60:02}:{i % 60:02}.9799601,{i + 1},5\n" for i in range(300)),
+    "burstgpt": "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens\n"
+    + "".join(f"{i}.0,{'0x' * (i % 2)},{'4' * (i % 3)},GPT-4,{i + 1},{i % 4}\n" for i in range(300)),
+    "epoch": "timestamp;prompt_tokens;completion_tokens\n"
+    + "".join(f"{1_700_000_000_000_000_000 + 7 * i};{i + 1}.0;2\n" for i in range(300)),
+    "damage": "arrival_s,input_tokens,output_tokens\n"
+    + "".join(
+        {7: f"{i},0,1\n", 11: "\n", 13: f'{i},"5",1\n', 17: f"{i},,1\n", 19: f"{i},5\n", 23: "nan,true,1\n"}.get(
+            i % 29, f"{i},{i + 1},{i + 2}\n"
+        )
+        for i in range(300)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CSV_CASES)
+def test_both_csv_parsers_agree(tmp_path, monkeypatch, case):
+    """The accelerated parser of large files gives the same rows, skips and error lines as the exact one."""
+    monkeypatch.setattr(files, "BLOCK_BYTES", 150)
+    path = tmp_path / "t.csv"
+    path.write_bytes(CSV_CASES[case].encode())
+    found, errors, accelerated = [], [], []
+    arrow_block = rows._arrow_block
+
+    def counting(*arguments):
+        chunk = arrow_block(*arguments)
+        accelerated.append(chunk is not None)
+        return chunk
+
+    monkeypatch.setattr(rows, "_arrow_block", counting)
+    for first in (10**9, 1):
+        monkeypatch.setattr(rows, "ARROW_FROM_BLOCK", first)
+        found.append(read_requests(path, on_error="skip"))
+        errors.append("")
+        try:
+            read_requests(path)
+        except TraceError as error:
+            errors[-1] = str(error)
+    assert any(accelerated)
+    assert all(accelerated) == (case != "damage")
+    exact, fast = found
+    assert errors[0] == errors[1]
+    assert (errors[0] != "") == (case == "damage")
+    assert (dict(exact.skipped), exact.notes, exact.session_names) == (
+        dict(fast.skipped),
+        fast.notes,
+        fast.session_names,
+    )
+    assert exact.columns().keys() == fast.columns().keys()
+    for name, values in exact.columns().items():
+        assert_array_equal(fast.columns()[name], values)
+
+
+def test_pyarrow_is_not_imported_for_small_text():
+    code = "import sys, traces; traces.read_requests('azure-conv-2023'); sys.exit('pyarrow' in sys.modules)"
+    folder = Path(files.__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=folder, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("chunk_rows", [1, 7, 250, 10_000])
 def test_streams_equal_whole_reads(tmp_path, monkeypatch, ending, chunk_rows):
@@ -167,8 +235,8 @@ def test_streams_mend_small_disorder_and_refuse_large(tmp_path):
 
 def test_streams_count_each_skipped_row_once(tmp_path):
     path = tmp_path / "t.csv"
-    rows = "".join(f"{i},{0 if i % 9 == 0 else 5},1\n" for i in range(1, 200))
-    path.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    lines = "".join(f"{i},{0 if i % 9 == 0 else 5},1\n" for i in range(1, 200))
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + lines)
     chunks = list(iter_requests(path, chunk_rows=20, on_error="skip"))
     assert sum(sum(chunk.skipped.values()) for chunk in chunks) == 22
     assert dict(describe_requests(chunks).skipped) == {"input_tokens: zero": 22}
@@ -187,15 +255,15 @@ def test_memory_of_a_stream_is_that_of_its_chunks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_decoded", counting)
     peaks = []
-    for rows in (5_000, 100_000):
-        path = tmp_path / f"{rows}.csv"
-        path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i / 8},9,9\n" for i in range(rows)))
+    for count in (5_000, 100_000):
+        path = tmp_path / f"{count}.csv"
+        path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i / 8},9,9\n" for i in range(count)))
         taken = 0
         tracemalloc.start()
         stream = iter_requests(path, chunk_rows=1000)
-        next(stream)
+        assert len(next(stream)) == 1000
         assert taken <= 16_000 * 4
-        assert sum(map(len, stream)) == rows - 1000
+        assert sum(map(len, stream)) == count - 1000
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert taken == path.stat().st_size

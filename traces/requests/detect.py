@@ -51,6 +51,8 @@ _DOCUMENTS = (AGENTIC, SERVEGEN, SHAREGPT, VLLM_BENCH)
 FORMATS: dict[str, str] = {layout.name: layout.title for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
 """Names that ``format=`` takes beside ``auto``, each with what it is."""
 
+_TYPED = ("arrival_s", "input_tokens", "output_tokens")
+
 _LAYOUTS = {layout.name: layout for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
 
 
@@ -189,7 +191,12 @@ def _csv(path: Path, text: str, layout: Layout | None) -> Source:
             f"{path}:1: {shown(line, 60)} looks like data; a header line with column names expected. {_accepted()}"
         )
     chosen = layout or _recognise(path, names, "columns")
-    return Source(path, chosen, names, lambda options, on_error: csv_chunks(path, on_error), streams=True)
+    used = chosen.bind(names, f"{path}:1").columns
+    wanted = None if chosen.drop or chosen.prepare else [column.name for column in used.values()]
+    typed = [column.name for canonical, column in used.items() if canonical in _TYPED]
+    return Source(
+        path, chosen, names, lambda options, on_error: csv_chunks(path, on_error, wanted, typed), streams=True
+    )
 
 
 def _recognise(path: Path, names: list[str], kind: str) -> Layout:

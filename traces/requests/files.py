@@ -58,16 +58,17 @@ def head_bytes(path: Path, count: int = 4096) -> bytes:
     return head
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, decompressed when it is gzip (recognised by content, not by name)."""
-    stream = path.open("rb")
-    try:
+    with path.open("rb") as stream:
         magic = stream.read(2)
         stream.seek(0)
-    except OSError:
-        stream.close()
-        raise
-    return io.BufferedReader(gzip.GzipFile(fileobj=stream)) if magic == b"\x1f\x8b" else stream
+        if magic == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=stream) as unpacked, io.BufferedReader(unpacked) as buffered:
+                yield buffered
+        else:
+            yield stream
 
 
 def is_parquet(path: Path) -> bool:

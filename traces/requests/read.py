@@ -43,7 +43,7 @@ def read_requests(
         TraceError: nothing to read, no format fits, an option the format does not take, a bad row.
     """
     source, chosen, report = _open(path, format, on_error, limit, options)
-    pieces = list(_limited(_pieces(source, chosen, report), limit))
+    pieces = list(_pieces(source, chosen, report, limit))
     if not pieces:
         raise TraceError(_nothing(source, report))
     return _table(Piece.concatenate(pieces), source, report, report.skipped)
@@ -98,21 +98,10 @@ def _open(
     return source, chosen, Report("stop" if on_error == "stop" else "skip")
 
 
-def _pieces(source: Source, options: Options, report: Report) -> Iterator[Piece]:
-    """Good rows of the source in file order."""
+def _pieces(source: Source, options: Options, report: Report, limit: int | None) -> Iterator[Piece]:
+    """Good rows of the source in file order, no more than ``limit``."""
     chunks = source.chunks(options, report.on_error)
-    return pieces_of(source.layout, source.names, str(source.path), chunks, options, report)
-
-
-def _limited(pieces: Iterator[Piece], limit: int | None) -> Iterator[Piece]:
-    """The first ``limit`` rows."""
-    left = limit
-    for piece in pieces:
-        if left is not None and len(piece) >= left:
-            yield piece.take(slice(0, left))
-            return
-        left = None if left is None else left - len(piece)
-        yield piece
+    return pieces_of(source.layout, source.names, str(source.path), chunks, options, report, limit)
 
 
 def _nothing(source: Source, report: Report) -> str:
@@ -152,7 +141,7 @@ def _stream(
     source: Source, options: Options, report: Report, limit: int | None, chunk_rows: int
 ) -> Iterator[RequestTable]:
     """Chunks in order of arrival; one chunk is always held back so that late rows can still find their place."""
-    pieces = _limited(_pieces(source, options, report), limit)
+    pieces = _pieces(source, options, report, limit)
     if not source.streams:
         pieces = iter([Piece.concatenate(whole)]) if (whole := list(pieces)) else iter([])
     held: Piece | None = None
@@ -164,10 +153,8 @@ def _stream(
         held = _sorted(held, report, source)
         if origin is None and "arrival_s" in held.arrays:
             origin = float(held.arrays["arrival_s"][0])
-        if len(held) <= chunk_rows:
-            continue
-        ready, held = held.take(slice(0, len(held) - chunk_rows)), held.take(slice(len(held) - chunk_rows, None))
-        for chunk in _cut(ready, chunk_rows):
+        while len(held) >= 2 * chunk_rows:
+            chunk, held = held.take(slice(0, chunk_rows)), held.take(slice(chunk_rows, None))
             last = _check_order(chunk, last, source, chunk_rows)
             yield _table(chunk, source, report, report.skipped - told, origin)
             told = report.skipped.copy()

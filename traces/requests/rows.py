@@ -22,6 +22,9 @@ Flatten = Callable[[Record], Record]
 
 _ROWS_PER_CHUNK = 32_768
 
+ARROW_FROM_BLOCK = 8
+"""Blocks of a CSV file after which Arrow's parser takes over what it can: its import costs as much as those blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class RawChunk:
@@ -56,15 +59,29 @@ def split_header(path: Path, line: str) -> list[str]:
     return [name.strip() for name in names]
 
 
-def csv_chunks(path: Path, on_error: OnError, names: Sequence[str] | None = None) -> Iterator[RawChunk]:
-    """Chunks of a CSV file with a header (or with ``names`` and no header); blank lines do not count as rows."""
+def csv_chunks(
+    path: Path, on_error: OnError, wanted: Sequence[str] | None = None, typed: Sequence[str] = ()
+) -> Iterator[RawChunk]:
+    """Chunks of a CSV file with a header; blank lines do not count as rows.
+
+    Args:
+        path: the file.
+        on_error: what to do about bytes that are not text.
+        wanted: columns that are needed at least; None for all.
+        typed: those among them that hold numbers or times (so that Arrow may convert them).
+    """
     place = f"{path}:{{}}"
-    columns = list(names) if names else []
+    columns: list[str] = []
     delimiter = csv_dialect(first_text(path).split("\n", 1)[0])
-    for block in text_blocks(path, on_error, quoted=True):
+    for number, block in enumerate(text_blocks(path, on_error, quoted=True)):
+        if number >= ARROW_FROM_BLOCK and columns:
+            fast = _arrow_block(block, columns, delimiter, columns if wanted is None else wanted, typed, place)
+            if fast is not None:
+                yield fast
+                continue
         rows, lines, broken = _csv_rows(block, delimiter)
         if not columns and rows:
-            columns = [name.strip() for name in rows[0]]
+            columns = [name.encode(errors="surrogateescape").decode(errors="replace").strip() for name in rows[0]]
             rows, lines = rows[1:], lines[1:]
         if set(map(len, rows)) - {len(columns)}:
             rows, lines, misfits = _without_misfits(rows, lines, len(columns))
@@ -79,6 +96,50 @@ def csv_chunks(path: Path, on_error: OnError, names: Sequence[str] | None = None
             for name, column in zip(columns, by_column, strict=True):
                 values.setdefault(name, list(column))
             yield RawChunk(values, len(rows), lines, sorted(broken), place)
+
+
+def _arrow_block(
+    block: Block, names: list[str], delimiter: str, wanted: Sequence[str], typed: Sequence[str], place: str
+) -> RawChunk | None:
+    """A block of plain rows parsed by Arrow; None when anything in it needs the exact way (quotes, gaps, misfits)."""
+    if not block.clean or '"' in block.text or "\r" in block.text.replace("\r\n", ""):
+        return None
+    if not set(wanted) <= set(names):
+        return None
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
+    keys = {name: str(names.index(name)) for name in wanted}  # by place: names may stand twice
+    text = {keys[name]: pa.string() for name in wanted if name not in typed}
+    try:
+        table = pa_csv.read_csv(
+            io.BytesIO(block.text.encode()),
+            read_options=pa_csv.ReadOptions(
+                column_names=list(map(str, range(len(names)))),
+                use_threads=False,
+                block_size=len(block.text) * 4 + 64,
+            ),
+            parse_options=pa_csv.ParseOptions(delimiter=delimiter, quote_char=False, ignore_empty_lines=False),
+            convert_options=pa_csv.ConvertOptions(column_types=text, include_columns=list(keys.values())),
+        ).combine_chunks()
+    except pa.ArrowException:
+        return None
+    lines = block.text.count("\n") + (not block.text.endswith("\n"))
+    columns: dict[str, Values] = {}
+    for name in wanted:
+        column = table.column(keys[name])
+        kind = column.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind):
+            if column.null_count:
+                return None
+            columns[name] = _arrow_values(column.combine_chunks())
+        elif pa.types.is_string(kind):
+            columns[name] = column.to_pylist()
+        else:
+            return None
+    if table.num_rows != lines:
+        return None
+    return RawChunk(columns, lines, range(block.first_line, block.first_line + lines), place=place)
 
 
 def _csv_rows(block: Block, delimiter: str) -> tuple[list[list[str]], Sequence[int], list[tuple[int, str, str]]]:

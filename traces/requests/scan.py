@@ -70,12 +70,13 @@ class Report:
         """Remember a remark once."""
         self.notes[text] = None
 
-    def bad_rows(self, chunk: RawChunk, bad: dict[int, tuple[str, Problem]]) -> None:
-        """Stop at the first bad row of the chunk, or count all of them by reason."""
-        found = [(number, reason, text) for number, reason, text in chunk.broken]
+    def bad_rows(self, chunk: RawChunk, bad: dict[int, tuple[str, Problem]], last: int | None = None) -> None:
+        """Stop at the first bad row of the chunk up to row ``last``, or count all of them by reason."""
+        found = [broken for broken in chunk.broken if last is None or broken[0] < chunk.lines[last]]
         found += [
             (chunk.lines[row], f"{column}: {problem.reason}", f"{column}: {problem.text}")
             for row, (column, problem) in bad.items()
+            if last is None or row <= last
         ]
         if not found:
             return
@@ -101,6 +102,7 @@ def pieces_of(
     chunks: Iterable[RawChunk],
     options: Options,
     report: Report,
+    limit: int | None = None,
 ) -> Iterator[Piece]:
     """Judge the chunks of one trace.
 
@@ -111,7 +113,9 @@ def pieces_of(
         chunks: its rows.
         options: what the user said.
         report: gets skipped rows, notes and session names.
+        limit: good rows after which nothing more is read or judged.
     """
+    left = limit
     bound = None if names is None else layout.bind(names, where)
     clock = Clock()
     state: dict[str, Any] = {}
@@ -124,11 +128,15 @@ def pieces_of(
         if not state:
             state["started"] = True
             _introduce(bound, clock, options, report)
-        piece = _piece(bound, chunk, clock, options, report, state)
-        if len(piece):
-            yield piece
+        piece = _piece(bound, chunk, clock, options, report, state, left)
         if clock.guessed_unit:
             report.note(f"arrival times taken as Unix time in {clock.guessed_unit}, from their size")
+        if len(piece):
+            yield piece
+        if left is not None:
+            left -= len(piece)
+            if left <= 0:
+                return
 
 
 def _introduce(bound: Bound, clock: Clock, options: Options, report: Report) -> None:
@@ -145,15 +153,21 @@ def _introduce(bound: Bound, clock: Clock, options: Options, report: Report) -> 
 
 
 def _piece(
-    bound: Bound, chunk: RawChunk, clock: Clock, options: Options, report: Report, state: dict[str, Any]
+    bound: Bound,
+    chunk: RawChunk,
+    clock: Clock,
+    options: Options,
+    report: Report,
+    state: dict[str, Any],
+    left: int | None,
 ) -> Piece:
-    """The good rows of one chunk."""
+    """The good rows of one chunk, no more than ``left``."""
     gone = np.zeros(chunk.count, dtype=np.bool_)
+    dropped: dict[str, NDArray[np.bool_]] = {}
     if bound.layout.drop is not None:
         for reason, mask in bound.layout.drop(bound, chunk, options).items():
-            report.skipped[reason] += int(np.count_nonzero(mask & ~gone))
+            dropped[reason] = mask & ~gone
             gone |= mask
-    report.skipped += Counter()  # forget reasons counted 0 times
     derived = bound.layout.prepare(bound, chunk, state) if bound.layout.prepare else {}
     arrays: dict[str, NDArray[Any]] = {}
     bad: dict[int, tuple[str, Problem]] = {}
@@ -180,10 +194,17 @@ def _piece(
         else:
             judge(canonical, parse_counts(values))
     hashes = _prefix_hashes(bound, chunk, arrays["input_tokens"], options, bad, gone)
-    report.bad_rows(chunk, bad)
     keep = ~gone
     keep[list(bad)] = False
     rows = np.flatnonzero(keep)
+    last = None
+    if left is not None and len(rows) >= left:
+        rows = rows[:left]
+        last = int(rows[-1])
+    report.bad_rows(chunk, bad, last)
+    for reason, mask in dropped.items():
+        report.skipped[reason] += int(np.count_nonzero(mask if last is None else mask[: last + 1]))
+    report.skipped += Counter()  # forget reasons counted 0 times
     sessions = derived.get("session_id", bound.values(chunk, "session_id"))
     if sessions is not None:
         picked = sessions if len(rows) == chunk.count else [sessions[row] for row in rows.tolist()]

@@ -149,16 +149,24 @@ def _duration(value: object) -> float:
 
 def parse_durations(values: Values, units_per_second: int = 1) -> Parsed:
     """Durations >= 0 as float64 seconds; an empty field or null is NaN (not measured), other text is a problem."""
-    numbers = _plain_numbers(values)
+    empty = np.zeros(len(values), dtype=np.bool_)
+    filled = values
+    if not isinstance(values, np.ndarray):
+        empty = np.array([value is None or value == "" for value in values], dtype=np.bool_)
+        if empty.any():
+            zero = "0" if str in set(map(type, values)) else 0
+            filled = [zero if value is None or value == "" else value for value in values]
+    numbers = _plain_numbers(filled)
     if numbers is None or not len(numbers) or not (numbers.min() >= 0 and np.isfinite(numbers.max())):
         parsed = _each(values, _duration)
         return Parsed(parsed.values / units_per_second, parsed.problems)
-    return Parsed(numbers.astype(np.float64) / units_per_second, [])
+    return Parsed(np.where(empty, np.nan, numbers) / units_per_second, [])
 
 
 _DATETIME = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?\s*(Z|UTC|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
+_LAST_NS = 7_258_118_400 * 10**9  # the first moment of 2200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -191,9 +199,10 @@ def nanoseconds_of(text: object) -> int:
 def _fast_datetimes(values: Values) -> IntArray | None:
     """Nanoseconds since 1970 when all values are well-formed times of one zone style; None when any is not."""
     if isinstance(values, np.ndarray):
-        if values.dtype.kind == "M" and not np.any(np.isnat(values)):
-            return values.astype("M8[ns]").astype(np.int64)
-        return None
+        if values.dtype.kind != "M" or np.any(np.isnat(values)):
+            return None
+        moments = values.astype("M8[ns]").astype(np.int64)
+        return moments if moments.min(initial=0) >= 0 and moments.max(initial=0) < _LAST_NS else None
     if set(map(type, values)) != {str}:
         return None
     cut = 0
@@ -204,21 +213,25 @@ def _fast_datetimes(values: Values) -> IntArray | None:
             cut = len(zone)
     texts = np.array([value[:-cut] for value in values] if cut else values)
     codes = texts.view(np.uint32).reshape(len(texts), -1)  # one row of code points per value
-    if codes.shape[1] < 19 or np.any(codes[:, [4, 7]] != ord("-")) or np.any(codes[:, [13, 16]] != ord(":")):
+    width = codes.shape[1]
+    if not 19 <= width <= 29 or width == 20:  # to the second, or with 1 to 9 digits of a fraction
+        return None
+    if np.any(codes[:, [4, 7]] != ord("-")) or np.any(codes[:, [13, 16]] != ord(":")):
         return None
     marks = [4, 7, 10, 13, 16, 19]
-    rest = np.delete(codes, marks[: 5 + (codes.shape[1] > 19)], axis=1)
+    rest = np.delete(codes, marks[: 5 + (width > 19)], axis=1)
     digits = (rest >= ord("0")) & (rest <= ord("9"))
     padded = (rest == 0) & (np.arange(rest.shape[1]) >= 14)
-    fraction_ok = codes.shape[1] == 19 or bool(np.all(np.isin(codes[:, 19], (0, ord(".")))))
+    fraction_ok = width == 19 or bool(np.all(codes[:, 19] == np.where(codes[:, 20] == 0, 0, ord("."))))
     separators = bool(np.all(np.isin(codes[:, 10], (ord(" "), ord("T")))))
-    if not (fraction_ok and separators and np.all(digits | padded)) or np.any(codes[:, 0] >= ord("3")):
+    century = (codes[:, 0] - ord("0")) * 10 + codes[:, 1] - ord("0")
+    if not (fraction_ok and separators and np.all(digits | padded) and np.all((century >= 19) & (century <= 21))):
         return None
     try:
         moments = texts.astype("M8[ns]").astype(np.int64)
     except (ValueError, OverflowError):
         return None
-    return moments if moments.min() >= 0 and moments.max() < 7_258_118_400 * 10**9 else None  # before 2200
+    return moments if moments.min() >= 0 and moments.max() < _LAST_NS else None
 
 
 @dataclass(slots=True)

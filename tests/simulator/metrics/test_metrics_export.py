@@ -1,6 +1,7 @@
 """The files of a run: whole or absent, valid JSON, a timeline whose slices never cross."""
 
 import json
+import os
 from itertools import pairwise
 from math import inf, nan
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from simulator.metrics import json_text, jsonable
 from simulator.metrics.export import write_run
-from simulator.metrics.files import StagedFiles, writable_folder, write_text_atomically
+from simulator.metrics.files import StagedFiles, writable_file, writable_folder, write_text_atomically
 from simulator.metrics.timeline import step_kind, timeline_events, track_numbers, write_timeline
 
 
@@ -86,6 +87,29 @@ def test_a_failed_write_leaves_the_old_files_and_nothing_else(tmp_path):
 def test_an_unwritable_folder_is_found_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"), writable_folder(tmp_path / "file" / "run"):
+        raise AssertionError("the work must not start")
+
+
+def test_a_link_is_followed_not_replaced(tmp_path):
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real.json")
+    write_text_atomically(tmp_path / "link.json", "new")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_text() == "new"
+
+
+def test_a_pipe_is_written_in_place(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text_atomically(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(IsADirectoryError), writable_file(tmp_path):
         raise AssertionError("the work must not start")
 
 

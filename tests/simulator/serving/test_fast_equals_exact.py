@@ -73,7 +73,9 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
     for name in ("output_tokens", "running", "waiting", "kv_blocks", "prefill_tokens", "decode_seqs", "query_len"):
         assert_array_equal(fast.steps.integers(name)[order[0]], exact.steps.integers(name)[order[1]], err_msg=name)
     mine, theirs = (log.steps.work(0, len(log.steps)) for log in (fast, exact))
-    for a, b in zip(mine.decode_kv_tokens + mine.prefill_pairs, theirs.decode_kv_tokens + theirs.prefill_pairs, strict=True):
+    for a, b in zip(
+        mine.decode_kv_tokens + mine.prefill_pairs, theirs.decode_kv_tokens + theirs.prefill_pairs, strict=True
+    ):
         assert_array_equal(a[order[0]], b[order[1]])
 
 

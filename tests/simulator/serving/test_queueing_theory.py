@@ -22,7 +22,7 @@ def mean_wait(outputs: np.ndarray, arrivals: np.ndarray, step_s: float, stepping
 
 def check_against(theory: float, waits: list[float]) -> None:
     error = float(stats.sem(waits))
-    assert error < 0.03 * theory, "too few requests to say anything"
+    assert error < 0.04 * theory, "too few requests to say anything"
     assert abs(np.mean(waits) - theory) < 4 * error
 
 
@@ -31,10 +31,10 @@ def test_m_d_1_waiting_time(load):
     """Pollaczek-Khinchine with constant service: W = rho D / (2 (1 - rho))."""
     service = 0.01
     waits = []
-    for seed in range(16):
+    for seed in range(12):
         rng = np.random.default_rng(seed)
-        arrivals = np.cumsum(rng.exponential(service / load, 15_000))
-        waits.append(mean_wait(np.ones(15_000, dtype=np.int64), arrivals, service))
+        arrivals = np.cumsum(rng.exponential(service / load, 9_000))
+        waits.append(mean_wait(np.ones(9_000, dtype=np.int64), arrivals, service))
     check_against(load * service / (2 * (1 - load)), waits)
 
 
@@ -44,10 +44,10 @@ def test_m_m_1_waiting_time(load):
     mean_steps, step_s = 50, 2e-4
     service = mean_steps * step_s
     waits = []
-    for seed in range(16):
+    for seed in range(12):
         rng = np.random.default_rng(100 + seed)
-        arrivals = np.cumsum(rng.exponential(service / load, 15_000))
-        waits.append(mean_wait(rng.geometric(1 / mean_steps, 15_000), arrivals, step_s))
+        arrivals = np.cumsum(rng.exponential(service / load, 9_000))
+        waits.append(mean_wait(rng.geometric(1 / mean_steps, 9_000), arrivals, step_s))
     second_moment = step_s**2 * (2 - 1 / mean_steps) * mean_steps**2
     theory = load / service * second_moment / (2 * (1 - load))
     assert math.isclose(theory, load * service / (1 - load), rel_tol=0.02)
@@ -87,7 +87,11 @@ def test_tokens_are_conserved(stepping, closed_loop):
     assert steps.integers("prefill_tokens").sum() == sum(log.input_tokens)
     starts, seconds = steps.column("start_s"), steps.column("seconds")
     assert (starts[1:] >= starts[:-1] + seconds[:-1] - 1e-12).all(), "steps overlap"
-    for early, late in (("arrival_s", "scheduled_s"), ("scheduled_s", "first_token_s"), ("first_token_s", "finished_s")):
+    for early, late in (
+        ("arrival_s", "scheduled_s"),
+        ("scheduled_s", "first_token_s"),
+        ("first_token_s", "finished_s"),
+    ):
         assert (np.asarray(getattr(log, early)) <= np.asarray(getattr(log, late))).all()
 
 

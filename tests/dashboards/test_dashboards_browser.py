@@ -1,0 +1,42 @@
+"""The report in a real browser: draws every figure, asks the network for nothing, fits wide and narrow screens."""
+
+import shutil
+
+import pytest
+
+from dashboards.report import write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_report_draws_and_fits(browser, run_folder, tmp_path, width, scheme):
+    path = write_report(run_folder, tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    complaints, requests = [], []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    page.wait_for_function("document.querySelectorAll('.figure .main-svg').length >= 4")
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = page.evaluate("[...document.querySelectorAll('.figure')].map(e => e._fullLayout.width)")
+    assert len(drawn) == 4
+    assert all(0 < one <= width for one in drawn)
+    paper = page.evaluate("document.querySelector('.figure')._fullLayout.paper_bgcolor")
+    assert paper == {"light": "#ffffff", "dark": "#161b22"}[scheme]
+    page.close()

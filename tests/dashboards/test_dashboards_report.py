@@ -1,0 +1,127 @@
+"""The report: self-contained, safe, complete, and clear about folders that are not runs."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from dashboards.report import report_html, write_report
+from dashboards.report_parts import lead_sentence, number
+from dashboards.runs import load_run
+from simulator.errors import ForerunError
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    return report_html(run)
+
+
+def own_part(page):
+    """The page without plotly.js."""
+    return page[: page.index('<script type="application/json"')]
+
+
+def test_page_needs_no_network(page):
+    assert "<script src" not in page
+    assert "http" not in own_part(page)
+    assert page.count("define.amd") <= 2
+    assert len(page) < 8_000_000
+
+
+def test_page_holds_every_section(page):
+    text = own_part(page)
+    for words in (
+        "llama-3.1-8b on 2 x h100-sxm",
+        "basis: datasheet",
+        "SLO missed",
+        "1 failed",
+        "Latency (ms)",
+        "TTFT",
+        "Service-level objectives",
+        "Speculative decoding",
+        "KV cache and memory",
+        "Scenario",
+        "request_rate: 8.0",
+        "$1.37",
+    ):
+        assert words in text
+    for figure in ("bottleneck", "latency", "timeline", "waterfall"):
+        assert f'id="figure-{figure}"' in text
+
+
+def test_figures_in_the_page_are_json_without_their_template(page):
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])
+    assert set(figures) == {"figure-bottleneck", "figure-latency", "figure-timeline", "figure-waterfall"}
+    assert all("template" not in figure["layout"] for figure in figures.values())
+    assert set(json.loads(re.search(r'id="templates">(.*?)</script>', page, re.DOTALL)[1])) == {"light", "dark"}
+
+
+def test_text_of_the_run_cannot_become_markup(page):
+    assert "a remark with &lt;markup&gt; in it" in page
+    assert "<markup>" not in page
+
+
+def test_replications_show_intervals(write_hand_made, tmp_path):
+    page = report_html(load_run(write_hand_made(tmp_path / "run", replications=3)))
+    assert "3 replications" in page
+    assert 'class="interval"' in page
+
+
+def test_report_goes_where_asked(run_folder, tmp_path):
+    assert write_report(run_folder, tmp_path / "x.html") == tmp_path / "x.html"
+    assert (tmp_path / "x.html").stat().st_size > 1_000_000
+    assert not (run_folder / "report.html").exists()
+
+
+def test_a_run_in_which_nothing_happened_still_has_a_page(run_folder, tmp_path):
+    import pyarrow.parquet as pq
+
+    folder = shutil.copytree(run_folder, tmp_path / "empty")
+    for name in ("requests.parquet", "steps.parquet"):
+        pq.write_table(pq.read_table(folder / name).slice(0, 0), folder / name)
+    document = json.loads((folder / "summary.json").read_text())
+    document["summary"] = {
+        key: (0 if key in ("completed", "total_input_tokens", "total_output_tokens") else None)
+        for key in document["summary"]
+    }
+    document["summary"]["failed"] = 3
+    document |= {"bottleneck": None, "slo": None, "cost_usd": None, "usd_per_million_output_tokens": None}
+    document["utilisation"] = {"mfu": None, "mbu": None}
+    (folder / "summary.json").write_text(json.dumps(document))
+    page = report_html(load_run(folder))
+    assert "No request finished (3 failed)" in page
+    assert 'class="figure"' not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("summary.json", None, "no summary.json"),
+        ("summary.json", "{", "not JSON"),
+        ("summary.json", "{}", "not the summary of a run"),
+        ("steps.parquet", None, "missing"),
+        ("steps.parquet", "no", "not a Parquet file"),
+    ],
+)
+def test_what_is_not_a_run_folder_is_refused_by_name(run_folder, tmp_path, name, content, complaint):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(ForerunError, match=complaint):
+        load_run(folder)
+
+
+def test_lead_sentence_names_rate_tail_and_bottleneck(run):
+    sentence = lead_sentence(run.document)
+    for words in ("output tokens/s", "p99 TTFT", "memory limits", "idle"):
+        assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0, "0"), (12345, "12,345"), (1234.56, "1,235"), (0.012346, "0.01235"), (3.0, "3")]
+)
+def test_numbers_read_well(value, text):
+    assert number(value) == text

@@ -1,0 +1,181 @@
+"""Catalogue commands, kernel prediction, help, version, and the process as a whole."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.cli.kernel_query import admitted_pairs, tokens_read
+
+
+def test_every_chip_is_listed_and_shown(forerun):
+    rows = json.loads(forerun("chips", "list", "--json", "-").out)
+    names = [row["name"] for row in rows]
+    assert {"h100-sxm", "a100-sxm-80gb", "mi300x"} <= set(names)
+    assert "h100-sxm" in forerun("chips", "list").out
+    shown = forerun("chips", "show", "h100-sxm")
+    assert "TB/s" in shown.out
+    assert "datasheet" in shown.out
+    assert (
+        json.loads(forerun("chips", "show", "h100-sxm", "--json", "-").out)["memory"]["bandwidth_bytes_per_s"]
+        == 3.35e12
+    )
+
+
+def test_a_users_chip_is_checked(forerun, tmp_path):
+    import yaml
+
+    profile = json.loads(forerun("chips", "show", "h100-sxm", "--json", "-").out)
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(profile | {"name": "mine"}))
+    assert "valid chip profile: mine" in forerun("chips", "check", file).out
+    file.write_text(yaml.safe_dump(profile | {"colour": "green"}))
+    outcome = forerun("chips", "check", file)
+    assert outcome.code == 2
+    assert "colour" in outcome.error_line
+
+
+def test_models_are_listed_shown_and_checked(forerun, tmp_path):
+    rows = {row["name"]: row for row in json.loads(forerun("models", "list", "--json", "-").out)}
+    assert rows["llama-3.1-8b"]["parameters"] == 8_030_261_248
+    assert "8.03 B" in forerun("models", "show", "llama-3.1-8b").out
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    outcome = forerun("models", "check", config)
+    assert outcome.code == 2
+    assert "config.json" in outcome.error_line
+
+
+def test_workloads_are_listed_shown_checked_and_fitted(forerun, tmp_path):
+    listing = json.loads(forerun("workloads", "list", "--json", "-").out)
+    assert "azure-conv-2023" in [row["name"] for row in listing["samples"]]
+    assert json.loads(forerun("workloads", "show", "azure-conv-2023", "--json", "-").out)["requests"] == 1000
+    assert "Mean rate" in forerun("workloads", "show", "azure-conv-2023").out
+    fitted = json.loads(forerun("workloads", "fit", "azure-conv-2023", "--json", "-").out)
+    assert fitted["workload"]["num_requests"] == 1000
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n1,six,5\n")
+    outcome = forerun("workloads", "check", trace)
+    assert outcome.code == 2
+    assert "trace.csv" in outcome.error_line
+
+
+@pytest.mark.parametrize("group", ["chips", "models", "workloads"])
+def test_unknown_names_are_one_line(forerun, group):
+    for command in ("show", "check"):
+        outcome = forerun(group, command, "h10-sxm-llama-azure-conv-202")
+        assert outcome.code == 2
+        assert "h10-sxm-llama-azure-conv-202" in outcome.error_line
+    assert "Missing command" in forerun(group).error_line
+
+
+def test_a_catalogue_name_is_not_a_file_to_check(forerun):
+    assert "no such file" in forerun("chips", "check", "h100-sxm").error_line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "gemm m=16 n=4096 k=4096 dtype=bf16",
+        "attention_prefill batch=2 q_len=512 kv_len=1024 num_heads=32 num_kv_heads=8 head_dim=128",
+        "attention_decode batch=16 q_len=4 kv_len=2048 num_heads=32 num_kv_heads=8 head_dim=64 window=512 kv_dtype=fp8",
+        "moe tokens=32 num_experts=64 experts_per_token=8 hidden=2048 intermediate=768",
+        "all_reduce message_bytes=1048576 world_size=8",
+    ],
+)
+def test_predict_says_time_bound_work_and_basis(forerun, arguments):
+    outcome = forerun("predict", "--chip", "h100-sxm", *arguments.split(), "--json", "-")
+    document = json.loads(outcome.out)
+    assert document["seconds"] > 0.0
+    assert document["bound"] in ("compute", "memory", "latency", "interconnect")
+    assert document["basis"] in ("datasheet", "calibrated", "extrapolated")
+    assert document["bytes"] > 0
+    assert "basis" in forerun("predict", "--chip", "h100-sxm", *arguments.split()).out.lower()
+
+
+def test_predict_counts_the_flops_of_a_gemm(forerun):
+    document = json.loads(
+        forerun("predict", "--chip", "h100-sxm", "gemm", "m=16", "n=4096", "k=1024", "--json", "-").out
+    )
+    assert document["flops"] == 2 * 16 * 4096 * 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("gem m=1", "did you mean 'gemm'"),
+        ("gemm m=1 n=2", "k missing"),
+        ("gemm m=1 n=2 k=2 kk=3", "no column 'kk'"),
+        ("gemm m=1 m=2 n=2 k=2", "twice"),
+        ("gemm m n=2 k=2", "KEY=VALUE"),
+        ("gemm m=0 n=2 k=2", "m=0"),
+        ("gemm m=1.5 n=2 k=2", "m=1.5"),
+        ("gemm m=1 n=2 k=2 dtype=bf17", "bf17"),
+        ("attention_decode batch=1 q_len=9 kv_len=8 num_heads=8 num_kv_heads=8 head_dim=64", "exceeds kv_len"),
+        ("attention_decode batch=1 q_len=1 kv_len=8 num_heads=9 num_kv_heads=8 head_dim=64", "multiple"),
+        ("moe tokens=1 num_experts=2 experts_per_token=3 hidden=8 intermediate=8", "exceeds num_experts"),
+        ("all_reduce message_bytes=8 world_size=1", "world_size"),
+    ],
+)
+def test_a_wrong_kernel_is_one_line(forerun, arguments, words):
+    outcome = forerun("predict", "--chip", "h100-sxm", *arguments.split())
+    assert outcome.code == 2
+    assert words in outcome.error_line
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.one_of(st.none(), st.integers(1, 90)))
+def test_pairs_and_tokens_equal_a_counted_mask(q_len, cached, window):
+    kv_len = cached + q_len
+    mask = [
+        [key <= query and (window is None or key > query - window) for key in range(kv_len)]
+        for query in range(cached, kv_len)
+    ]
+    assert admitted_pairs(q_len, kv_len, window) == sum(map(sum, mask))
+    assert tokens_read(q_len, kv_len, window) == sum(any(column) for column in zip(*mask, strict=True))
+
+
+def test_every_command_has_help_with_an_example(forerun):
+    commands = [["run"], ["report"], ["predict"]]
+    commands += [[group, verb] for group in ("chips", "models", "workloads") for verb in ("list", "show", "check")]
+    for command in [*commands, ["workloads", "fit"]]:
+        outcome = forerun(*command, "--help")
+        assert outcome.code == 0
+        assert "Example: forerun" in outcome.out, command
+
+
+def test_bare_command_prints_help_and_version_prints_a_version(forerun):
+    assert "Commands" in forerun().out
+    assert forerun("--version").out.startswith("forerun ")
+
+
+def process(project_root: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from simulator.cli import main; sys.exit(main())"
+    environment = os.environ | {"PYTHONPATH": str(project_root)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+def test_as_a_process_errors_go_to_stderr_with_exit_2(project_root):
+    done = process(project_root, "predict", "--chip", "h10-sxm", "gemm", "m=1", "n=1", "k=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_starts_without_the_heavy_parts(project_root):
+    heavy = ["numpy", "scipy", "pyarrow", "plotly", "pydantic", "yaml", "simulator.scenario", "hwprofiles", "traces"]
+    code = (
+        "import sys; from simulator.cli import main; main(['--help']); "
+        f"print(sorted(set({heavy!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(project_root)}
+    before = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stderr.strip() == "[]"
+    assert time.perf_counter() - before < 10.0

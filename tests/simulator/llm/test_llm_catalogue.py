@@ -1,0 +1,170 @@
+"""The catalogue: every published count is reproduced, every name loads, every entry says where it comes from."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import simulator.llm
+from simulator.errors import ForerunError
+from simulator.llm import (
+    architecture_aliases,
+    architecture_names,
+    architecture_summary,
+    load_architecture,
+    mtp_architecture,
+    published_parameters,
+)
+
+CONTRACT_NAMES = [
+    "llama-2-7b", "llama-2-70b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.2-1b",
+    "llama-3.2-3b", "llama-3.3-70b", "qwen2.5-7b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b",
+    "qwen3-235b-a22b", "mistral-7b", "mixtral-8x7b", "gemma-3-27b", "gpt-oss-20b", "gpt-oss-120b",
+    "deepseek-v3", "deepseek-r1", "glm-4.5-air", "vicuna-7b", "vicuna-13b", "vicuna-33b",
+]  # fmt: skip
+
+EXACT_TOTALS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v3": 671_026_419_200,
+}
+
+
+def total_as_published(name: str) -> int:
+    """Our count of everything that the published total counts."""
+    architecture, published = load_architecture(name), published_parameters(name)
+    total = architecture.parameters().total + published.other_parameters
+    if published.includes_mtp:
+        own_tables = 2 * architecture.vocab_size * architecture.hidden_size
+        total += architecture.mtp.parameters(architecture.hidden_size) + architecture.mtp.count * own_tables
+    return total
+
+
+@pytest.mark.parametrize("name", architecture_names())
+def test_published_total_is_reproduced(name):
+    published = published_parameters(name)
+    assert total_as_published(name) == pytest.approx(published.total, rel=0 if published.exact else 0.01)
+
+
+@pytest.mark.parametrize("name", [name for name in architecture_names() if published_parameters(name).active])
+def test_published_active_count_is_reproduced_to_its_last_digit(name):
+    architecture, published = load_architecture(name), published_parameters(name)
+    counts = architecture.parameters()
+    table = architecture.vocab_size * architecture.hidden_size
+    ours = counts.active + {"with-embedding": table, "without-embedding": 0, "layers": -table}[published.active_counts]
+    last_digit = 10 ** (math.floor(math.log10(published.active)) - 1)
+    assert abs(ours - published.active) <= max(0.01 * published.active, last_digit)
+
+
+@pytest.mark.parametrize(("name", "total"), EXACT_TOTALS.items())
+def test_totals_known_to_the_last_digit(name, total):
+    assert load_architecture(name).parameters().total == total
+
+
+def test_catalogue_has_every_name_of_the_contract():
+    assert set(CONTRACT_NAMES) <= set(architecture_names())
+    assert len(architecture_names()) >= 35
+
+
+@pytest.mark.parametrize("name", architecture_names())
+def test_entry_is_complete_and_consistent(name):
+    architecture = load_architecture(name)
+    assert architecture.name == name
+    assert architecture.source.startswith("https://huggingface.co/")
+    published = published_parameters(name)
+    assert published.source
+    counts = architecture.parameters()
+    assert counts.total == sum(counts[2:])
+    assert counts.active <= counts.total
+    assert set(architecture.checkpoint_dtypes.values()) <= {"bf16", "fp16", "fp32", "fp8", "mxfp4"}
+    summary = architecture_summary(architecture)
+    assert summary["parameters"] == counts.total
+    assert sum(layer["count"] for layer in summary["layers"]) == architecture.num_layers
+
+
+@pytest.mark.parametrize("name", architecture_names())
+def test_tensor_shapes_sum_to_the_parameter_counts(name):
+    """What the engine multiplies is the model: matrices plus a small rest of biases, norms and tables."""
+    architecture = load_architecture(name)
+    by_part = architecture.parameters_by_part()
+    matrices = dict.fromkeys(by_part, 0)
+    for group in architecture.layer_groups:
+        for tensor in group.layer.tensors(architecture.hidden_size):
+            matrices[tensor.part] += group.count * tensor.out_features * tensor.in_features * tensor.copies
+    for part in ("attention", "mlp", "expert", "shared_expert", "router"):
+        assert matrices[part] <= by_part[part] <= 1.003 * matrices[part]
+    for part in ("embedding", "lm_head", "norm"):
+        assert matrices[part] == 0
+
+
+def test_repository_names_find_their_model():
+    assert load_architecture("meta-llama/Llama-3.1-8B-Instruct").name == "llama-3.1-8b"
+    assert load_architecture("qwen/qwen3-8b").name == "qwen3-8b"
+    assert set(architecture_aliases().values()) == set(architecture_names())
+
+
+def test_aliases_name_one_model_each():
+    declared = [
+        alias.lower()
+        for name in architecture_names()
+        for alias in _entry(name)["aliases"]
+    ]  # fmt: skip
+    assert len(declared) == len(set(declared))
+
+
+def _entry(name):
+    path = Path(simulator.llm.__file__).parent / "catalogue" / f"{name}.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("word", ["lama-3.1-8b", "llama3.1-8b", "Qwen/Qwen3-8"])
+def test_unknown_model_suggests_the_nearest(word):
+    with pytest.raises(ForerunError, match="did you mean"):
+        load_architecture(word)
+
+
+@pytest.mark.parametrize("word", ["", " ", "nothing-like-it", "a/b/c", "\0", "x" * 5000, None, 3])
+def test_no_such_model_is_one_line(word):
+    with pytest.raises(ForerunError) as error:
+        load_architecture(word)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_deepseek_v3_with_its_mtp_module_is_the_published_685b():
+    architecture = load_architecture("deepseek-v3")
+    assert architecture.mtp.count == 1
+    stored = architecture.mtp.parameters(7168) + 2 * architecture.vocab_size * architecture.hidden_size
+    assert architecture.parameters().total + stored == 684_489_845_504
+
+
+def test_mtp_drafter_is_one_layer_that_starts_with_the_joining_projection():
+    drafter = mtp_architecture(load_architecture("deepseek-v3"))
+    assert drafter.num_layers == 1
+    first = drafter.layer_groups[0].layer.tensors(7168)[0]
+    assert (first.out_features, first.in_features) == (7168, 2 * 7168)
+    with pytest.raises(ForerunError, match=r"llama-3\.1-8b"):
+        mtp_architecture(load_architecture("llama-3.1-8b"))
+
+
+def test_every_sparse_model_states_an_active_count():
+    for name in architecture_names():
+        sparse = load_architecture(name).parameters().expert > 0
+        assert sparse == (published_parameters(name).active is not None), name
+
+
+def test_reading_one_model_does_not_read_the_others():
+    code = (
+        "import simulator.llm.load as load; load.load_architecture('qwen3-8b');"
+        "assert load._catalogue_entry.cache_info().currsize == 1;"
+        "import sys; assert not {'numpy', 'scipy', 'simpy', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

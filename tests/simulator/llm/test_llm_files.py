@@ -1,0 +1,144 @@
+"""Models from files and inline fields."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ForerunError
+from simulator.llm import load_architecture
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
+}
+OWN = {
+    "name": "mine",
+    "hidden_size": 256,
+    "vocab_size": 1000,
+    "layers": [
+        {
+            "count": 3,
+            "attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32, "window": 64},
+            "mlp": {"intermediate_size": 512},
+        },
+        {
+            "attention": {
+                "kind": "mla",
+                "num_heads": 8,
+                "kv_lora_rank": 32,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 16,
+            },
+            "mlp": {"num_experts": 8, "experts_per_token": 2, "intermediate_size": 64},
+        },
+    ],
+}
+
+
+def test_config_json_in_a_folder_takes_the_folders_name(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    by_file, by_folder = load_architecture(folder / "config.json"), load_architecture(str(folder))
+    assert by_file == by_folder
+    assert by_file.name == "my-model"
+    assert by_file.source == str(folder / "config.json")
+
+
+def test_file_inline_and_catalogue_form_agree(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(json.dumps({"source": {"reference": "a paper"}, "config": CONFIG}))
+    entry = load_architecture(path)
+    assert entry.layer_groups == load_architecture(CONFIG).layer_groups
+    assert entry.source == "a paper"
+    path.write_text(json.dumps({"config": CONFIG}))
+    with pytest.raises(ForerunError, match="source is missing"):
+        load_architecture(path)
+
+
+def test_own_fields():
+    architecture = load_architecture(OWN)
+    assert architecture.num_layers == 4
+    assert architecture.layer_groups[0].layer.attention.window == 64
+    assert architecture.layer_groups[1].layer.attention.kv_elements_per_token == 40
+    assert architecture.checkpoint_dtypes["mlp"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("hiden_size",), 3, "did you mean 'hidden_size'"),
+        (("layers",), [], "layers must list"),
+        (("layers",), [3], r"layers\[0\]"),
+        (("layers", 0, "attention", "num_heads"), 7, r"layers\[0\]\.attention\.num_kv_heads 2 does not divide"),
+        (("layers", 0, "attention", "kv_lora_rank"), 7, "belongs to kind: mla"),
+        (("layers", 0, "attention", "kind"), "mqa", r"attention\.kind 'mqa' is not one of gqa, mla"),
+        (("layers", 0, "mlp", "intermediate"), 7, "did you mean 'intermediate_size'"),
+        (("layers", 1, "mlp", "experts_per_token"), 9, r"layers\[1\]\.mlp\.experts_per_token 9 exceeds"),
+        (("layers", 1, "count"), 0, r"layers\[1\]\.count must be from 1"),
+        (("checkpoint_dtypes",), {"mpl": "fp8"}, "did you mean 'mlp'"),
+    ],
+)
+def test_wrong_own_field_is_refused_by_place(path, value, message):
+    values = json.loads(json.dumps(OWN))
+    target = values
+    for step in path[:-1]:
+        target = target[step]
+    target[path[-1]] = value
+    with pytest.raises(ForerunError, match=message):
+        load_architecture(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("broken.json", b"{\n 'a': 1}", "line 2 is not valid JSON"),
+        ("list.json", b"[1, 2]", "must be an object of fields"),
+        ("number.json", b"1" * 5000, "broken"),
+        ("nested.json", b"[" * 200_000, "cannot be parsed"),
+        ("empty.json", b"", "line 1"),
+        ("nan.json", b'{"model_type": "llama", "num_hidden_layers": NaN}', "num_hidden_layers must be a whole number"),
+        ("binary.json", b"\xff\xfe\x00", "cannot be read as text"),
+        ("broken.yaml", b"a: [1\nb: 2", "line 2 is not valid YAML"),
+        ("text.yaml", b"just text", "must be an object of fields"),
+        ("object.yaml", b"!!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("keys.yaml", b"1: 2", "must be text"),
+        ("weights.bin", b"x", "a model file ends in .json"),
+        ("large.json", b" " * 5 * 1024**2, "larger than"),
+    ],
+)
+def test_unreadable_file_is_one_line_naming_it(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ForerunError) as error:
+        load_architecture(path)
+    assert str(error.value).startswith(str(path))
+    assert len(str(error.value).splitlines()) == 1
+    if message != "broken":
+        with pytest.raises(ForerunError, match=message):
+            load_architecture(str(path))
+
+
+def test_missing_file_and_folder_without_config(tmp_path):
+    with pytest.raises(ForerunError, match="no such file"):
+        load_architecture(str(tmp_path / "config.json"))
+    with pytest.raises(ForerunError, match=r"config\.json: no such file"):
+        load_architecture(tmp_path)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60), st.sampled_from([".json", ".yaml"]))
+def test_any_bytes_are_refused_in_one_line(tmp_path, content, suffix):
+    path = tmp_path / f"any{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ForerunError) as error:
+        load_architecture(path)
+    assert len(str(error.value).splitlines()) == 1

@@ -1,0 +1,312 @@
+"""Reading config.json: families' rules, quantised checkpoints, and one clear line for whatever is wrong."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ForerunError
+from simulator.llm import MoeMlp, architecture_summary, from_hf_config
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+MOE = LLAMA | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+DEEPSEEK = LLAMA | {
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
+
+
+def attention(config):
+    return from_hf_config(config).layer_groups[0].layer.attention
+
+
+def windows(config):
+    return {g.layer.attention.window: g.count for g in from_hf_config(config).layer_groups}
+
+
+def test_missing_field_is_named_with_its_file():
+    config = {key: value for key, value in LLAMA.items() if key != "num_attention_heads"}
+    with pytest.raises(ForerunError, match=r"^my/config\.json: num_attention_heads is missing"):
+        from_hf_config(config, source="my/config.json")
+
+
+def test_misspelt_field_gets_a_hint():
+    config = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"} | {"num_hiden_layers": 4}
+    with pytest.raises(ForerunError, match="did you mean 'num_hiden_layers'"):
+        from_hf_config(config)
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"]
+)
+@pytest.mark.parametrize(
+    "value", [0, -1, 1.5, float("nan"), float("inf"), "32", True, [32], {}, 10**30, pytest.param(10**5000, id="huge")]
+)
+def test_wrong_value_is_refused_by_name(key, value):
+    with pytest.raises(ForerunError, match=f"^config.json: {key} must be"):
+        from_hf_config(LLAMA | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 8"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "num_attention_heads 7 does not divide hidden_size 256"),
+        ({"model_type": "mamba"}, "state-space"),
+        ({"model_type": "t5"}, "not a decoder-only"),
+        ({"model_type": "bert"}, "not a decoder-only"),
+        ({"is_encoder_decoder": True}, "decoder-only"),
+        ({"index_topk": 2048}, "sparse attention"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "drafter"),
+        ({"torch_dtype": "int3"}, "torch_dtype"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
+        ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers"),
+        ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),
+        ({"layer_types": ["sliding_attention"] * 4}, "sliding_window is missing"),
+        ({"quantization_config": {"quant_method": "gtpq", "bits": 4}}, "did you mean 'gptq'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits must be 4 or 8"),
+        ({"quantization_config": []}, "quantization_config"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(change, message):
+    with pytest.raises(ForerunError, match=message):
+        from_hf_config(LLAMA | change)
+
+
+def test_vision_only_config_is_refused():
+    with pytest.raises(ForerunError, match="vision"):
+        from_hf_config({"model_type": "x", "vision_config": {"hidden_size": 8}})
+    with pytest.raises(ForerunError, match="decoder-only"):
+        from_hf_config({"model_type": "siglip_vision_model", "hidden_size": 8})
+
+
+def test_text_part_of_a_multimodal_config():
+    inner = {key: value for key, value in LLAMA.items() if key not in ("torch_dtype", "tie_word_embeddings")}
+    outer = {"model_type": "llava", "text_config": inner, "torch_dtype": "float16", "tie_word_embeddings": True}
+    architecture = from_hf_config(outer)
+    assert architecture.tie_word_embeddings
+    assert architecture.checkpoint_dtypes["attention"] == "fp16"
+    assert any("text part only" in note for note in architecture.notes)
+    with pytest.raises(ForerunError, match=r"text_config\.hidden_size must be"):
+        from_hf_config(outer | {"text_config": inner | {"hidden_size": -1}})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tied"),
+    [("llama", False), ("qwen2", False), ("mistral", False), ("gemma2", True), ("gemma3_text", True), ("cohere", True)],
+)
+def test_tying_defaults_follow_the_family(model_type, tied):
+    config = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"} | {"model_type": model_type}
+    assert from_hf_config(config).tie_word_embeddings is tied
+
+
+def test_head_width_defaults_follow_the_family():
+    assert attention(LLAMA).head_dim == 32
+    assert attention(LLAMA | {"head_dim": 64}).head_dim == 64
+    assert attention(LLAMA | {"model_type": "qwen3"}).head_dim == 128
+    assert attention(LLAMA | {"model_type": "gemma2"}).head_dim == 256
+    assert attention(LLAMA | {"num_key_value_heads": None}).num_kv_heads == 8
+
+
+def test_biases_follow_the_family():
+    assert not attention(LLAMA).qkv_bias
+    assert attention(LLAMA | {"attention_bias": True}).output_bias
+    assert attention(LLAMA | {"model_type": "qwen2"}).qkv_bias
+    assert not attention(LLAMA | {"model_type": "qwen2"}).output_bias
+    assert attention(LLAMA | {"model_type": "qwen3"}).qk_norm == "head"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"sliding_window": 128}, {None: 4}),
+        ({"model_type": "mistral", "sliding_window": 128}, {128: 4}),
+        ({"model_type": "mistral", "sliding_window": None}, {None: 4}),
+        ({"model_type": "mistral", "sliding_window": 4096}, {None: 4}),
+        ({"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": False}, {None: 4}),
+        (
+            {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True, "max_window_layers": 3},
+            {None: 3, 128: 1},
+        ),
+        ({"model_type": "gemma2", "sliding_window": 128}, {128: 2, None: 2}),
+        ({"model_type": "gemma3_text", "sliding_window": 128, "sliding_window_pattern": 4}, {128: 3, None: 1}),
+        ({"layer_types": ["full_attention", *["sliding_attention"] * 3], "sliding_window": 64}, {None: 1, 64: 3}),
+    ],
+)
+def test_windows_follow_the_family(change, expected):
+    assert windows(LLAMA | change) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "sparse"),
+    [
+        ({}, [True] * 4),
+        ({"decoder_sparse_step": 2}, [False, True, False, True]),
+        ({"mlp_only_layers": [0, 3]}, [False, True, True, False]),
+    ],
+)
+def test_sparse_layers_of_qwen(change, sparse):
+    groups = from_hf_config(MOE | change).layer_groups
+    counts = {isinstance(group.layer.mlp, MoeMlp): group.count for group in groups}
+    assert counts == {kind: sparse.count(kind) for kind in set(sparse)}
+
+
+def test_sparse_layers_of_deepseek():
+    groups = from_hf_config(DEEPSEEK).layer_groups
+    assert [(isinstance(g.layer.mlp, MoeMlp), g.count) for g in groups] == [(False, 1), (True, 3)]
+    assert groups[1].layer.mlp.shared_intermediate_size == 64
+    with pytest.raises(ForerunError, match="num_experts_per_tok 9 exceeds n_routed_experts 8"):
+        from_hf_config(DEEPSEEK | {"num_experts_per_tok": 9})
+    assert from_hf_config(DEEPSEEK).mtp is None
+    assert from_hf_config(DEEPSEEK | {"num_nextn_predict_layers": 2}).mtp.count == 2
+
+
+FP8_SCOUT = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}},
+    "ignore": ["re:.*lm_head", "re:.*self_attn", "re:.*router"],
+}
+INT4_EXPERTS = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "attention_dtype", "mlp", "expert", "shared"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", "fp8", "fp8", "fp8"),
+        ({"quant_method": "awq", "bits": 4}, "int4", "int4", "int4", "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8", "int8", "int8", "int8"),
+        ({"quant_method": "mxfp4"}, "bf16", "mxfp4", "mxfp4", "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4", "fp4", "fp4", "fp4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4", "int4", "int4", "int4"),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}, "fp8", "fp8", "fp8", "fp8"),
+        ({"quant_method": "fp8", "ignored_layers": ["language_model.model.layers.*.self_attn"]}, "bf16", *["fp8"] * 3),
+        ({"quant_method": "fp8", "ignored_layers": ["re:vision_tower.*", "mlp.gate"]}, "fp8", *["fp8"] * 3),
+        (FP8_SCOUT, "bf16", "fp8", "fp8", "fp8"),
+        (INT4_EXPERTS, "bf16", "bf16", "int4", "bf16"),
+    ],
+)
+def test_quantised_checkpoints_by_part(quantization, attention_dtype, mlp, expert, shared):
+    dtypes = from_hf_config(DEEPSEEK | {"quantization_config": quantization}).checkpoint_dtypes
+    assert (dtypes["attention"], dtypes["mlp"]) == (attention_dtype, mlp)
+    assert (dtypes["expert"], dtypes["shared_expert"]) == (expert, shared)
+    assert {dtypes[part] for part in ("embedding", "lm_head", "router", "norm")} == {"bf16"}
+
+
+def test_unknown_type_with_all_of_llamas_fields_is_read_as_llama():
+    known, unknown = from_hf_config(LLAMA), from_hf_config(LLAMA | {"model_type": "newcomer"})
+    assert unknown.layer_groups == known.layer_groups
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "tie_word_embeddings", "intermediate_size"])
+def test_unknown_type_must_state_what_its_class_would_imply(key):
+    config = {k: v for k, v in LLAMA.items() if k != key} | {"model_type": "newcomer"}
+    with pytest.raises(ForerunError, match=f"{key} is missing .*newcomer"):
+        from_hf_config(config)
+
+
+def test_unknown_type_with_experts_is_refused():
+    with pytest.raises(ForerunError, match="moe_num_experts names experts"):
+        from_hf_config(LLAMA | {"model_type": "newcomer", "moe_num_experts": 64})
+
+
+def test_unknown_keys_are_fine():
+    assert from_hf_config(LLAMA | {"rope_theta": 5e5, "anything": {"x": [1]}}) == from_hf_config(LLAMA)
+
+
+def read_or_refuse(config):
+    """The architecture and an empty message, or None and the message; any other exception fails the test."""
+    try:
+        return from_hf_config(config), ""
+    except ForerunError as error:
+        return None, str(error)
+
+
+WRONG = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.integers(min_value=10**9),
+    st.floats(),
+    st.text(max_size=8),
+    st.lists(st.one_of(st.integers(), st.text(max_size=4), st.none()), max_size=5),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)
+OTHER_KEYS = """head_dim sliding_window layer_types quantization_config text_config mlp_only_layers moe_layers dtype
+no_rope_layers sliding_window_pattern use_sliding_window num_local_experts num_nextn_predict_layers moe_layer_freq
+decoder_sparse_step vision_config attention_bias max_window_layers n_embd attention_chunk_size mlp_layer_types
+interleave_moe_layer_step word_embed_proj_dim new_decoder_architecture"""
+KEYS = sorted({*LLAMA, *MOE, *DEEPSEEK, *OTHER_KEYS.split()})
+OTHER_TYPES = """mistral mixtral qwen2_moe gemma3_text gpt_oss deepseek_v2 glm4_moe llama4_text gpt2 opt falcon phi3
+minimax_m2 cohere2 newcomer"""
+TYPES = ["llama", "qwen3_moe", "deepseek_v3", *OTHER_TYPES.split()]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(TYPES),
+    st.dictionaries(st.sampled_from(KEYS), WRONG, max_size=4),
+    st.lists(st.sampled_from(KEYS), max_size=2),
+)
+def test_mangled_configs_are_read_or_refused_in_one_line(model_type, changes, dropped):
+    config = DEEPSEEK | MOE | {"num_local_experts": 8, "model_type": model_type} | changes
+    for key in dropped:
+        config.pop(key, None)
+    architecture, refusal = read_or_refuse(config)
+    if architecture is None:
+        assert refusal.startswith("config.json: ")
+        assert len(refusal.splitlines()) == 1
+        assert len(refusal) < 1000
+        return
+    counts = architecture.parameters()
+    assert counts.active > 0
+    assert min(counts) >= 0
+    json.dumps(architecture_summary(architecture), allow_nan=False)
+
+
+QUANTIZATION = st.dictionaries(
+    st.sampled_from(["quant_method", "bits", "ignore", "config_groups", "modules_to_not_convert", "quant_algo"]),
+    st.one_of(
+        WRONG,
+        st.sampled_from(
+            ["fp8", "gptq", "compressed-tensors", "modelopt", "mxfp4", ["re:(", "re:.*a", "*"], ["re:(a*)*b"]]
+        ),
+        st.just({"group_0": {"weights": {"num_bits": 8, "type": "int"}}}),
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(QUANTIZATION)
+def test_mangled_quantisation_is_read_or_refused(quantization):
+    architecture, refusal = read_or_refuse(LLAMA | {"quantization_config": quantization})
+    if architecture is None:
+        assert "quantization_config" in refusal
+    else:
+        assert set(architecture.checkpoint_dtypes.values()) <= {"bf16", "fp8", "fp4", "int4", "int8", "mxfp4"}

@@ -1,0 +1,180 @@
+"""Whole runs: determinism, physics, and what the summary of a scenario must show."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from simulator.errors import ForerunError
+from simulator.run import simulate
+from simulator.scenario import Scenario
+from simulator.speculation import expected_tokens
+
+SPECULATION = {
+    "method": "draft-model",
+    "num_speculative_tokens": 4,
+    "draft": {"model": "llama-3.2-1b"},
+    "acceptance": {"alpha": 0.7},
+}
+
+
+def scenario(**changes):
+    data = {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "h100-sxm"},
+        "workload": {
+            "arrivals": {"process": "poisson", "request_rate": 20.0},
+            "input_tokens": {"distribution": "lognormal", "mean": 400, "cv": 1.0, "max": 4096},
+            "output_tokens": {"distribution": "uniform", "min": 1, "max": 200},
+            "num_requests": 120,
+        },
+    }
+    return Scenario.model_validate(data | changes)
+
+
+def closed_loop(concurrency, requests, prompt=512, output=256, **changes):
+    workload = {
+        "arrivals": {"process": "closed-loop", "max_concurrency": concurrency},
+        "input_tokens": prompt,
+        "output_tokens": output,
+        "num_requests": requests,
+    }
+    return simulate(scenario(workload=workload, **changes))
+
+
+def tpot_s(result):
+    requests = result.requests
+    return float(np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1)))
+
+
+@pytest.mark.parametrize("speculation", [None, SPECULATION])
+def test_the_same_seed_gives_the_same_bytes(speculation):
+    first, second = (simulate(scenario(speculation=speculation), seed=7) for _ in range(2))
+    for part in ("requests", "steps"):
+        for name, column in getattr(first, part).columns().items():
+            assert column.tobytes() == getattr(second, part).columns()[name].tobytes(), name
+    assert not np.array_equal(first.requests.arrival_s, simulate(scenario(), seed=8).requests.arrival_s)
+
+
+@pytest.mark.parametrize("speculation", [None, SPECULATION])
+def test_fast_and_exact_stepping_agree(speculation):
+    fast = simulate(scenario(speculation=speculation))
+    exact = simulate(scenario(speculation=speculation, engine={"stepping": "exact-steps"}))
+    for name, column in fast.requests.columns().items():
+        assert_allclose(column, exact.requests.columns()[name], rtol=1e-9, err_msg=name)
+    assert fast.speculation == exact.speculation
+    assert (fast.engine.steps, fast.engine.exact_steps) == (exact.engine.steps, 0)
+    assert exact.engine.exact_steps == exact.engine.steps
+    assert fast.engine.spans <= exact.engine.spans
+
+
+def test_bounds_divide_every_step():
+    steps = simulate(scenario(speculation=SPECULATION)).steps
+    parts = steps.compute_s + steps.memory_s + steps.interconnect_s + steps.latency_s + steps.host_s
+    assert_allclose(parts, steps.seconds, rtol=1e-9, atol=1e-12)
+
+
+def test_no_step_is_faster_than_the_datasheet():
+    steps = simulate(scenario()).steps
+    assert (steps.flops <= 989.5e12 * steps.seconds).all()
+    assert (steps.bytes <= 3.36e12 * steps.seconds).all()
+
+
+def test_single_stream_8b_on_h100():
+    """TPOT between the bandwidth bound with the LM head (4.8 ms) and 1.6 times it."""
+    assert 4.8e-3 < tpot_s(closed_loop(1, 2, 128, 512)) < 1.6 * 4.8e-3
+
+
+def test_70b_on_four_h100_shows_its_communication():
+    result = closed_loop(1, 2, 128, 512, model="llama-3.1-70b", hardware={"chip": "h100-sxm", "tensor_parallel": 4})
+    bound = (141.1 - 2.1) / 4 / 3350
+    assert bound < tpot_s(result) < 1.6 * bound
+    assert result.steps.interconnect_s.sum() / result.steps.seconds.sum() > 0.03
+    assert result.chips == 4
+
+
+def test_speculation_pays_alone_and_costs_in_a_crowd():
+    def gain(concurrency, requests):
+        seconds = [
+            closed_loop(concurrency, requests, speculation=block).requests.finished_s.max()
+            for block in (None, SPECULATION)
+        ]
+        return seconds[0] / seconds[1]
+
+    assert gain(1, 4) > 1.3
+    assert gain(256, 512) < 1.0
+
+
+def test_replicas_share_the_load():
+    one = simulate(scenario())
+    for routing in ("round-robin", "least-outstanding"):
+        hardware = {"chip": "h100-sxm", "replicas": 3}
+        three = simulate(scenario(hardware=hardware, engine={"routing": routing}))
+        assert set(three.requests.replica) == {0, 1, 2}
+        assert three.requests.first_token_s.sum() < one.requests.first_token_s.sum()
+        assert three.chips == 3
+
+
+def test_preemption_under_a_small_measured_cache_loses_nothing():
+    workload = {
+        "arrivals": {"process": "burst"},
+        "input_tokens": 200,
+        "output_tokens": 200,
+        "num_requests": 40,
+    }
+    result = simulate(scenario(workload=workload, engine={"num_kv_blocks": 300}))
+    assert result.requests.preemptions.sum() > 0
+    assert result.kv.preemptions == result.requests.preemptions.sum()
+    assert (result.kv.num_blocks, result.kv.overridden) == (300, True)
+    assert result.kv.peak_blocks <= 300
+    assert np.isfinite(result.requests.finished_s).all()
+
+
+def test_too_long_requests_are_counted_as_failed_with_a_note():
+    workload = {
+        "arrivals": {"process": "burst"},
+        "input_tokens": {"distribution": "uniform", "min": 1, "max": 300},
+        "output_tokens": 10,
+        "num_requests": 50,
+    }
+    result = simulate(scenario(workload=workload, engine={"max_model_len": 150}))
+    failed = int(result.requests.failed.sum())
+    assert 0 < failed < 50
+    assert result.notes == (f"{failed} requests refused: longer than max_model_len 150 tokens",)
+    assert_array_equal(np.isnan(result.requests.finished_s), result.requests.failed)
+
+
+@pytest.mark.parametrize("field", ["pipeline_parallel", "expert_parallel", "speculative_parallel"])
+def test_what_is_not_modelled_is_refused(field):
+    with pytest.raises(ForerunError, match=f"hardware.{field}: only 1 is modelled"):
+        simulate(scenario(hardware={"chip": "h100-sxm", field: 2}))
+
+
+def test_slow_rules_say_so():
+    result = simulate(scenario(engine={"scheduler": "prefill-first"}))
+    assert result.engine.exact_steps == result.engine.steps
+    assert "one by one" in result.notes[0]
+
+
+def test_continuous_batching_beats_static_batching():
+    burst = scenario().workload.model_dump(exclude_unset=True) | {"arrivals": {"process": "burst"}}
+    ends = {
+        rule: simulate(
+            scenario(workload=burst, engine={"scheduler": rule, "max_num_seqs": 16})
+        ).requests.finished_s.max()
+        for rule in ("vllm-v1", "static")
+    }
+    assert ends["vllm-v1"] < 0.8 * ends["static"]
+
+
+@pytest.mark.parametrize("speculation", [None, SPECULATION])
+def test_the_whole_azure_trace_is_served(shared_data, speculation):
+    trace = shared_data / "workloads/azure_llm_2023/AzureLLMInferenceTrace_conv.head11619.csv"
+    result = simulate(scenario(workload={"trace": str(trace)}, speculation=speculation))
+    assert len(result.requests) == 11_619
+    assert not result.requests.failed.any()
+    assert np.isfinite(result.requests.finished_s).all()
+    assert result.steps.output_tokens.sum() == result.requests.output_tokens.sum()
+    if speculation is not None:
+        counters = result.speculation
+        length = 1 + counters.accepted_tokens / counters.num_drafts
+        assert abs(length - expected_tokens(0.7, 4)) < 0.02

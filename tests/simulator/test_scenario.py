@@ -1,0 +1,147 @@
+"""Scenario files: what is accepted, and the one line that says what is wrong."""
+
+import json
+
+import pytest
+
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario, load_scenario, parse_yaml, scenario_schema
+
+GOOD = """
+model: llama-3.1-8b
+hardware: {chip: h100-sxm}
+workload:
+  arrivals: {process: poisson, request_rate: 8.0}
+  input_tokens: {distribution: lognormal, mean: 512, cv: 0.8, max: 4096}
+  output_tokens: 256
+  num_requests: 10
+slo: {p99_ttft_ms: 500}
+"""
+
+
+@pytest.fixture()
+def scenario_file(tmp_path):
+    path = tmp_path / "chat.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def complaint(path, *overrides):
+    with pytest.raises(ForerunError) as caught:
+        load_scenario(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_defaults_are_those_of_the_contract(scenario_file):
+    engine = load_scenario(scenario_file).engine
+    assert (engine.framework, engine.scheduler, engine.max_num_seqs, engine.max_num_batched_tokens) == (
+        "vllm",
+        "vllm-v1",
+        256,
+        8192,
+    )
+    assert (engine.block_size, engine.gpu_memory_utilization, engine.num_kv_blocks) == (16, 0.9, None)
+
+
+def test_yaml_json_and_python_describe_the_same(scenario_file, tmp_path):
+    from_yaml = load_scenario(scenario_file)
+    as_json = tmp_path / "chat.json"
+    as_json.write_text(json.dumps(from_yaml.model_dump(exclude_unset=True)))
+    assert load_scenario(as_json) == from_yaml == Scenario.model_validate(parse_yaml(GOOD, "here"))
+
+
+def test_overrides_reach_any_depth(scenario_file):
+    changed = load_scenario(scenario_file, ["engine.max_num_seqs=4", "workload.arrivals.request_rate=1e2"])
+    assert changed.engine.max_num_seqs == 4
+    assert changed.workload.arrivals.request_rate == 100.0
+    again = changed.with_values({"engine.max_num_seqs": 8})
+    assert (again.engine.max_num_seqs, again.workload) == (8, changed.workload)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("engine.max_num_seq=4", "engine.max_num_seq: unknown field; did you mean 'max_num_seqs'?"),
+        ("hardwear={}", "hardwear: unknown field; did you mean 'hardware'?"),
+        ("engine.scheduler=vllm", "did you mean 'vllm-v1'? (got 'vllm')"),
+        ("engine.max_num_seqs=0", "engine.max_num_seqs: must be greater than 0 (got 0)"),
+        ("engine.max_num_seqs=1.5", "engine.max_num_seqs: must be a valid integer (got 1.5)"),
+        ("engine.gpu_memory_utilization=1.5", "engine.gpu_memory_utilization: must be less than or equal to 1"),
+        ("workload.arrivals.request_rate=-3", "workload.arrivals.request_rate: must be greater than 0 (got -3)"),
+        ("workload.arrivals.request_rate=.nan", "workload.arrivals.request_rate: must be a finite number"),
+        ("workload.arrivals.request_rate=.inf", "workload.arrivals.request_rate: must be a finite number"),
+        ("workload.arrivals={process: gamma, request_rate: 2}", "process 'gamma' needs burstiness"),
+        ("workload.arrivals={process: burst, request_rate: 2}", "process 'burst' has no use for request_rate"),
+        ("workload.input_tokens=0", "workload.input_tokens: must be greater than 0 (got 0)"),
+        ("workload.input_tokens={distribution: lognormal, mean: 5}", "distribution 'lognormal' needs cv"),
+        ("workload.input_tokens={distribution: uniform, min: 9, max: 3}", "min 9 is larger than max 3"),
+        ("workload.input_tokens={distribution: empirical, values: []}", "values: list should have at least 1 item"),
+        ("workload.trace=x.csv", "input_tokens comes from the trace"),
+        ("workload.num_requests=null", "num_requests is missing"),
+        ("slo.p98_ttft=3", "'p98_ttft' is no latency limit"),
+        ("speculation={method: eagle3}", "method 'eagle3' is not modelled yet (one of none, draft-model)"),
+        ("speculation={method: draft-model}", "method 'draft-model' needs num_speculative_tokens"),
+        ("attention_speculation={hit_rate: 0.9}", "attention_speculation: not modelled yet"),
+        ("engine.block_size", "--set engine.block_size: write PATH=VALUE"),
+        ("hardware.chip.name=x", "chip is a single value, it has no field 'name'"),
+        ("model=[", "--set model:1:"),
+    ],
+)
+def test_one_line_names_the_field_and_the_way_out(scenario_file, override, expected):
+    assert expected in complaint(scenario_file, override)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "expected"),
+    [
+        ("{}", "give exactly one of per_position, conditional, alpha, acceptance_length (got none)"),
+        ("{alpha: 0.5, conditional: [0.5]}", "got conditional, alpha"),
+        ("{alpha: 1.5}", "acceptance.alpha: must be less than or equal to 1"),
+        ("{per_position: [0.5, 0.6]}", "per_position rises at position 2"),
+        ("{conditional: [0.5]}", "acceptance.conditional has 1 positions, num_speculative_tokens is 2"),
+    ],
+)
+def test_acceptance_is_given_once_and_completely(scenario_file, acceptance, expected):
+    block = (
+        f"{{method: draft-model, num_speculative_tokens: 2, draft: {{model: llama-3.2-1b}}, acceptance: {acceptance}}}"
+    )
+    assert expected in complaint(scenario_file, f"speculation={block}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "a scenario is a mapping"),
+        ("- 1", "a scenario is a mapping"),
+        ("model: [", "chat.yaml:1:"),
+        ("model: a\nmodel: b", "chat.yaml:2: 'model' is given twice"),
+        ("model: !!python/object/apply:os.system [ls]", "chat.yaml:1:"),
+        ("model: a", "missing"),
+    ],
+)
+def test_broken_files_are_refused_with_the_line(tmp_path, text, expected):
+    path = tmp_path / "chat.yaml"
+    path.write_text(text)
+    assert expected in complaint(path)
+
+
+def test_missing_binary_and_folder(tmp_path):
+    assert "no such scenario file" in complaint(tmp_path / "none.yaml")
+    assert "is a folder" in complaint(tmp_path)
+    (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    assert "cannot be read as text" in complaint(tmp_path / "bin.yaml")
+
+
+def test_paths_are_relative_to_the_scenario(tmp_path, monkeypatch):
+    (tmp_path / "mine.csv").write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n")
+    path = tmp_path / "chat.yaml"
+    path.write_text("model: llama-3.1-8b\nhardware: {chip: h100-sxm}\nworkload: {trace: mine.csv}\n")
+    monkeypatch.chdir("/")
+    assert load_scenario(path).workload.trace == str(tmp_path / "mine.csv")
+
+
+def test_schema_is_json_and_names_the_sections():
+    schema = json.loads(scenario_schema())
+    assert {"model", "hardware", "engine", "workload", "speculation", "slo", "prices"} <= set(schema["properties"])

@@ -1,0 +1,69 @@
+"""The house: imports run downwards only, and every room is a package with a docstring."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = (
+    ("dashboards",),
+    ("simulator.cli",),
+    ("simulator.studies",),
+    ("simulator.replay",),
+    ("simulator.metrics",),
+    ("simulator.run",),
+    ("simulator.scenario",),
+    ("simulator.serving",),
+    ("simulator.speculation", "simulator.timing", "simulator.workload"),
+    ("simulator.llm",),
+    ("simulator.settings",),
+    ("simulator.errors",),
+    ("hwprofiles",),
+    ("traces",),
+)
+"""From the top: a room may import from the rooms below it. The command may open the dashboards when asked."""
+ALLOWED_UPWARDS = {("simulator.cli", "dashboards")}
+APART = {("hwprofiles", "traces"), ("traces", "hwprofiles")}
+
+
+def room(module: str) -> str | None:
+    known = [name for floor in FLOORS for name in floor if module == name or module.startswith(name + ".")]
+    return max(known, key=len, default=None)
+
+
+def floor(name: str) -> int:
+    return next(level for level, names in enumerate(FLOORS) if name in names)
+
+
+def sources() -> list[Path]:
+    folders = ("simulator", "hwprofiles", "traces", "dashboards")
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imported(path: Path) -> set[str]:
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            modules.add(node.module or "")
+    return modules
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_downwards(path):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    own = room(module)
+    for name in imported(path):
+        other = room(name)
+        if own is None or other is None or other == own or (own, other) in ALLOWED_UPWARDS:
+            continue
+        assert (own, other) not in APART, f"{module} imports {name}"
+        assert floor(other) > floor(own), f"{module} imports {name}, which does not lie below it"
+
+
+def test_every_module_says_what_it_is():
+    for path in sources():
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
