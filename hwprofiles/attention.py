@@ -4,6 +4,9 @@ from hwprofiles.numeric import Functions, Num, smooth_maximum
 from hwprofiles.parameters import DecodeParameters, PrefillParameters
 from hwprofiles.results import AttentionShape, KernelTime, Limits
 
+WARM_FADE = 1.25
+"""A repeated KV of this many times the retained bytes no longer finds any of them: the fall is steep, not a cliff."""
+
 
 def prefill_time(
     xp: Functions,
@@ -16,10 +19,11 @@ def prefill_time(
     kv_tokens: Num,
     activation_bytes: float = 2.0,
 ) -> KernelTime:
-    """Time of one prefill attention launch over a ragged batch, given by its totals.
+    """Time of one prefill attention launch over a ragged batch, given by its totals, and of writing the new K and V.
 
-    Queries are cut into tiles of ``tile_rows``; a tile multiplies whole tiles of keys, so a causal batch computes about half
-    a tile more than the mask admits. Tiles are spread over the cores; the longest one may end alone (``tail_share``).
+    Queries (with packing: all that share a KV head) are cut into tiles of ``tile_rows``. A tile multiplies whole steps of
+    keys, so on the causal diagonal it computes half a tile and half a step more than the mask admits. Tiles spread over the
+    cores; the longest may end alone. K and V are read once from memory; re-reads come from the on-chip store.
 
     Args:
         xp: scalar or array functions.
@@ -32,27 +36,50 @@ def prefill_time(
         kv_tokens: KV lengths (cached and new), total.
         activation_bytes: bytes per element of Q and of the output.
 
-    Source: Dao, "FlashAttention-2" (2023), doi:10.48550/arXiv.2307.08691, work partitioning.
+    Source: Dao, "FlashAttention-2" (2023), doi:10.48550/arXiv.2307.08691, work partitioning; the terms were chosen on
+        NVIDIA's aiconfigurator measurements.
     """
     width = shape.qk_dim + shape.v_dim
     flops = 2.0 * shape.num_heads * width * pairs
-    moved = (
-        activation_bytes * shape.num_heads * width * q_tokens + shape.kv_bytes_per_token * (kv_tokens + q_tokens)
-    )
+    kv_bytes = shape.kv_bytes_per_token * kv_tokens
+    new_bytes = shape.kv_bytes_per_token * q_tokens
+    query_bytes = activation_bytes * shape.num_heads * width * q_tokens
+    moved = query_bytes + kv_bytes
     rows, columns = parameters.tile_rows, parameters.tile_columns
     length = q_tokens / seqs
-    padded = xp.ceil(length / rows) * rows
-    computed = pairs * (padded / length) + 0.5 * columns * padded * seqs
-    core_rate = limits.peak_flops * parameters.compute_efficiency / limits.cores
-    per_pair = 2.0 * width / core_rate
-    items = xp.ceil(length / rows) * seqs * shape.num_heads
-    total = computed * shape.num_heads * per_pair
-    longest = rows * (kv_tokens / seqs + columns) * per_pair
-    busy = xp.maximum(total / limits.cores + parameters.tail_share * longest, longest)
-    busy = xp.where(items <= limits.cores, longest, busy)
-    stream = moved / (limits.bandwidth * parameters.memory_efficiency)
-    seconds = parameters.launch_s + smooth_maximum(xp, busy, stream, parameters.overlap)
-    return KernelTime(seconds, parameters.launch_s + 0.0 * seconds, busy, stream, flops, moved + 0.0 * seconds)
+    group = shape.num_heads / shape.num_kv_heads
+    if parameters.packing == "never":
+        group = 1.0
+    elif parameters.packing == "single":
+        group = xp.where(length > 1.0, 1.0, group)
+    tiles = seqs * (shape.num_heads / group) * xp.ceil(length * group / rows)
+    longest_keys = xp.ceil(kv_tokens / seqs / columns) * columns
+    mean_keys = pairs / q_tokens
+    keys = xp.maximum(mean_keys, xp.minimum(mean_keys + 0.5 * (rows / group + columns), longest_keys))
+    per_key = 2.0 * width * rows * limits.cores / (limits.peak_flops * parameters.compute_efficiency)
+    load = tiles / limits.cores
+    tail = parameters.tail_share * longest_keys * per_key * xp.minimum(1.0, load)
+    busy = xp.maximum(1.0, load) * (keys * per_key + parameters.tile_s) + tail
+    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    stream = moved / bandwidth
+    write = 2.0 * new_bytes / bandwidth
+    launch = parameters.launch_s + parameters.sequence_s * seqs
+    seconds = launch + write + smooth_maximum(xp, busy, stream, parameters.overlap)
+    return KernelTime(seconds, launch, busy, stream + write, flops, moved)
+
+
+def warm_bandwidth(
+    xp: Functions, limits: Limits, parameters: DecodeParameters, kv_bytes: Num, bandwidth: float
+) -> Num:
+    """Bandwidth of KV that was read just before: part of it from the on-chip store, the rest from memory.
+
+    All of it hits up to ``warm_share`` of the store; beyond, a cyclic read evicts its own data, and at ``WARM_FADE`` times that
+    none is left.
+    """
+    kept = parameters.warm_share * limits.on_chip_bytes
+    hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - kv_bytes) / ((WARM_FADE - 1.0) * kept + 1e-9)))
+    fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
+    return 1.0 / (hit / fast + (1.0 - hit) / bandwidth)
 
 
 def decode_time(
@@ -68,9 +95,10 @@ def decode_time(
 ) -> KernelTime:
     """Time of one decode attention launch: ``q_len`` queries per sequence against its whole KV.
 
-    The query heads that share a KV head, times ``q_len``, are packed into the rows of one tile, so KV is read once per
-    sequence however many tokens are verified (until the rows overflow a tile). Independent work items are sequences times
-    KV heads times splits of the KV axis; few items cannot draw the chip's bandwidth. Splitting costs a combining pass.
+    The query heads that share a KV head, times ``q_len``, are packed into the rows of one work item, so KV is read once per
+    sequence however many tokens are verified (more items re-read it from the on-chip store once the rows overflow a tile).
+    Independent items are sequences times KV heads times splits of the KV axis; few items cannot draw the chip's bandwidth,
+    and splitting the axis to get more costs a combining pass. Further waves of items cost their fill, hidden in part.
 
     Args:
         xp: scalar or array functions.
@@ -83,32 +111,38 @@ def decode_time(
         warm: the same KV was read just before and may still be in the on-chip store.
         activation_bytes: bytes per element of Q and of the output.
 
-    Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/.
+    Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/; the terms
+        were chosen on NVIDIA's aiconfigurator measurements.
     """
     width = shape.qk_dim + shape.v_dim
-    queries = seqs * q_len
-    flops = 2.0 * shape.num_heads * width * q_len * kv_tokens
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    cores = limits.cores
+    flops = 2.0 * heads * width * q_len * kv_tokens
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
-    moved = kv_bytes + activation_bytes * shape.num_heads * width * queries
-    row_tiles = xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
-    items = seqs * shape.num_kv_heads * row_tiles
+    moved = kv_bytes + activation_bytes * heads * width * seqs * q_len
+    packed = q_len * (heads / kv_heads)
+    row_tiles = xp.ceil(packed / parameters.tile_rows)
+    rows = xp.minimum(parameters.tile_rows, xp.ceil(packed / parameters.row_step) * parameters.row_step)
+    items = seqs * kv_heads * row_tiles
     length = kv_tokens / seqs
-    most = xp.minimum(xp.ceil(length / parameters.split_tokens), float(parameters.max_splits))
-    splits = xp.maximum(1.0, xp.minimum(limits.cores // items, most))
+    splits = 1.0
+    if heads >= parameters.min_group_to_split * kv_heads:
+        most = xp.minimum(xp.ceil(length / parameters.split_tokens), parameters.max_splits)
+        splits = xp.maximum(1.0, xp.minimum(cores // items, most))
     pieces = items * splits
+    waves = xp.ceil(pieces / cores)
     bandwidth = limits.bandwidth * parameters.memory_efficiency
+    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio / cores
     if warm:
-        hit = xp.minimum(1.0, parameters.warm_share * limits.on_chip_bytes / kv_bytes)
-        fast = limits.on_chip_bandwidth * parameters.warm_efficiency
-        bandwidth = 1.0 / (hit / fast + (1.0 - hit) / bandwidth)
-    waves = xp.ceil(pieces / limits.cores)
-    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio / limits.cores
-    piece = moved * row_tiles / pieces
-    stream = xp.maximum(moved / bandwidth, waves * piece / core_bandwidth)
-    rows = row_tiles * parameters.tile_rows
-    core_rate = limits.peak_flops * parameters.compute_efficiency / limits.cores
-    busy = waves * 2.0 * parameters.tile_rows * width * (length / splits) / core_rate + 0.0 * rows
-    combine = xp.where(splits > 1.0, parameters.combine_s, 0.0)
-    launch = parameters.launch_s + combine
-    seconds = launch + smooth_maximum(xp, busy, stream, parameters.overlap)
+        ratio = warm_bandwidth(xp, limits, parameters, kv_bytes, bandwidth) / bandwidth
+        bandwidth = bandwidth * ratio
+        core_bandwidth = core_bandwidth * ratio
+    stream = xp.maximum(moved / bandwidth, waves * moved / items * row_tiles / splits / core_bandwidth)
+    core_flops = limits.peak_flops * parameters.compute_efficiency / cores
+    busy = waves * 2.0 * rows * width * length / splits / core_flops
+    overhead = (waves - 1.0) * parameters.wave_s + seqs * parameters.sequence_s
+    launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
+    if parameters.regroup_s and heads > kv_heads > 1:
+        launch = launch + xp.where(seqs > 1, parameters.regroup_s, 0.0)
+    seconds = launch + smooth_maximum(xp, xp.maximum(busy, stream), overhead, parameters.overlap)
     return KernelTime(seconds, launch, busy, stream, flops, moved)

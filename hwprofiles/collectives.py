@@ -13,7 +13,12 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_
 def collective_time(
     xp: Functions, parameters: CollectiveParameters, link: Link, operation: str, message_bytes: Num, world_size: int
 ) -> CollectiveTime:
-    """Time of one collective.
+    """Time of one collective: the fastest of the algorithms the library has for it.
+
+    Ring: ``steps`` messages one after the other, and every chip sends ``volume`` bytes: 2(n-1)/n of the message for all_reduce,
+    (n-1)/n for all_gather, reduce_scatter and all_to_all, all of it for send_recv. Filling the pipeline of chunks costs up to
+    ``fill_s``. In-network: every chip sends the message once and the switch adds. Direct: every chip reads its peers' memory,
+    whole (one shot) or its own share and then the others' sums (two shots).
 
     Args:
         xp: scalar or array functions.
@@ -28,14 +33,47 @@ def collective_time(
         ProfileError: unknown operation.
 
     Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005),
-        doi:10.1177/1094342005051521.
+        doi:10.1177/1094342005051521; constants from NCCL and vLLM measurements in NVIDIA's aiconfigurator.
     """
     if operation not in OPERATIONS:
-        raise ProfileError(f"no collective '{operation}'{did_you_mean(operation, OPERATIONS)} (one of {', '.join(OPERATIONS)})")
-    share = (world_size - 1) / world_size
-    volume = message_bytes * {"all_reduce": 2.0 * share, "send_recv": 1.0}.get(operation, share)
-    steps = {"all_reduce": 2.0 * (world_size - 1), "send_recv": 1.0, "all_to_all": 1.0}.get(operation, world_size - 1.0)
-    latency = parameters.launch_s + steps * link.latency_s
-    transfer = volume / (link.bandwidth_bytes_per_s * parameters.bandwidth_efficiency)
-    transfer = transfer + parameters.fill_s * volume / (volume + parameters.fill_bytes)
-    return CollectiveTime(latency + transfer, latency + 0.0 * transfer, transfer)
+        choices = ", ".join(OPERATIONS)
+        raise ProfileError(f"no collective '{operation}'{did_you_mean(operation, OPERATIONS)} (one of {choices})")
+    chips = float(world_size)
+    share = (chips - 1.0) / chips
+    passes = {"all_reduce": 2.0 * share, "send_recv": 1.0}.get(operation, share)
+    steps = {"all_reduce": 2.0 * (chips - 1.0), "send_recv": 1.0, "all_to_all": 1.0}.get(operation, chips - 1.0)
+    own = 0.0 if operation == "send_recv" else parameters.copy_share / chips
+    bandwidth = link.bandwidth_bytes_per_s * parameters.bandwidth_efficiency
+    volume = passes * message_bytes
+    fill = parameters.fill_s * volume / (volume + parameters.fill_bytes)
+    latency = parameters.launch_s + steps * link.latency_s + 0.0 * fill
+    transfer = (volume + own * message_bytes) / bandwidth + fill
+    if operation == "all_reduce":
+        if link.in_network_reduction and world_size >= parameters.in_network_min_chips:
+            rate = link.bandwidth_bytes_per_s * parameters.in_network_efficiency
+            transfer = xp.minimum(transfer, message_bytes / rate + fill)
+        if parameters.direct_max_bytes:
+            latency, transfer = _direct(xp, parameters, link, message_bytes, chips, latency, transfer)
+    return CollectiveTime(latency + transfer, latency, transfer)
+
+
+def _direct(
+    xp: Functions,
+    parameters: CollectiveParameters,
+    link: Link,
+    message_bytes: Num,
+    chips: float,
+    latency: Num,
+    transfer: Num,
+) -> tuple[Num, Num]:
+    """Replace latency and transfer by those of the direct all-reduce, where it is allowed and faster."""
+    rate = link.bandwidth_bytes_per_s * parameters.direct_efficiency
+    one = (chips - 1.0) * message_bytes / rate
+    two = 2.0 * (chips - 1.0) / chips * message_bytes / rate
+    barrier = (chips - 1.0) * link.latency_s
+    single = one <= two + barrier
+    start = parameters.direct_launch_s + xp.where(single, 0.0, barrier)
+    move = xp.where(single, one, two)
+    allowed = message_bytes <= parameters.direct_max_bytes
+    better = xp.where(allowed, start + move < latency + transfer, False)
+    return xp.where(better, start, latency), xp.where(better, move, transfer)

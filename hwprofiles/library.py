@@ -167,14 +167,15 @@ class KernelLibrary:
         self,
         *,
         tokens: Num,
-        num_experts: int,
-        experts_per_token: int,
-        hidden: int,
-        intermediate: int,
+        num_experts: Num,
+        experts_per_token: Num,
+        hidden: Num,
+        intermediate: Num,
         dtype: str = "bf16",
-        expert_parallel: int = 1,
-        tensor_parallel: int = 1,
+        expert_parallel: Num = 1,
+        tensor_parallel: Num = 1,
         gated: bool = True,
+        active_experts: Num | None = None,
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -188,19 +189,23 @@ class KernelLibrary:
             expert_parallel: chips that share the experts.
             tensor_parallel: chips that share each expert.
             gated: gate and up projections instead of up alone.
+            active_experts: experts of the layer the tokens touch, where known; None = as even random routing does.
 
         Raises:
             ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
         parameters = cast(MoeParameters, self.parameters("moe", dtype))
         limits = self._limit(dtype)
+        weight = dtype_bytes(dtype)
+        sizes = (tokens, num_experts, experts_per_token, hidden, intermediate, expert_parallel, tensor_parallel)
+        if active_experts is not None:
+            sizes = (*sizes, active_experts)
         return _evaluate(
-            (tokens,),
-            lambda xp, count: moe_time(
-                xp, limits, parameters, count, num_experts, experts_per_token, hidden, intermediate,
-                dtype_bytes(dtype), 2.0, expert_parallel, tensor_parallel, gated,
+            sizes,
+            lambda xp, n, e, k, h, i, ep, tp, active=None: moe_time(
+                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active
             ),
-        )  # fmt: skip
+        )
 
     def elementwise(self, bytes_moved: Num, launches: Num = 1) -> KernelTime:
         """Time of memory-bound passes: norms, activations, residuals, RoPE, gathers, sampling.
@@ -248,14 +253,19 @@ class KernelLibrary:
             raise ProfileError(f"no kernel family '{family}'{did_you_mean(family, FAMILIES)} (one of {', '.join(FAMILIES)})")
         if dtype != "any":
             dtype_bytes(dtype)
-        own = [self.chip.kernels.get(name, {}).get(family, {}) for name in dict.fromkeys((self.library, "generic"))]
+        libraries = tuple(dict.fromkeys((self.library, "generic")))
         exact = (dtype, _SAME.get(dtype, dtype), "any")
         near = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
         for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
-            for sets in own:
-                for name in names:
-                    if name in sets:
-                        return sets[name], basis if sets[name].source.kind in ("fitted", "measured") else "datasheet"
+            found = _first(self.chip, libraries, family, names)
+            if found is not None:
+                return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
+        if self.chip.like is not None:
+            model = load_chip(self.chip.like)
+            found = _first(model, libraries, family, exact) or _first(model, libraries, family, near)
+            if found is not None:
+                found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz})
+                return found.at_clock(self.chip.compute.clock_hz), "datasheet"
         defaults = load_defaults(self.chip.kind)[family]
         name = next(name for name in (*exact, *near, *defaults) if name in defaults)
         return defaults[name].at_clock(self.chip.compute.clock_hz), "datasheet"
@@ -284,6 +294,16 @@ class KernelLibrary:
 
 
 _PLAIN = (int, float)
+
+
+def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[str, ...]) -> FamilyParameters | None:
+    """The first parameter set a chip has, by library and then by dtype."""
+    for library in libraries:
+        sets = chip.kernels.get(library, {}).get(family, {})
+        for dtype in dtypes:
+            if dtype in sets:
+                return sets[dtype]
+    return None
 
 
 def _all_scalar(*values: Num) -> bool:

@@ -25,21 +25,23 @@ def moe_time(
     intermediate: Num,
     weight_bytes: float,
     activation_bytes: float,
-    expert_parallel: int = 1,
-    tensor_parallel: int = 1,
+    expert_parallel: Num = 1,
+    tensor_parallel: Num = 1,
     gated: bool = True,
+    active_experts: Num | None = None,
 ) -> KernelTime:
     """Time of one layer's routed feed-forward on one chip, both projections.
 
     ``tokens`` are those of the whole expert-parallel group; this chip holds ``num_experts / expert_parallel`` experts and gets
-    its even share of the assignments. Weights of every touched expert are read once; its tokens fill whole tiles.
+    its even share of the assignments. Weights of every touched expert are read once; the tokens of one expert fill whole
+    tiles (the library picks the tile rows that are fastest); activations are gathered and scattered around the products.
 
     Args:
         xp: scalar or array functions.
         limits: of the chip, for the math format used.
         parameters: of the library's kernels.
         tokens: routed over all experts, > 0.
-        num_experts: in the layer.
+        num_experts: in the layer, over all chips.
         experts_per_token: chosen per token.
         hidden: model width.
         intermediate: width of one expert before tensor parallelism.
@@ -48,19 +50,33 @@ def moe_time(
         expert_parallel: chips that share the experts.
         tensor_parallel: chips that share each expert.
         gated: gate and up projections (SwiGLU) instead of up alone.
+        active_experts: experts of the layer the tokens touch, where known; None = as many as even random routing touches.
     """
     width = intermediate / tensor_parallel
-    projections = 3.0 if gated else 2.0
-    active = distinct_experts(xp, tokens, num_experts, experts_per_token) / expert_parallel
+    first = 2.0 * width if gated else width
+    if active_experts is None:
+        active_experts = distinct_experts(xp, tokens, num_experts, experts_per_token)
+    active = active_experts / expert_parallel
     assignments = tokens * experts_per_token / expert_parallel
-    weights_per_expert = projections * hidden * width
-    flops = 2.0 * assignments * weights_per_expert
-    moved = weight_bytes * active * weights_per_expert + activation_bytes * 2.0 * tokens * hidden
-    padded = active * xp.ceil(assignments / active / parameters.tile_rows) * parameters.tile_rows
-    busy = 2.0 * padded * weights_per_expert / (limits.peak_flops * parameters.compute_efficiency)
-    scattered = activation_bytes * assignments * (2.0 * hidden + projections * width)
-    stream = (moved + scattered) / (limits.bandwidth * parameters.memory_efficiency)
+    matrix = hidden * (first + width)
+    flops = 2.0 * assignments * matrix
+    moved = weight_bytes * active * matrix + 2.0 * activation_bytes * xp.minimum(tokens, assignments) * hidden
+    core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
+    core_on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency / limits.cores
+    busy: Num = None
+    for rows, columns in parameters.tiles:
+        arithmetic = 2.0 * rows * columns / core_flops
+        operands = (activation_bytes * rows + weight_bytes * columns) / core_on_chip
+        blocks = active * xp.ceil(assignments / active / rows)
+        steps = xp.maximum(1.0, blocks * xp.ceil(first / columns) / limits.cores) * hidden
+        steps = steps + xp.maximum(1.0, blocks * xp.ceil(hidden / columns) / limits.cores) * width
+        choice = steps * xp.maximum(arithmetic, operands)
+        busy = choice if busy is None else xp.minimum(busy, choice)
+    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    stream = moved / bandwidth
+    handled = assignments if parameters.local_only else tokens * experts_per_token
+    scattered = activation_bytes * handled * (2.0 * hidden + first + 2.0 * width)
+    scatter = scattered / (limits.bandwidth * parameters.scatter_efficiency)
     launch = parameters.launch_s
-    return KernelTime(
-        launch + smooth_maximum(xp, busy, stream, parameters.overlap), launch, busy, stream, flops, moved
-    )
+    seconds = launch + scatter + smooth_maximum(xp, busy, stream, parameters.overlap)
+    return KernelTime(seconds, launch, busy, stream + scatter, flops, moved)

@@ -1,7 +1,7 @@
 """Kernel parameters: for every family a few physical numbers with bounds and units, fitted per chip and library."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hwprofiles.records import Fraction, NonNegative, Positive, Record, Share, Source
 
@@ -89,77 +89,127 @@ class GemmParameters(FamilyParameters):
 
 
 class PrefillParameters(FamilyParameters):
-    """Prefill attention (many queries per sequence)."""
+    """Prefill attention (many queries per sequence), the write of the new K and V included."""
 
     family: ClassVar[str] = "attention_prefill"
     free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 1e-4),
+        "launch_s": (1e-6, 6e-5),
         "compute_efficiency": (0.1, 1.0),
-        "memory_efficiency": (0.3, 1.0),
-        "pair_efficiency": (0.05, 1.0),
-        "tail_share": (0.0, 1.0),
-        "overlap": (1.0, 8.0),
+        "memory_efficiency": (0.2, 1.0),
+        "tile_s": (0.0, 1e-5),
+        "tail_share": (0.0, 1.5),
+        "sequence_s": (0.0, 1.5e-7),
+        "overlap": (1.0, 10.0),
     }
 
     launch_s: NonNegative
+    """Fixed time inside a captured graph: attention and the KV write, in seconds."""
     compute_efficiency: Share
+    """Share of the dense peak that full tiles reach, softmax included."""
     memory_efficiency: Share
-    pair_efficiency: Share = 0.5
-    tail_share: NonNegative = 0.5
-    overlap: Positive = 3.0
-    tile_rows: int = 128
-    tile_columns: int = 128
+    """Share of the memory bandwidth a saturating stream reaches."""
+    tile_s: NonNegative
+    """Filling and draining the pipeline per tile of queries, in seconds."""
+    tail_share: NonNegative
+    """Share of the longest tile's time that ends alone, without the other cores."""
+    sequence_s: NonNegative
+    """Metadata and page-table time per sequence, in seconds."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
+    tile_rows: float = 128.0
+    """Query rows per tile."""
+    tile_columns: float = 64.0
+    """Keys per step of a tile."""
+    packing: Literal["always", "single", "never"] = "always"
+    """Whether query heads that share a KV head fill one tile: always, only for single queries, never."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
 
 
 class DecodeParameters(FamilyParameters):
-    """Decode attention (1 or a few queries per sequence)."""
+    """Decode attention (1 or a few queries per sequence), the write of the new K and V included."""
 
     family: ClassVar[str] = "attention_decode"
     free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 1e-4),
+        "launch_s": (1e-6, 6e-5),
         "memory_efficiency": (0.3, 1.0),
-        "core_bandwidth_ratio": (1.0, 8.0),
-        "compute_efficiency": (0.05, 1.0),
-        "split_tokens": (16.0, 4096.0),
-        "combine_s": (0.0, 2e-5),
-        "overlap": (1.0, 8.0),
-        "warm_share": (0.0, 1.0),
-        "warm_efficiency": (0.05, 1.0),
+        "core_bandwidth_ratio": (0.7, 6.0),
+        "combine_s": (0.0, 1e-5),
+        "split_s": (0.0, 2e-7),
+        "wave_s": (0.0, 1e-5),
+        "sequence_s": (0.0, 1e-7),
+        "overlap": (1.0, 10.0),
+        "warm_share": (0.1, 1.5),
+        "warm_efficiency": (0.1, 1.0),
     }
 
     launch_s: NonNegative
+    """Fixed time inside a captured graph, the first wave's fill included, in seconds."""
     memory_efficiency: Share
-    core_bandwidth_ratio: Positive = 1.5
-    compute_efficiency: Share = 0.5
-    split_tokens: Positive = 256.0
-    combine_s: NonNegative = 2e-6
-    overlap: Positive = 3.0
+    """Share of the memory bandwidth a saturating stream of KV reaches."""
+    core_bandwidth_ratio: Positive
+    """Bandwidth one work item can draw, over one core's equal share of the chip's."""
+    combine_s: NonNegative
+    """Fixed time of combining the parts of a split KV axis, in seconds."""
+    split_s: NonNegative
+    """Time of combining per part, in seconds."""
+    wave_s: NonNegative
+    """Filling and draining per further wave of work items, in seconds."""
+    sequence_s: NonNegative
+    """Metadata and page-table time per sequence, in seconds."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of those overheads and the stream of KV."""
     warm_share: NonNegative = 0.7
-    warm_efficiency: Share = 0.5
-    tile_rows: int = 64
-    max_splits: int = 128
+    """Share of the on-chip store that still holds KV when the same call is repeated."""
+    warm_efficiency: Share = 0.6
+    """Share of the on-chip bandwidth at which such KV is read."""
+    regroup_s: NonNegative = 0.0
+    """Extra kernel that regroups query heads by KV head (several sequences, several KV heads), in seconds; 0 = none."""
+    compute_efficiency: Share = 0.5
+    """Share of the dense peak that full rows of queries reach."""
+    split_tokens: Positive = 256.0
+    """Fewest tokens of KV worth a split of their own."""
+    max_splits: Positive = 128.0
+    """Most parts a KV axis is cut into; on a Tenstorrent chip the cores that may share one KV head."""
+    min_group_to_split: float = 1.0
+    """Fewest query heads per KV head for which the library splits the KV axis."""
+    tile_rows: float = 64.0
+    """Query rows (heads that share a KV head, times queries) that one work item serves."""
+    row_step: float = 16.0
+    """Rows are padded to a multiple of this."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
 
 
 class MoeParameters(FamilyParameters):
-    """Routed expert feed-forward: two grouped GEMMs and the kernels around them."""
+    """Routed expert feed-forward: two grouped products and the kernels around them (align, activation, combine)."""
 
     family: ClassVar[str] = "moe"
     free: ClassVar[Mapping[str, Bound]] = {
         "launch_s": (1e-6, 2e-4),
         "compute_efficiency": (0.1, 1.0),
         "memory_efficiency": (0.2, 1.0),
-        "overlap": (1.0, 8.0),
+        "on_chip_efficiency": (0.05, 1.0),
+        "scatter_efficiency": (0.05, 1.0),
+        "overlap": (1.0, 10.0),
     }
 
     launch_s: NonNegative
+    """Fixed time of all kernels of the layer inside a captured graph, in seconds."""
     compute_efficiency: Share
+    """Share of the dense peak that full tiles reach."""
     memory_efficiency: Share
-    overlap: Positive = 3.0
-    tile_rows: int = 64
+    """Share of the memory bandwidth at which expert weights stream."""
+    on_chip_efficiency: Share
+    """Share of the on-chip bandwidth (times multicast) at which tiles re-read operands."""
+    scatter_efficiency: Share
+    """Share of the memory bandwidth at which activations are gathered and scattered."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
+    local_only: bool = False
+    """Whether only assignments to this chip's experts are gathered and combined, not all tokens' (expert parallelism)."""
+    tiles: tuple[tuple[int, int], ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
+    """Tiles (rows of one expert's tokens, columns) the library chooses from."""
 
 
 class ElementwiseParameters(FamilyParameters):
@@ -173,26 +223,38 @@ class ElementwiseParameters(FamilyParameters):
 
 
 class CollectiveParameters(FamilyParameters):
-    """Collectives over the scale-up link."""
+    """Collectives between chips: ring or in-network for large messages, direct all-reduce for small ones."""
 
     family: ClassVar[str] = "collective"
     free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 1e-4),
+        "launch_s": (1e-6, 5e-5),
         "bandwidth_efficiency": (0.1, 1.0),
-        "fill_s": (0.0, 1e-3),
-        "fill_bytes": (1e5, 1e9),
-        "one_shot_launch_s": (1e-6, 1e-4),
-        "one_shot_efficiency": (0.05, 1.0),
+        "copy_share": (0.0, 1.0),
+        "fill_s": (0.0, 5e-4),
+        "fill_bytes": (1e5, 2e8),
+        "in_network_efficiency": (0.1, 1.0),
     }
 
     launch_s: NonNegative
+    """Fixed time of a collective of the ring kind, in seconds."""
     bandwidth_efficiency: Share
-    fill_s: NonNegative = 0.0
-    fill_bytes: Positive = 1e7
-    one_shot_launch_s: NonNegative = 3e-6
-    one_shot_efficiency: Share = 0.5
-    one_shot_max_bytes: NonNegative = 0.0
-    """Largest message for which the direct (custom) all-reduce is used; 0 = never."""
+    """Share of the link's bandwidth a long message reaches."""
+    copy_share: Fraction
+    """Time a chip spends copying its own part, over sending a part of that size."""
+    fill_s: NonNegative
+    """Time lost to filling the pipeline of chunks of a long message, in seconds."""
+    fill_bytes: Positive
+    """Volume at which half of that is lost."""
+    in_network_efficiency: Share = 0.6
+    """Share of the link's bandwidth an all-reduce reaches when the switch adds."""
+    in_network_min_chips: int = 8
+    """Fewest chips for which the library lets the switch add."""
+    direct_launch_s: NonNegative = 4.5e-6
+    """Fixed time of the direct all-reduce (every chip reads its peers' memory), in seconds."""
+    direct_efficiency: Share = 0.6
+    """Share of the link's bandwidth the direct all-reduce reaches."""
+    direct_max_bytes: NonNegative = 0.0
+    """Largest message for which the library uses the direct all-reduce; 0 = never."""
 
 
 FAMILIES: dict[str, type[FamilyParameters]] = {

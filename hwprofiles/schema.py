@@ -123,6 +123,8 @@ class Chip(Record):
     description: str = Field(min_length=3)
     vendor: str = Field(min_length=2)
     kind: ChipKind
+    like: str | None = None
+    """Catalogue chip of the same architecture whose fitted kernels stand in where this chip has none of its own."""
     compute: Compute
     memory: Memory
     on_chip: OnChip

@@ -100,7 +100,7 @@ def simulate(scenario: Scenario, seed: int = 0, progress: Callable[[int, int], N
         requests=requests,
         steps=steps,
         gaps=_gaps(log, build.cluster.fast),
-        kv=_kv_report(build, steps, int(requests.preemptions.sum())),
+        kv=_kv_report(build, steps, requests, log),
         speculation=_speculation(log) if build.cluster.sampler is not None else None,
         engine=EngineCounters(
             steps=len(steps),
@@ -178,7 +178,16 @@ def build_cluster(scenario: Scenario, seed: int) -> Build:
         query_len=drafted + 1,
         lookahead_tokens=drafted,
     )
-    cluster = Cluster(hardware.replicas, engine.routing, engine.scheduler, engine.stepping, limits, timer, sampler)
+    cluster = Cluster(
+        replicas=hardware.replicas,
+        routing=engine.routing,
+        scheduler=engine.scheduler,
+        stepping=engine.stepping,
+        limits=limits,
+        timer=timer,
+        sampler=sampler,
+        prefix_caching=engine.enable_prefix_caching,
+    )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     if engine.stepping == "fast" and not cluster.fast:
         notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
@@ -221,7 +230,7 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
         finished_s=np.asarray(log.finished_s),
         replica=np.asarray(log.replica, dtype=np.int64),
         preemptions=np.asarray(log.preemptions, dtype=np.int64),
-        cached_tokens=np.zeros(len(log.stream), dtype=np.int64),
+        cached_tokens=np.asarray(log.cached_tokens, dtype=np.int64),
         drafts=drafts,
         draft_tokens=drafts * positions,
         accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
@@ -289,15 +298,16 @@ def _speculation(log: RunLog) -> SpeculationCounters:
     )
 
 
-def _kv_report(build: Build, steps: StepRecords, preemptions: int) -> KvCacheReport:
+def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: RunLog) -> KvCacheReport:
+    cached = log.stream.prefix_hashes is not None and build.cluster.prefix_caching
     memory, busy = build.memory, float(steps.seconds.sum())
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
         peak_blocks=int(steps.kv_blocks.max()) if len(steps) else 0,
         mean_blocks=float((steps.kv_blocks * steps.seconds).sum() / busy) if busy else 0.0,
-        preemptions=preemptions,
-        prefix_hit_tokens=None,
+        preemptions=int(requests.preemptions.sum()),
+        prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
         bytes_per_token=memory.kv_bytes_per_token * (build.chips / build.cluster.replicas),
         weights_bytes=memory.weight_bytes,
         draft_weights_bytes=memory.draft_weight_bytes,

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import simpy
 
+from simulator.errors import ForerunError
 from simulator.serving.clock import ROUTE, Phase
 from simulator.serving.exact import ExactReplica
 from simulator.serving.fast import FastReplica
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed, RoutedFeed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog, StepLog
+from simulator.serving.prefix_cache import PrefixCache
 from simulator.serving.scheduler import SCHEDULERS
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer
@@ -31,6 +33,7 @@ class Cluster:
     limits: EngineLimits
     timer: EngineTimer
     sampler: AcceptanceSampler | None = None
+    prefix_caching: bool = False
 
     @property
     def fast(self) -> bool:
@@ -69,10 +72,22 @@ class Cluster:
 
     def replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> Generator[simpy.Event]:
         """The process of one replica."""
+        cache = self._prefix_cache(log)
         if self.fast:
-            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, log).serve()
-        scheduler = SCHEDULERS[self.scheduler](self.limits)
+            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log).serve()
+        scheduler = SCHEDULERS[self.scheduler](self.limits, cache)
         return ExactReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log).serve()
+
+    def _prefix_cache(self, log: RunLog) -> PrefixCache | None:
+        hashes = log.stream.prefix_hashes
+        if hashes is None or not self.prefix_caching:
+            return None
+        if hashes.block_tokens % self.limits.block_size:
+            raise ForerunError(
+                f"engine.block_size: blocks of {self.limits.block_size} tokens cannot cache prefix hashes of "
+                f"{hashes.block_tokens} tokens; choose a divisor of it, or enable_prefix_caching: false"
+            )
+        return PrefixCache(hashes, self.limits.block_size, log.input_tokens)
 
 
 class _Router:

@@ -100,6 +100,7 @@ class ExactReplica:
         for sequence, tokens in plan.chunks:
             if log.scheduled_s[sequence.index] != log.scheduled_s[sequence.index]:
                 log.scheduled_s[sequence.index] = start
+                log.cached_tokens[sequence.index] = sequence.cached_tokens or 0
             sequence.computed_tokens += tokens
             if sequence.computed_tokens < sequence.known_tokens:
                 continue

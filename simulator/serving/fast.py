@@ -22,6 +22,7 @@ from simulator.serving.clock import on_grid
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+from simulator.serving.prefix_cache import PrefixCache
 from simulator.serving.sequence import NO_STEPS
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
@@ -48,6 +49,10 @@ class _Live:
     """First decode step; -1 while in prefill."""
     steps: int = 0
     """Decode steps it needs."""
+    units: list[int] = field(default_factory=list)
+    """Prefix-cache units that it holds."""
+    cached: int | None = None
+    """Prompt tokens found in the prefix cache when it first ran."""
     path: IntArray = field(default_factory=lambda: NO_STEPS)
     """Accepted draft tokens of each of them."""
 
@@ -104,6 +109,7 @@ class FastReplica:
         timer: EngineTimer,
         limits: EngineLimits,
         sampler: AcceptanceSampler | None,
+        cache: PrefixCache | None,
         log: RunLog,
     ) -> None:
         self._env = env
@@ -112,6 +118,7 @@ class FastReplica:
         self._timer = timer
         self._limits = limits
         self._sampler = sampler
+        self._cache = cache
         self._log = log
         self._windows = timer.windows
         longest = max(map(sum, zip(log.input_tokens, log.output_tokens, strict=True)), default=0)
@@ -165,31 +172,30 @@ class FastReplica:
         if partial is not None:
             chunk = min(partial.target - partial.computed, budget)
             needed = limits.blocks(partial.computed + chunk)
-            if held + needed > limits.num_blocks:
+            if held + needed - self._shared_blocks > limits.num_blocks:
                 self._preempt_partial()
                 preempted = True
             else:
                 held += needed
                 budget -= chunk
                 if chunk:
+                    self._cache_prompt(partial, chunk)
                     chunks.append((partial, chunk))
         if not preempted and self._waiting:
             held = self._admit(chunks, budget, held)
         if chunks:
-            return (yield from self._mixed_step(now, chunks, held))
+            return (yield from self._mixed_step(now, chunks, held - self._shared_blocks))
         return (yield from self._decode(now, single=preempted))
 
     def _make_room(self, now: float) -> bool:
         """Preempt from the end of the batch until this step's blocks fit; whether anything had to go."""
-        num_blocks = self._limits.num_blocks
         preempted = False
         while True:
-            partial = self._partial
             held = self._future.at(self._block_row, self._step) + self._partial_blocks
-            if held <= num_blocks:
+            if held - self._shared_blocks <= self._limits.num_blocks:
                 return preempted
             preempted = True
-            if partial is not None:
+            if self._partial is not None:
                 self._preempt_partial()
             else:
                 self._preempt_decoding(now)
@@ -199,6 +205,8 @@ class FastReplica:
         assert victim is not None
         self._partial = None
         victim.computed = 0
+        self._evict_idle(self._limits.num_blocks)
+        self._drop_units(victim)
         del self._running[victim.index]
         self._waiting.appendleft(victim)
         self._log.preemptions[victim.index] += 1
@@ -210,6 +218,8 @@ class FastReplica:
         self._contribute(victim, done, self._future.subtract)
         self._finishing[victim.start + victim.steps - 1].remove(victim)
         self._decoding -= 1
+        self._evict_idle(self._limits.num_blocks)
+        self._drop_units(victim)
         delivered = done
         if self._sampler is not None:
             taken = victim.path[:done]
@@ -222,25 +232,58 @@ class FastReplica:
         self._log.preemptions[index] += 1
 
     def _admit(self, chunks: list[tuple[_Live, int]], budget: int, held: int) -> int:
+        """Move requests from the queue into the batch while tokens, places and blocks last; returns the blocks held."""
         limits = self._limits
-        waiting, running = self._waiting, self._running
+        waiting, running, cache = self._waiting, self._running, self._cache
         usable = limits.num_blocks - limits.watermark_blocks
+        units: list[int] = []
+        cached = in_use = 0
         while waiting and budget > 0 and len(running) < limits.max_num_seqs:
             live = waiting[0]
-            tokens = live.target
+            if cache is not None:
+                cache.shrink(limits.num_blocks - held + cache.shared_blocks)
+                units, cached, in_use = cache.match(live.index, live.target)
+            tokens = live.target - cached
             if tokens > budget:
                 if not limits.chunked_prefill:
                     break
                 tokens = budget
-            blocks = limits.blocks(tokens)
-            if held + blocks > usable:
+            blocks = limits.blocks(cached + tokens)
+            if held + blocks - in_use - self._shared_blocks > usable:
                 break
             waiting.popleft()
             running[live.index] = live
+            if cache is not None:
+                cache.hold(units)
+                live.units = units
+                live.computed = cached
+                live.cached = cached if live.cached is None else live.cached
+                self._cache_prompt(live, tokens)
             chunks.append((live, tokens))
             held += blocks
             budget -= tokens
         return held
+
+    @property
+    def _shared_blocks(self) -> int:
+        """Blocks that several running requests count as their own."""
+        return 0 if self._cache is None else self._cache.shared_blocks
+
+    def _cache_prompt(self, live: _Live, chunk: int) -> None:
+        """Offer the prompt blocks that this step completes to later requests."""
+        if self._cache is not None:
+            self._cache.add(live.index, live.units, live.computed + chunk)
+
+    def _evict_idle(self, held: int) -> None:
+        """Evict cached blocks that no request uses for the ``held`` blocks that requests do use."""
+        if self._cache is not None:
+            self._cache.shrink(self._limits.num_blocks - held)
+
+    def _drop_units(self, live: _Live) -> None:
+        """A request lets go of its cached prompt."""
+        if self._cache is not None:
+            self._cache.release(live.units)
+            live.units = []
 
     def _mixed_step(self, now: float, chunks: list[tuple[_Live, int]], held: int) -> Generator[simpy.Event, Any, float]:
         """One step with prompts in it, beside the decoding batch."""
@@ -254,9 +297,11 @@ class FastReplica:
         yield from self._until(end)
         self._step += 1
         self._partial = None
+        self._evict_idle(held)
         for live, tokens in chunks:
             if log.scheduled_s[live.index] != log.scheduled_s[live.index]:
                 log.scheduled_s[live.index] = now
+                log.cached_tokens[live.index] = live.cached or 0
             live.computed += tokens
             if live.computed < live.target:
                 self._partial = live
@@ -307,6 +352,7 @@ class FastReplica:
         remaining = log.output_tokens[live.index] - live.generated
         if not remaining:
             del self._running[live.index]
+            self._drop_units(live)
             log.finish(live.index, now)
             self._feed.finished(now)
             return
@@ -366,12 +412,13 @@ class FastReplica:
     def _decode_step(self, now: float, seconds: float, work: StepWork[int]) -> Generator[simpy.Event, Any, float]:
         """One pure decode step."""
         step = self._step
-        held = self._future.at(self._block_row, step) + self._partial_blocks
+        held = self._future.at(self._block_row, step) + self._partial_blocks - self._shared_blocks
         delivered = self._decoding if self._sampler is None else self._future.at(self._token_row, step)
         running, waiting = len(self._running), len(self._waiting)
         end = now + seconds
         yield from self._until(end)
         self._step = step + 1
+        self._evict_idle(held)
         self._complete(step, end)
         self._log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
         return end
@@ -382,9 +429,13 @@ class FastReplica:
         """Pure decode steps up to ``stop``, fewer where blocks run short or an arrival can be admitted."""
         first = self._step
         blocks = self._future.range(self._block_row, first, stop)
-        room = self._limits.num_blocks - self._partial_blocks
+        beside = self._partial_blocks - self._shared_blocks
+        room = self._limits.num_blocks - beside
+        if self._cache is not None and self._waiting:
+            # Evicting what the first in the queue would reuse can make it small enough to be admitted.
+            room -= self._cache.idle_blocks
         if int(blocks[-1]) > room:
-            stop = first + int(np.searchsorted(blocks, room, side="right"))
+            stop = first + max(1, int(np.searchsorted(blocks, room, side="right")))
         keys = tuple(self._future.range(w, first, stop) for w in range(len(self._windows)))
         seconds = on_grid(self._timer.seconds(work._replace(decode_kv_tokens=keys)))
         ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
@@ -404,12 +455,13 @@ class FastReplica:
             delivered,
             len(self._running),
             len(self._waiting) + self._feed.pending(starts),
-            blocks[:count] + self._partial_blocks,
+            blocks[:count] + beside,
             self._decoding,
             work.query_len,
             tuple(k[:count] for k in keys),
         )
         end = float(ends[-1])
+        self._evict_idle(int(blocks[count - 1]) + beside)
         self._complete(self._step - 1, end)
         return end
 
@@ -430,6 +482,7 @@ class FastReplica:
         for live in self._finishing.pop(step, ()):
             del self._running[live.index]
             self._decoding -= 1
+            self._drop_units(live)
             if self._sampler is not None:
                 log.count_drafts(live.index, live.path)
             log.finish(live.index, now)

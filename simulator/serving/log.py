@@ -169,6 +169,7 @@ class RunLog:
     drafts: array[int] = field(init=False)
     accepted_tokens: array[int] = field(init=False)
     failed: array[int] = field(init=False)
+    cached_tokens: array[int] = field(init=False)
     gaps_s: array[float] = field(init=False)
     """Gaps between token deliveries written one by one: all of them by the step-by-step path; by the fast path only
     those that span more than one engine step, the others being the steps themselves."""
@@ -186,7 +187,7 @@ class RunLog:
         self.scheduled_s = array("d", [NAN]) * count
         self.first_token_s = array("d", [NAN]) * count
         self.finished_s = array("d", [NAN]) * count
-        for name in ("replica", "preemptions", "drafts", "accepted_tokens", "failed"):
+        for name in ("replica", "preemptions", "drafts", "accepted_tokens", "failed", "cached_tokens"):
             setattr(self, name, array("q", [0]) * count)
         self.gaps_s = array("d")
         self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from simulator.serving.limits import EngineLimits
+from simulator.serving.prefix_cache import PrefixCache
 from simulator.serving.sequence import Sequence
 from simulator.timing import StepWork, causal_pairs, keys_read
 
@@ -51,11 +52,13 @@ class StepPlan:
 class Scheduler(ABC):
     """Waiting queue, batch and block pool of one replica."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, cache: PrefixCache | None = None) -> None:
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.used_blocks = 0
+        self._cache = cache
+        self._held_blocks = 0
+        """Blocks of all running sequences; a block that several share is counted by each."""
         self.preempted: list[Sequence] = []
         """Sequences thrown out by the latest plan."""
 
@@ -64,13 +67,25 @@ class Scheduler(ABC):
         self.waiting.append(sequence)
 
     @property
+    def used_blocks(self) -> int:
+        """Blocks that running sequences hold, shared ones counted once."""
+        return self._held_blocks - (self._cache.shared_blocks if self._cache is not None else 0)
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
         return bool(self.waiting or self.running)
 
-    @abstractmethod
     def plan(self) -> StepPlan:
-        """The next step; allocates its blocks. Empty only when there is nothing to do."""
+        """The next step, its blocks allocated; what is cached and unused makes room for them."""
+        self.preempted = []
+        plan = self._plan()
+        self._evict_idle()
+        return plan
+
+    @abstractmethod
+    def _plan(self) -> StepPlan:
+        """What the batching rule puts in the next step. Empty only when there is nothing to do."""
 
     def release(self, sequence: Sequence) -> None:
         """A finished sequence leaves the batch and gives its blocks back."""
@@ -82,17 +97,27 @@ class Scheduler(ABC):
         needed = max(0, blocks - sequence.blocks)
         if self.used_blocks + needed > self.limits.num_blocks:
             return False
-        self.used_blocks += needed
+        self._held_blocks += needed
         sequence.blocks += needed
         return True
 
     def _free(self, sequence: Sequence) -> None:
-        self.used_blocks -= sequence.blocks
+        if self._cache is not None:
+            self._cache.release(sequence.units)
+            sequence.units = []
+        self._held_blocks -= sequence.blocks
         sequence.blocks = 0
+
+    def _evict_idle(self) -> None:
+        """Evict cached blocks that no sequence uses for those that sequences do use."""
+        if self._cache is not None:
+            self._cache.shrink(self.limits.num_blocks - self.used_blocks)
 
     def _preempt_last(self) -> Sequence:
         """Throw the latest sequence out of the batch; its cache is recomputed when it comes back first in the queue."""
         victim = self.running.pop()
+        if self._cache is not None:
+            self._cache.shrink(0)
         self._free(victim)
         victim.computed_tokens = 0
         victim.decoding = False
@@ -115,18 +140,43 @@ class Scheduler(ABC):
         limits = self.limits
         while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
             sequence = self.waiting[0]
-            tokens = sequence.known_tokens
+            units, cached, in_use = self._cached_start(sequence)
+            tokens = sequence.known_tokens - cached
             if whole_prompts and tokens > budget:
                 break
             chunk = min(tokens, budget)
-            blocks = limits.blocks(chunk)
-            if self.used_blocks + blocks > limits.num_blocks - limits.watermark_blocks:
+            blocks = limits.blocks(cached + chunk)
+            if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
                 break
             self.waiting.popleft()
-            self._grow(sequence, blocks)
-            self.running.append(sequence)
+            self._start(sequence, units, cached, blocks)
+            self._cache_prompt(sequence, cached + chunk)
             plan.chunks.append((sequence, chunk))
             budget -= chunk
+
+    def _cached_start(self, sequence: Sequence) -> tuple[list[int], int, int]:
+        """Cached units that the prompt starts with, tokens they spare, and their blocks that are in use already."""
+        if self._cache is None:
+            return [], 0, 0
+        self._evict_idle()
+        return self._cache.match(sequence.index, sequence.known_tokens)
+
+    def _start(self, sequence: Sequence, units: list[int], cached: int, blocks: int) -> None:
+        """A sequence joins the batch with the cached start of its prompt."""
+        if self._cache is not None:
+            self._cache.hold(units)
+        sequence.units = units
+        sequence.computed_tokens = cached
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = cached
+        sequence.blocks = blocks
+        self._held_blocks += blocks
+        self.running.append(sequence)
+
+    def _cache_prompt(self, sequence: Sequence, computed_tokens: int) -> None:
+        """Offer the prompt blocks that this step completes to later requests."""
+        if self._cache is not None:
+            self._cache.add(sequence.index, sequence.units, computed_tokens)
 
 
 class UnifiedScheduler(Scheduler):
@@ -136,11 +186,10 @@ class UnifiedScheduler(Scheduler):
     in order of admission, preemption from the end, no admission in a step that preempted.
     """
 
-    def plan(self) -> StepPlan:
+    def _plan(self) -> StepPlan:
         """Decodes, then the unfinished prompt, then new prompts, until the budget is spent."""
         limits = self.limits
         plan = StepPlan()
-        self.preempted = []
         budget = limits.max_num_batched_tokens
         position = 0
         while position < len(self.running) and budget > 0:
@@ -156,6 +205,7 @@ class UnifiedScheduler(Scheduler):
             if sequence.decoding:
                 plan.decodes.append(sequence)
             else:
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
                 plan.chunks.append((sequence, tokens))
             budget -= tokens
             position += 1
@@ -167,10 +217,9 @@ class UnifiedScheduler(Scheduler):
 class PrefillFirstScheduler(Scheduler):
     """vLLM V0's rule: a step either prefills whole prompts or decodes the batch; prompts go first."""
 
-    def plan(self) -> StepPlan:
+    def _plan(self) -> StepPlan:
         """New prompts if any fit, else one decode step of the whole batch."""
         plan = StepPlan()
-        self.preempted = []
         self._admit(plan, self.limits.max_num_batched_tokens, whole_prompts=True)
         if plan.chunks:
             return plan
@@ -187,21 +236,21 @@ class PrefillFirstScheduler(Scheduler):
 class StaticScheduler(Scheduler):
     """A batch is filled once and runs until its last request is done; finished requests keep their place as padding."""
 
-    def __init__(self, limits: EngineLimits) -> None:
-        super().__init__(limits)
+    def __init__(self, limits: EngineLimits, cache: PrefixCache | None = None) -> None:
+        super().__init__(limits, cache)
         self._padding: list[Sequence] = []
 
-    def plan(self) -> StepPlan:
+    def _plan(self) -> StepPlan:
         """Prefill the batch chunk by chunk, then decode all of it."""
         limits = self.limits
         plan = StepPlan()
-        self.preempted = []
         if not self.running:
             self._fill()
         budget = limits.max_num_batched_tokens
         for sequence in self.running:
             if not sequence.decoding and budget > 0:
                 tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
                 plan.chunks.append((sequence, tokens))
                 budget -= tokens
         if not plan.chunks:
@@ -224,11 +273,11 @@ class StaticScheduler(Scheduler):
             sequence = self.waiting[0]
             last = sequence.input_tokens + sequence.output_tokens - 2
             blocks = max(limits.blocks(sequence.known_tokens), limits.decode_blocks(last))
-            if self.used_blocks + blocks > limits.num_blocks - limits.watermark_blocks:
+            units, cached, in_use = self._cached_start(sequence)
+            if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
                 break
             self.waiting.popleft()
-            self._grow(sequence, blocks)
-            self.running.append(sequence)
+            self._start(sequence, units, cached, blocks)
 
 
 SCHEDULERS: dict[str, type[Scheduler]] = {

@@ -21,6 +21,10 @@ class Sequence:
     computed_tokens: int = 0
     """Tokens whose KV is in the cache."""
     blocks: int = 0
+    units: list[int] = field(default_factory=list)
+    """Prefix-cache units that it holds."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when it first ran."""
     decoding: bool = False
     """The prompt (and what was generated before a preemption) is in the cache."""
     last_token_s: float | None = None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
 from simulator.workload.config import ArrivalsConfig, LengthConfig, WorkloadConfig
-from traces import RequestTable, read_requests
+from traces import PrefixHashes, RequestTable, read_requests
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -28,6 +28,8 @@ class RequestStream:
     input_tokens: IntArray
     output_tokens: IntArray
     max_concurrency: int | None
+    prefix_hashes: PrefixHashes | None = None
+    """Which requests start with the same tokens, where the trace tells."""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -81,15 +83,14 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
         input_tokens=np.asarray(table.input_tokens, dtype=np.int64),
         output_tokens=np.asarray(table.output_tokens, dtype=np.int64),
         max_concurrency=max_concurrency,
+        prefix_hashes=table.prefix_hashes,
         notes=tuple(_trace_notes(trace, table)),
     )
 
 
 def _trace_notes(trace: str, table: RequestTable) -> list[str]:
-    notes = [f"{trace}: skipped {count} rows ({reason})" for reason, count in sorted(table.skipped.items())]
-    if table.prefix_hashes is not None:
-        notes.append(f"{trace}: its prefix hashes are not used: no prefix cache is modelled yet")
-    return notes
+    skipped = [f"{trace}: skipped {count} rows ({reason})" for reason, count in sorted(table.skipped.items())]
+    return [*skipped, *(f"{trace}: {note}" for note in table.notes)]
 
 
 def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator) -> FloatArray:

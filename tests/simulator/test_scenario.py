@@ -19,7 +19,7 @@ slo: {p99_ttft_ms: 500}
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def scenario_file(tmp_path):
     path = tmp_path / "chat.yaml"
     path.write_text(GOOD)

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from stub_timers import LinearTimer
 
 from simulator.serving import Cluster, EngineLimits
 from simulator.serving.log import RunLog
 from simulator.speculation import AcceptanceSampler
 from simulator.workload import RequestStream
-from stub_timers import LinearTimer
+from traces import PrefixHashes
 
 TIMER = LinearTimer(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8)
 REQUEST_COLUMNS = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
-EXACT_COLUMNS = ("replica", "preemptions", "drafts", "accepted_tokens", "failed")
+EXACT_COLUMNS = ("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens", "failed")
 
 
 @st.composite
@@ -111,6 +112,34 @@ def test_with_speculation(data, stream, drafted, alpha, windows):
     event("preempted" if sum(fast.preemptions) else "not preempted")
     assert_same(fast, exact)
     assert_allclose(gaps(fast, True), gaps(exact, False), rtol=1e-9, atol=1e-12)
+
+
+@st.composite
+def conversations(draw):
+    """Requests whose prompts share their starts: some repeat, some extend an earlier one."""
+    stream = draw(streams())
+    per_block = draw(st.sampled_from([16, 32]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    fresh, lists = 1000, []
+    for tokens in stream.input_tokens.tolist():
+        count = -(-tokens // per_block)
+        start = lists[rng.integers(len(lists))][: rng.integers(0, count + 1)] if lists and rng.random() < 0.8 else []
+        lists.append([*start, *range(fresh, fresh + count - len(start))])
+        fresh += count
+    return dataclasses.replace(stream, prefix_hashes=PrefixHashes.from_lists(lists, per_block))
+
+
+@SETTINGS
+@given(st.data(), conversations(), st.sampled_from([1, 3]))
+def test_with_prefix_caching(data, stream, query_len):
+    sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
+    cluster = Cluster(
+        1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, query_len)), TIMER, sampler, prefix_caching=True
+    )
+    fast, exact = run_both(cluster, stream)
+    event("hits" if sum(fast.cached_tokens) else "no hits")
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
 
 
 @SETTINGS

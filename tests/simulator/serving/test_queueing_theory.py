@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
+from stub_timers import LinearTimer
 
 from simulator.serving import Cluster, EngineLimits
 from simulator.workload import RequestStream
-from stub_timers import LinearTimer
 
 ONE_AT_A_TIME = EngineLimits(1, 4096, 16, 10_000, 0, 10_000, True)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from stub_timers import LinearTimer
 
 from simulator.errors import ForerunError
 from simulator.serving import Cluster, EngineLimits
@@ -20,7 +21,6 @@ from simulator.speculation import (
 )
 from simulator.speculation.acceptance import counter_uniforms
 from simulator.workload import RequestStream
-from stub_timers import LinearTimer
 
 
 @given(st.floats(0, 1), st.integers(1, 12))

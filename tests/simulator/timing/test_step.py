@@ -125,7 +125,7 @@ def test_keys_read_by_counting(query_len, before, window):
     [("llama-3.1-8b", 1, 16.06 - 1.05, 1.6), ("llama-3.1-70b", 4, (141.1 - 2.1) / 4, 1.6)],
 )
 def test_single_stream_decode_lies_just_above_the_bandwidth_bound(model, tensor_parallel, weights_gb, most):
-    """One sequence reads all weights but the embedding table each step: TPOT >= bytes / 3.35 TB/s, and not much more."""
+    """One sequence reads all weights but the embedding table each step: little more than bytes over 3.35 TB/s."""
     timer = ModelTimer(StepTimer(deployment(model, tensor_parallel=tensor_parallel), 512))
     bound = weights_gb * 1e9 / 3.35e12
     seconds = timer.seconds(decode(1, 384))
@@ -182,7 +182,7 @@ def test_captured_sizes_are_padded_to():
 
 class TestMemory:
     def plan(self, target, draft=None, blocks=None, **changes):
-        limits = dict(gpu_memory_utilization=0.9, block_size=16, max_tokens=8192, max_sampled=256) | changes
+        limits = {"gpu_memory_utilization": 0.9, "block_size": 16, "max_tokens": 8192, "max_sampled": 256} | changes
         return plan_memory(target, draft, num_kv_blocks=blocks, **limits)
 
     def test_llama_8b_on_h100_has_the_blocks_that_vllm_reports(self):
@@ -250,7 +250,7 @@ def test_heads_must_divide_over_chips():
 
 
 def test_a_chip_without_a_link_cannot_be_sharded():
-    with pytest.raises(ForerunError, match="hardware.link"):
+    with pytest.raises(ForerunError, match=r"hardware\.link"):
         replace(deployment(), link=None, tensor_parallel=2)
 
 

@@ -1,0 +1,113 @@
+"""KV blocks of finished prompts, kept for requests that start with the same tokens."""
+
+from __future__ import annotations
+
+from traces import PrefixHashes
+
+
+class PrefixCache:
+    """Units of cached prompt, shared by the running requests and kept in LRU order when none of them needs them.
+
+    A unit is one hash of the trace: ``block_tokens`` prompt tokens (fewer at the end of a prompt), in whole engine
+    blocks. Blocks that no request uses are evicted, oldest first, when running requests need their room; a request's
+    later units before its earlier ones, as vLLM frees blocks (tail first). A unit leaves the cache as a whole.
+
+    Args:
+        hashes: prefix hashes of all requests.
+        block_size: tokens per engine block; divides ``hashes.block_tokens``.
+        input_tokens: prompt lengths of all requests.
+    """
+
+    def __init__(self, hashes: PrefixHashes, block_size: int, input_tokens: list[int]) -> None:
+        self._hashes = hashes
+        self._block_size = block_size
+        self._input_tokens = input_tokens
+        self._references: dict[int, int] = {}
+        """Requests that hold each cached unit."""
+        self._blocks: dict[int, int] = {}
+        self._idle: dict[int, None] = {}
+        """Unreferenced units, least recently used first."""
+        self.idle_blocks = 0
+        """Blocks that are cached and that no request uses."""
+        self.shared_blocks = 0
+        """Blocks that more than one request counts as its own: a unit held by r requests counts r - 1 times."""
+
+    def match(self, request: int, tokens: int) -> tuple[list[int], int, int]:
+        """The cached start of a request's prompt.
+
+        Args:
+            request: index of the request.
+            tokens: tokens it has to put in the cache; the last of them is always computed, as its logits are needed.
+
+        Returns:
+            Units found, tokens they spare, and how many of their blocks running requests hold already.
+        """
+        found: dict[int, None] = {}
+        blocks = in_use = 0
+        references = self._references
+        most = self._input_tokens[request] // self._block_size
+        for unit in self._hashes.of(request).tolist():
+            holders = references.get(unit)
+            if holders is None or unit in found:
+                break
+            blocks += self._blocks[unit]
+            if blocks > most:  # the same hash for prompts that differ in length: not the same tokens
+                blocks -= self._blocks[unit]
+                break
+            found[unit] = None
+            if holders:
+                in_use += self._blocks[unit]
+        size = self._block_size
+        spared = min(blocks * size, (tokens - 1) // size * size)
+        return list(found), spared, in_use
+
+    def hold(self, units: list[int]) -> None:
+        """A request starts to use cached units."""
+        for unit in units:
+            if self._references[unit]:
+                self.shared_blocks += self._blocks[unit]
+            else:
+                del self._idle[unit]
+                self.idle_blocks -= self._blocks[unit]
+            self._references[unit] += 1
+
+    def add(self, request: int, units: list[int], computed_tokens: int) -> None:
+        """Prompt units that are complete once ``computed_tokens`` are in the cache become available to others.
+
+        Args:
+            request: index of the request.
+            units: units it holds so far; new ones are appended. A unit that another request has put in the cache
+                meanwhile stays a private copy, and so does everything after it.
+            computed_tokens: tokens of the request in the cache.
+        """
+        per_unit = self._hashes.block_tokens
+        prompt = self._input_tokens[request]
+        done = len(units)
+        complete = prompt if computed_tokens >= prompt else computed_tokens // per_unit * per_unit
+        if done * per_unit >= complete:
+            return
+        for position, unit in enumerate(self._hashes.of(request)[done:].tolist(), start=done):
+            end = min((position + 1) * per_unit, prompt)
+            blocks = (end - position * per_unit) // self._block_size
+            if end > complete or not blocks or unit in self._references:
+                return
+            self._references[unit] = 1
+            self._blocks[unit] = blocks
+            units.append(unit)
+
+    def release(self, units: list[int]) -> None:
+        """A request lets go of its units."""
+        for unit in reversed(units):
+            self._references[unit] -= 1
+            if self._references[unit]:
+                self.shared_blocks -= self._blocks[unit]
+            else:
+                self._idle[unit] = None
+                self.idle_blocks += self._blocks[unit]
+
+    def shrink(self, free_blocks: int) -> None:
+        """Evict the least recently used units until the idle ones fit in ``free_blocks``."""
+        while self.idle_blocks > free_blocks and self._idle:
+            unit = next(iter(self._idle))
+            del self._idle[unit], self._references[unit]
+            self.idle_blocks -= self._blocks.pop(unit)

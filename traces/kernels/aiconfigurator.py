@@ -1,0 +1,235 @@
+"""NVIDIA AIConfigurator's Parquet tables (Apache-2.0): milliseconds of one kernel call on one GPU.
+
+Column meanings: the collector of ai-dynamo/aiconfigurator (``aiconfigurator_core/systems/data``). What its tables cannot be
+used for is left out by rule and counted, never silently: rows timed without a captured graph, formats this project does not
+price, tables of kernels it does not predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.kernels.frame import Frame, drop
+from traces.kernels.table import IntArray, KernelTable, Words, make_table
+
+MILLISECONDS = 1e-3
+
+DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp8": "fp8",
+    "int4_wo": "int4",
+    "sq": "int8",
+    "w4a16_mxfp4": "mxfp4",
+    "nvfp4": "fp4",
+    "int8": "int8",
+}
+"""AIConfigurator's format names to ours; what is missing here (fp8_block, int8_wo: other kernels) is not priced."""
+
+ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1}
+OPERATIONS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+
+EAGER = "timed without a captured graph (host launches included)"
+
+_MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
+
+
+def recognises(names: tuple[str, ...]) -> bool:
+    """Whether these are the columns of an AIConfigurator table."""
+    return "latency" in names and any(
+        name in names for name in ("gemm_dtype", "attn_dtype", "moe_dtype", "mla_dtype", "nccl_dtype", "allreduce_dtype", "op_name")
+    )  # fmt: skip
+
+
+def read_aiconfigurator(frame: Frame) -> KernelTable:
+    """Kernels of one AIConfigurator table.
+
+    Raises:
+        TraceError: a column is missing or holds no numbers.
+    """
+    frame.need("latency")
+    for column, read in _TABLES.items():
+        if column in frame.names:
+            return read(frame, {})
+    operation = frame.texts("op_name").names[0] if frame.has("op_name") else frame.path.stem
+    nothing = np.zeros(0)
+    return make_table(
+        nothing,
+        "other",
+        {},
+        {},
+        str(frame.path),
+        "aiconfigurator",
+        skipped={f"no prediction for '{operation}'": frame.rows},
+    )
+
+
+def _gemm(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    frame.need("m", "n", "k")
+    frame, dtype = _priced(frame, "gemm_dtype", skipped)
+    return _table(frame, "gemm", _sizes(frame, "m", "n", "k"), {"dtype": dtype}, skipped)
+
+
+def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    """Self-attention: prefill rows have ``isl`` new tokens, decode rows one token on ``step`` cached ones.
+
+    A bf16 call on an fp8 cache that TensorRT-LLM's prefill serves is fp8 arithmetic (it reaches fp8 rates).
+    """
+    frame.need("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step", "op_name")
+    operation = frame.texts("op_name")
+    known = operation.equals("context_attention") | operation.equals("generation_attention")
+    frame = drop(frame, ~known, "no prediction for this attention (not causal)", skipped)
+    frame, dtype = _priced(frame, "attn_dtype", skipped)
+    frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
+    dtype = _renamed(frame.texts("attn_dtype"))
+    decode = frame.texts("op_name").equals("generation_attention")
+    sizes = _attention_sizes(frame) | _sizes(frame, num_kv_heads="num_key_value_heads", head_dim="head_dim")
+    if frame.has("window_size"):
+        sizes |= _sizes(frame, window="window_size")
+    sizes["num_kv_heads"] = np.where(sizes["num_kv_heads"] > 0, sizes["num_kv_heads"], sizes["num_heads"])
+    if _framework(frame).names == ("trtllm",):
+        native = kv_dtype.equals("fp8") & ~decode
+        dtype = Words(np.where(native, len(dtype.names), dtype.codes).astype(np.int32), (*dtype.names, "fp8"))
+    op = Words(decode.astype(np.int32), ("attention_prefill", "attention_decode"))
+    return _table(frame, op, sizes, {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm"}, skipped)
+
+
+def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step."""
+    frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
+    operation = frame.texts("op_name")
+    if not {"mla_context", "mla_generation"} & set(operation.names):
+        return _unpredicted(frame, operation.names[0], skipped)
+    frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
+    decode = frame.texts("op_name").equals("mla_generation")
+    sizes = _attention_sizes(frame)
+    sizes["num_kv_heads"] = np.where(decode, 1, sizes["num_heads"])
+    sizes["head_dim"] = np.where(decode, _MLA_LATENT + _MLA_ROPE, _MLA_NOPE + _MLA_ROPE)
+    sizes["v_head_dim"] = np.where(decode, _MLA_LATENT, _MLA_VALUE)
+    sizes["latent"] = decode.astype(np.int64)
+    op = Words(decode.astype(np.int32), ("attention_prefill", "attention_decode"))
+    return _table(frame, op, sizes, {"dtype": "bf16", "kv_dtype": kv_dtype, "cache": "warm"}, skipped)
+
+
+def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    frame.need("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    frame, dtype = _priced(frame, "moe_dtype", skipped)
+    sizes = _sizes(
+        frame, tokens="num_tokens", hidden="hidden_size", intermediate="inter_size", experts_per_token="topk",
+        num_experts="num_experts", tensor_parallel="moe_tp_size", expert_parallel="moe_ep_size",
+    )  # fmt: skip
+    texts: dict[str, str | Words] = {"dtype": dtype}
+    if frame.has("distribution"):
+        texts["distribution"] = frame.texts("distribution")
+    if frame.has("kernel_source"):
+        source = frame.texts("kernel_source")
+        plain = np.array(["nongated" in name for name in source.names])
+        sizes["projections"] = np.where(plain[source.codes], 2, 0)
+    return _table(frame, "moe", sizes, texts, skipped)
+
+
+def _collective(frame: Frame, skipped: dict[str, int], dtype_column: str) -> KernelTable:
+    """Collectives: ``message_size`` counts elements; rows that include host launches (eager) are left out."""
+    frame.need("num_gpus", "message_size")
+    for column in ("backend", "kernel_source"):
+        if frame.has(column):
+            names = frame.texts(column)
+            eager = np.array([name.endswith("_eager") for name in names.names])
+            frame = drop(frame, eager[names.codes], EAGER, skipped)
+    if not frame.rows:
+        return _unpredicted(frame, "", skipped)
+    width = frame.texts(dtype_column)
+    unknown = np.array([name not in ELEMENT_BYTES for name in width.names])
+    frame = drop(frame, unknown[width.codes], "message format of unknown width", skipped)
+    width = frame.texts(dtype_column)
+    operation = frame.texts("op_name")
+    foreign = np.array([name not in OPERATIONS for name in operation.names])
+    frame = drop(frame, foreign[operation.codes], "no prediction for this collective", skipped)
+    width, operation = frame.texts(dtype_column), frame.texts("op_name")
+    sizes = _sizes(frame, world_size="num_gpus", message_bytes="message_size")
+    sizes["message_bytes"] = (
+        sizes["message_bytes"] * np.array([ELEMENT_BYTES[name] for name in width.names])[width.codes]
+    )
+    op = Words(operation.codes, tuple(OPERATIONS[name] for name in operation.names))
+    texts: dict[str, str | Words] = {"library": "nccl"} if dtype_column == "nccl_dtype" else {}
+    return _table(frame, op, sizes, texts, skipped)
+
+
+def _nccl(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    return _collective(frame, skipped, "nccl_dtype")
+
+
+def _all_reduce(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    return _collective(frame, skipped, "allreduce_dtype")
+
+
+_TABLES: dict[str, Callable[[Frame, dict[str, int]], KernelTable]] = {
+    "gemm_dtype": _gemm,
+    "mla_dtype": _mla,
+    "moe_dtype": _moe,
+    "nccl_dtype": _nccl,
+    "allreduce_dtype": _all_reduce,
+    "attn_dtype": _attention,
+}
+"""The column by which a table is told, and its reader."""
+
+
+def _unpredicted(frame: Frame, operation: str, skipped: dict[str, int]) -> KernelTable:
+    if frame.rows:
+        skipped[f"no prediction for '{operation}'"] = frame.rows
+    return make_table(np.zeros(0), "other", {}, {}, str(frame.path), "aiconfigurator", skipped=skipped)
+
+
+def _attention_sizes(frame: Frame) -> dict[str, IntArray]:
+    """Batch, heads and lengths; a decode row's single token (``isl`` 1) stands on ``step`` cached ones."""
+    sizes = _sizes(frame, batch="batch_size", q_len="isl", num_heads="num_heads", kv_len="step")
+    sizes["kv_len"] = sizes["kv_len"] + sizes["q_len"]
+    return sizes
+
+
+def _sizes(frame: Frame, *same: str, **renamed: str) -> dict[str, IntArray]:
+    columns = {name: name for name in same} | renamed
+    return {ours: np.nan_to_num(frame.floats(theirs)).astype(np.int64) for ours, theirs in columns.items()}
+
+
+def _priced(frame: Frame, column: str, skipped: dict[str, int]) -> tuple[Frame, Words]:
+    """Leave out formats that are not priced."""
+    names = frame.texts(column)
+    for code, name in enumerate(names.names):
+        if name not in DTYPES:
+            frame = drop(frame, _now(frame, column, name), f"format '{names.names[code]}' is not priced", skipped)
+    return frame, _renamed(frame.texts(column))
+
+
+def _now(frame: Frame, column: str, name: str) -> NDArray[np.bool_]:
+    return frame.texts(column).equals(name)
+
+
+def _renamed(names: Words) -> Words:
+    return Words(names.codes, tuple(DTYPES[name] for name in names.names))
+
+
+def _framework(frame: Frame) -> Words:
+    if not frame.has("framework"):
+        return Words(np.zeros(frame.rows, dtype=np.int32), ("",))
+    found = frame.texts("framework")
+    return Words(found.codes, tuple(name.lower() for name in found.names))
+
+
+def _table(
+    frame: Frame, op: str | Words, sizes: dict[str, IntArray], texts: dict[str, str | Words], skipped: dict[str, int]
+) -> KernelTable:
+    named = {"library": _framework(frame), **texts}
+    if frame.has("kernel_source"):
+        named["source"] = frame.texts("kernel_source")
+    seconds = frame.floats("latency") * MILLISECONDS
+    return make_table(seconds, op, sizes, named, str(frame.path), "aiconfigurator", skipped=skipped)

@@ -1,0 +1,93 @@
+"""The project's own kernel trace: CSV or Parquet with the canonical columns, read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as papq
+
+from traces.errors import TraceError, did_you_mean
+from traces.kernels.columns import OPS, SIZES, WORDS
+from traces.kernels.frame import Frame
+from traces.kernels.table import KernelTable, Words, constant, make_table
+
+DEFAULT_DTYPE = "bf16"
+
+
+def read_canonical(frame: Frame) -> KernelTable:
+    """Kernels of a file in the canonical format; columns it does not name are ignored by no one: unknown ones are refused.
+
+    Raises:
+        TraceError: no ``op`` or ``measured_s``, an unknown column or operation, or an operation without its columns.
+    """
+    frame.need("op", "measured_s")
+    known = (*SIZES, *WORDS, "measured_s", "std_s", "count")
+    for name in frame.names:
+        if name not in known:
+            raise TraceError(
+                f"{frame.path}: unknown column '{name}'{did_you_mean(name, known)} (known: {', '.join(known)})"
+            )
+    op = frame.texts("op")
+    for name in op.names:
+        if name not in OPS:
+            raise TraceError(
+                f"{frame.path}: op: no operation '{name}'{did_you_mean(name, OPS)} (one of {', '.join(OPS)})"
+            )
+        missing = [column for column in OPS[name].needed if column not in frame.names]
+        if missing:
+            raise TraceError(
+                f"{frame.path}: op '{name}' needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+            )
+    sizes = {name: frame.floats(name) for name in SIZES if name in frame.names}
+    texts: dict[str, str | Words] = {name: frame.texts(name) for name in WORDS if name in frame.names and name != "op"}
+    texts["dtype"] = _filled(texts.get("dtype"), DEFAULT_DTYPE, frame.rows)
+    return make_table(
+        frame.floats("measured_s"),
+        op,
+        sizes,
+        texts,
+        str(frame.path),
+        "forerun",
+        frame.floats("std_s") if frame.has("std_s") else None,
+        np.nan_to_num(frame.floats("count")).astype(np.int64) if frame.has("count") else None,
+    )
+
+
+def _filled(column: str | Words | None, default: str, rows: int) -> Words:
+    if not isinstance(column, Words):
+        return constant(default, rows)
+    return Words(column.codes, tuple(name or default for name in column.names))
+
+
+def write_kernels(table: KernelTable, path: str | Path) -> Path:
+    """Write a table in the canonical format, Parquet when the name ends in ``.parquet``, else CSV.
+
+    Returns:
+        The path written.
+    """
+    target = Path(path)
+    columns: dict[str, Any] = {}
+    for name in WORDS:
+        column = table.word(name)
+        texts = column.texts()
+        if name == "op" or any(texts):
+            columns[name] = pa.array([text or None for text in texts], pa.string())
+    for name in SIZES:
+        values = table.size(name)
+        if values.any():
+            columns[name] = pa.array(values, pa.int64(), mask=values == 0)
+    columns["measured_s"] = pa.array(table.measured_s)
+    if np.isfinite(table.std_s).any():
+        columns["std_s"] = pa.array(table.std_s, mask=~np.isfinite(table.std_s))
+    if table.count.any():
+        columns["count"] = pa.array(table.count, mask=table.count == 0)
+    data = pa.table(columns)
+    if target.suffix == ".parquet":
+        papq.write_table(data, target)
+    else:
+        pacsv.write_csv(data, target)
+    return target

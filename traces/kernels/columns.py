@@ -1,0 +1,60 @@
+"""The canonical kernel trace: its operations, the columns each needs, and what the columns mean."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+"""Operations between chips."""
+
+OTHER = "other"
+"""Operation of a kernel that is known by name and duration only."""
+
+
+class Columns(NamedTuple):
+    """Columns of one operation: sizes that must be >= 1, and sizes that may be 0 or missing."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+_ATTENTION = Columns(
+    ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+    ("window", "v_head_dim", "latent", "kv_tokens"),
+)
+
+OPS: dict[str, Columns] = {
+    "gemm": Columns(("m", "n", "k")),
+    "attention_prefill": _ATTENTION,
+    "attention_decode": _ATTENTION,
+    "attention_mixed": Columns(
+        (*_ATTENTION.needed, "decode_batch", "decode_kv_len"), (*_ATTENTION.optional, "decode_kv_tokens")
+    ),
+    "moe": Columns(
+        ("tokens", "num_experts", "experts_per_token", "hidden", "intermediate"),
+        ("expert_parallel", "tensor_parallel", "activated_experts", "projections"),
+    ),
+    "elementwise": Columns(("bytes_moved",)),
+    **dict.fromkeys(COLLECTIVES, Columns(("message_bytes", "world_size"))),
+    OTHER: Columns(()),
+}
+"""Columns by operation. Beyond the published ones:
+
+* ``v_head_dim``: width of V where it differs from that of Q and K (0 = the same).
+* ``latent``: 1 where K and V are one shared latent (absorbed MLA), so that a token stores ``head_dim`` elements per KV head.
+* ``kv_tokens``: KV lengths in total, where the sequences of a batch differ (0 = ``batch * kv_len``).
+* ``attention_mixed``: one kernel over ``batch`` prefill chunks and ``decode_batch`` single-token sequences.
+* ``activated_experts``: different experts that were really touched (0 = not known).
+* ``projections``: matrices per expert, 2 for up and down alone (0 = 3: gate, up and down).
+* ``elementwise``: a memory-bound pass (norm, activation, copy) that reads and writes ``bytes_moved`` bytes.
+* ``other``: a kernel whose shape the trace does not tell; kept with its name and time.
+"""
+
+SIZES: tuple[str, ...] = tuple(
+    dict.fromkeys(name for columns in OPS.values() for name in (*columns.needed, *columns.optional))
+)
+"""Every size column; 0 where it does not apply."""
+
+WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "distribution")
+"""Every text column. ``cache`` is ``warm`` where the same operands were read just before and may still be on the chip,
+``cold`` where not; ``device`` is the measured chip as the file calls it; ``distribution`` is how evenly tokens were spread over experts; ``name`` is the kernel's own."""

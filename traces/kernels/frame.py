@@ -1,0 +1,162 @@
+"""Tables as files hold them: Parquet and CSV (plain or gzip) as columns, and every failure as one clear line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as papq
+from numpy.typing import NDArray
+
+from traces.errors import TraceError, did_you_mean, shown
+from traces.kernels.table import FloatArray, Words
+
+HEAD_BYTES = 1 << 16
+"""Bytes read to find out what a file is."""
+
+
+class Frame(NamedTuple):
+    """A table read from ``path``, columns by the names the file gives them."""
+
+    path: Path
+    table: Any
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names."""
+        return tuple(self.table.column_names)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.table.num_rows)
+
+    def has(self, *names: str) -> bool:
+        """Whether all these columns exist."""
+        return all(name in self.names for name in names)
+
+    def need(self, *names: str) -> None:
+        """Raise TraceError for the first of these columns that is missing."""
+        for name in names:
+            if name not in self.names:
+                raise TraceError(
+                    f"{self.path}: no column '{name}'{did_you_mean(name, self.names)} (columns: {', '.join(self.names)})"
+                )
+
+    def floats(self, name: str) -> FloatArray:
+        """A number column; NaN where empty.
+
+        Raises:
+            TraceError: no such column, or a value that is not a number.
+        """
+        self.need(name)
+        column = self.table[name]
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = pc.replace_with_mask(
+                column.combine_chunks(), pc.equal(column.combine_chunks(), ""), pa.scalar(None, column.type)
+            )
+        try:
+            column = column.cast(pa.float64(), safe=False)
+        except pa.ArrowInvalid:
+            raise TraceError(f"{self.path}: column '{name}': {shown(self._culprit(name))} is not a number") from None
+        return np.asarray(column.to_numpy(), dtype=np.float64)
+
+    def texts(self, name: str) -> Words:
+        """A text column; empty where null.
+
+        Raises:
+            TraceError: no such column.
+        """
+        self.need(name)
+        column = self.table[name].cast(pa.string()).combine_chunks()
+        encoded = pc.fill_null(column, "").dictionary_encode()
+        return Words(
+            np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32),
+            tuple(encoded.dictionary.to_pylist()),
+        )
+
+    def where(self, mask: NDArray[np.bool_]) -> Frame:
+        """Only the rows of ``mask``."""
+        return Frame(self.path, self.table.filter(pa.array(mask)))
+
+    def _culprit(self, name: str) -> Any:
+        for value in self.table[name].to_pylist():
+            try:
+                float(value if value not in (None, "") else 0)
+            except (TypeError, ValueError):
+                return value
+        return None
+
+
+def read_frame(path: Path, skip_lines: int = 0) -> Frame:
+    """Read a Parquet file, or a CSV file with a header (``.gz`` or plain).
+
+    Args:
+        path: the file.
+        skip_lines: lines of a CSV file before its header.
+
+    Raises:
+        TraceError: missing, empty, damaged or cut short, or without rows.
+    """
+    try:
+        table = papq.read_table(path) if is_parquet(path) else _read_csv(path, skip_lines)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, EOFError) as problem:
+        if isinstance(problem, OSError) and problem.strerror:
+            raise TraceError(f"{path}: cannot be read ({problem.strerror})") from None
+        kind = "Parquet" if is_parquet(path) else "CSV"
+        detail = " ".join(str(problem).split())
+        raise TraceError(f"{path}: not a readable {kind} file, damaged or cut short? ({detail[:120]})") from None
+    if table.num_rows == 0:
+        raise TraceError(f"{path}: no rows; a kernel trace needs at least one measurement")
+    return Frame(path, table)
+
+
+def _read_csv(path: Path, skip_lines: int) -> Any:
+    if not head(path).strip():
+        raise TraceError(f"{path}: the file is empty")
+    return pacsv.read_csv(
+        path,
+        read_options=pacsv.ReadOptions(skip_rows=skip_lines),
+        convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
+        parse_options=pacsv.ParseOptions(newlines_in_values=True),
+    )
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is Parquet, by its first bytes (an empty or cut one by its name)."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(4) == b"PAR1" or path.suffix == ".parquet"
+    except OSError:
+        return path.suffix == ".parquet"
+
+
+def head(path: Path, count: int = HEAD_BYTES) -> bytes:
+    """The first bytes of a file, decompressed.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(2)
+        opened = gzip.open(path) if start == b"\x1f\x8b" else path.open("rb")
+        with opened as stream:
+            return bytes(stream.read(count))
+    except (OSError, EOFError) as problem:
+        detail = getattr(problem, "strerror", None) or problem
+        raise TraceError(f"{path}: cannot be read ({detail})") from None
+
+
+def drop(frame: Frame, bad: NDArray[np.bool_], reason: str, skipped: dict[str, int]) -> Frame:
+    """Leave out the rows of ``bad`` and count them under ``reason``."""
+    rows = int(bad.sum())
+    if not rows:
+        return frame
+    skipped[reason] = skipped.get(reason, 0) + rows
+    return frame.where(~bad)

@@ -1,0 +1,224 @@
+"""LLMServingSim's layer profiles (MIT): microseconds (older ones: nanoseconds) per layer; the model is in the folder's name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError
+from traces.kernels.frame import Frame
+from traces.kernels.table import FloatArray, KernelTable, Words, concatenate, make_table
+
+FORMAT = "llmservingsim"
+MICROSECONDS = 1e-6
+NANOSECONDS = 1e-9
+ACTIVATION_BYTES = 2
+
+
+class ModelShape(NamedTuple):
+    """What a profile needs to know of its model."""
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+
+MODELS = {
+    "Llama-3.1-8B": ModelShape(4096, 32, 8, 128, 14336, 128256),
+    "Llama-3.1-70B": ModelShape(8192, 64, 8, 128, 28672, 128256),
+    "Qwen3-32B": ModelShape(5120, 64, 8, 128, 25600, 151936),
+    "Qwen3-30B-A3B": ModelShape(2048, 32, 4, 128, 768, 151936, 128, 8),
+    "Mixtral-8x7B": ModelShape(4096, 32, 8, 128, 14336, 32000, 8, 2),
+}
+"""Published configurations of the models LLMServingSim ships profiles for, by the start of their name."""
+
+
+class Place(NamedTuple):
+    """What the folder's name tells."""
+
+    device: str
+    model: ModelShape
+    tp: int
+
+
+def recognises(names: tuple[str, ...]) -> bool:
+    """Whether these are the columns of an LLMServingSim profile."""
+    return (
+        {"layer", "time_us"} <= set(names)
+        or {"prefill_chunk", "n_decode", "time_us"} <= set(names)
+        or {"tokens", "activated_experts", "time_us"} <= set(names)
+        or "t_skew_us" in names
+        or "latency(ns)" in names
+    )
+
+
+def read_llmservingsim(frame: Frame) -> KernelTable:
+    """Kernels of ``dense``, ``per_sequence``, ``attention``, ``moe``, ``skew`` or ``layers``.
+
+    Raises:
+        TraceError: the folder's name (``<device>_<model>_tp<n>``) tells no known model, or a column is missing.
+    """
+    place = _place(frame)
+    if frame.has("latency(ns)"):
+        return _layers(frame, place, "layer_name", "input", frame.floats("latency(ns)") * NANOSECONDS)
+    if frame.has("t_skew_us"):
+        return _skewed(frame, place)
+    seconds = frame.floats("time_us") * MICROSECONDS
+    if frame.has("prefill_chunk"):
+        return _attention(frame, place, seconds)
+    if frame.has("activated_experts"):
+        return _experts(frame, place, seconds)
+    return _layers(frame, place, "layer", "tokens" if frame.has("tokens") else "sequences", seconds)
+
+
+def _place(frame: Frame) -> Place:
+    folder = frame.path.parent.name
+    found = re.search(r"tp(\d+)", folder)
+    model = next((shape for name, shape in MODELS.items() if name in folder), None)
+    if found is None or model is None:
+        known = ", ".join(MODELS)
+        raise TraceError(
+            f"{frame.path}: the folder must be named <device>_<model>_tp<n>, with one of the models {known}"
+        )
+    return Place(folder.split("_")[0], model, int(found[1]))
+
+
+def _layers(frame: Frame, place: Place, layer_column: str, rows_column: str, seconds: FloatArray) -> KernelTable:
+    """Layers other than attention and experts: GEMMs by name, memory-bound passes, and the rest by name only."""
+    model, tp = place.model, place.tp
+    heads, kv_heads = model.num_heads * model.head_dim / tp, max(1.0, model.num_kv_heads / tp) * model.head_dim
+    wide = model.intermediate / tp
+    gemms: dict[str, tuple[float, float]] = {
+        "qkv_proj": (heads + 2 * kv_heads, model.hidden),
+        "q_proj": (heads, model.hidden),
+        "k_proj": (kv_heads, model.hidden),
+        "v_proj": (kv_heads, model.hidden),
+        "o_proj": (model.hidden, heads),
+        "gate_up_proj": (2 * wide, model.hidden),
+        "gate_proj": (wide, model.hidden),
+        "up_proj": (wide, model.hidden),
+        "down_proj": (model.hidden, wide),
+        "lm_head": (model.vocab / tp, model.hidden),
+    }
+    if model.num_experts:
+        gemms = {
+            name: size for name, size in gemms.items() if "gate" not in name and name not in ("up_proj", "down_proj")
+        }
+    passes: dict[str, float] = {
+        "layernorm": 4 * model.hidden,
+        "final_layernorm": 4 * model.hidden,
+        "embedding": 2 * model.hidden,
+        "act_fn": 3 * wide,
+        "rotary_emb": 2 * (heads + kv_heads),
+        "rope": 2 * (heads + kv_heads),
+    }
+    layers = frame.texts(layer_column)
+    count = frame.floats(rows_column)
+    ops = ["gemm" if name in gemms else "elementwise" if name in passes else "other" for name in layers.names]
+    choice = ("gemm", "elementwise", "other")
+    op = Words(np.array([choice.index(name) for name in ops], dtype=np.int32)[layers.codes], choice)
+
+    def by_layer(values: dict[str, Any], index: int | None) -> FloatArray:
+        picked = [values.get(name, (0.0, 0.0) if index is not None else 0.0) for name in layers.names]
+        numbers = [float(value if index is None else value[index]) for value in picked]
+        return np.array(numbers)[layers.codes]
+
+    sizes = {
+        "m": count,
+        "n": by_layer(gemms, 0),
+        "k": by_layer(gemms, 1),
+        "bytes_moved": count * by_layer(passes, None) * ACTIVATION_BYTES,
+    }
+    return _table(frame, place, seconds, op, sizes, {"name": layers})
+
+
+def _attention(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
+    """One kernel over a prompt chunk, over single-token sequences, or over both."""
+    new, cached = frame.floats("prefill_chunk"), frame.floats("kv_prefill")
+    seqs, context = frame.floats("n_decode"), frame.floats("kv_decode")
+    return _mixed(frame, place, seconds, new, cached, seqs, context, seqs * context)
+
+
+def _skewed(frame: Frame, place: Place) -> KernelTable:
+    """Batches of unequal lengths, beside the same batch at the mean and at the longest length: three rows each."""
+    new, cached = frame.floats("pc"), frame.floats("kp")
+    seqs, big = frame.floats("n"), frame.floats("nb")
+    short, long, mean = frame.floats("kvs"), frame.floats("kv_big"), frame.floats("kv_mean")
+    total = big * long + (seqs - big) * short
+    parts = [
+        _mixed(frame, place, frame.floats(column) * MICROSECONDS, new, cached, seqs, length, tokens)
+        for column, length, tokens in (
+            ("t_mean_us", mean, seqs * mean),
+            ("t_max_us", long, seqs * long),
+            ("t_skew_us", np.maximum(1.0, np.rint(total / seqs)), total),
+        )
+    ]
+    return concatenate(parts)
+
+
+def _mixed(
+    frame: Frame,
+    place: Place,
+    seconds: FloatArray,
+    new: FloatArray,
+    cached: FloatArray,
+    seqs: FloatArray,
+    context: FloatArray,
+    tokens: FloatArray,
+) -> KernelTable:
+    decode_only, prefill_only = new == 0, seqs == 0
+    choice = ("attention_prefill", "attention_decode", "attention_mixed")
+    code = np.where(decode_only, 1, np.where(prefill_only, 0, 2)).astype(np.int32)
+    model, tp = place.model, place.tp
+    same = np.ones(frame.rows)
+    uneven = np.where(np.abs(tokens - seqs * np.rint(context)) > 0.5, np.rint(tokens), 0.0)
+    sizes: dict[str, NDArray[Any]] = {
+        "batch": np.where(decode_only, seqs, 1.0),
+        "q_len": np.where(decode_only, 1.0, new),
+        "kv_len": np.where(decode_only, np.rint(context), cached + new),
+        "kv_tokens": np.where(decode_only, uneven, 0.0),
+        "decode_batch": np.where(decode_only, 0.0, seqs),
+        "decode_kv_len": np.where(decode_only | prefill_only, 0.0, np.rint(context)),
+        "decode_kv_tokens": np.where(decode_only, 0.0, uneven),
+        "num_heads": same * (model.num_heads // tp),
+        "num_kv_heads": same * max(1, model.num_kv_heads // tp),
+        "head_dim": same * model.head_dim,
+    }
+    texts: dict[str, str | Words] = {"kv_dtype": "bf16", "cache": "warm"}
+    return _table(frame, place, seconds, Words(code, choice), sizes, texts)
+
+
+def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
+    """A whole MoE block by tokens and by the different experts they touch."""
+    model = place.model
+    same = np.ones(frame.rows)
+    sizes = {
+        "tokens": frame.floats("tokens"),
+        "activated_experts": frame.floats("activated_experts"),
+        "num_experts": same * model.num_experts,
+        "experts_per_token": same * model.experts_per_token,
+        "hidden": same * model.hidden,
+        "intermediate": same * model.intermediate,
+        "tensor_parallel": same * place.tp,
+    }
+    return _table(frame, place, seconds, "moe", sizes, {})
+
+
+def _table(
+    frame: Frame,
+    place: Place,
+    seconds: FloatArray,
+    op: str | Words,
+    sizes: dict[str, Any],
+    texts: dict[str, str | Words],
+) -> KernelTable:
+    named: dict[str, str | Words] = {"dtype": "bf16", "device": place.device, "library": "vllm", **texts}
+    return make_table(seconds, op, sizes, named, str(frame.path), FORMAT)

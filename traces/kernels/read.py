@@ -1,0 +1,143 @@
+"""Reads any supported kernel trace into the canonical table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from traces.errors import TraceError, did_you_mean
+from traces.kernels import aiconfigurator, blis, llmservingsim, nsys, torch_profiler, tt_metal, vidur
+from traces.kernels.canonical import read_canonical
+from traces.kernels.frame import Frame, head, is_parquet, read_frame
+from traces.kernels.silicon import PREFIX, silicon_path
+from traces.kernels.table import KernelTable, concatenate
+
+KERNEL_FORMATS = ("forerun", "aiconfigurator", "vidur", "llmservingsim", "blis", "torch-profiler", "nsys", "tt-metal")
+"""Formats that ``read_kernels`` reads."""
+
+_FRAMES: dict[str, Callable[[Frame], KernelTable]] = {
+    "forerun": read_canonical,
+    "aiconfigurator": aiconfigurator.read_aiconfigurator,
+    "vidur": vidur.read_vidur,
+    "llmservingsim": llmservingsim.read_llmservingsim,
+    "blis": blis.read_blis,
+    "tt-metal": tt_metal.read_tt_metal,
+}
+_FILES: dict[str, Callable[[Path], KernelTable]] = {
+    "torch-profiler": torch_profiler.read_torch_profiler,
+    "nsys": nsys.read_nsys,
+}
+_RECOGNISERS: tuple[tuple[str, Callable[[tuple[str, ...]], bool]], ...] = (
+    (
+        "forerun",
+        lambda names: "measured_s" in names or ("op" in names and "latency" not in names and "median_ms" not in names),
+    ),
+    ("aiconfigurator", aiconfigurator.recognises),
+    ("vidur", vidur.recognises),
+    ("blis", blis.recognises),
+    ("llmservingsim", llmservingsim.recognises),
+    ("tt-metal", tt_metal.recognises),
+)
+_SUFFIXES = (".parquet", ".csv", ".csv.gz", ".json", ".json.gz", ".sqlite")
+
+
+def read_kernels(
+    path: str | Path,
+    format: str = "auto",
+    library: str | None = None,
+    device: str | None = None,
+) -> KernelTable:
+    """Read measured kernels from one file, from every table in a folder, or from an installed package.
+
+    Args:
+        path: a file; a folder (all tables in it and below); or ``silicon:<folder or file>`` inside the installed
+            ``aiconfigurator-core`` (extra ``forerun[silicon]``), e.g. ``silicon:h100_sxm/gemm``.
+        format: one of ``KERNEL_FORMATS``, or ``auto`` to recognise it.
+        library: keep only rows of this kernel library, where the file tells it.
+        device: keep only rows whose device's name contains this text (any case), where the file tells it.
+
+    Returns:
+        The rows, with the reasons for those left out in ``skipped``.
+
+    Raises:
+        TraceError: no such file, an unknown format, a damaged or empty file, a missing column; one line.
+    """
+    if format != "auto" and format not in KERNEL_FORMATS:
+        raise TraceError(
+            f"no kernel trace format '{format}'{did_you_mean(format, KERNEL_FORMATS)} (one of {', '.join(KERNEL_FORMATS)})"
+        )
+    text = str(path)
+    place = silicon_path(text) if text.startswith(PREFIX) else Path(path)
+    if place.is_dir():
+        table = _read_folder(place, format)
+    else:
+        table = _read_file(place, format)
+    for column, wanted in (("library", library), ("device", device)):
+        if wanted is not None:
+            table = _only(table, column, wanted)
+    return table
+
+
+def detect_kernel_format(path: Path) -> str:
+    """The format of a file, from its first bytes and its columns.
+
+    Raises:
+        TraceError: not recognised, or not readable.
+    """
+    return _opened(path)[0]
+
+
+def _read_folder(folder: Path, format: str) -> KernelTable:
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES))
+    if not files:
+        raise TraceError(f"{folder}: no kernel trace in this folder ({', '.join(_SUFFIXES)})")
+    return concatenate([_read_file(file, format) for file in files])
+
+
+def _read_file(path: Path, format: str) -> KernelTable:
+    if not path.exists():
+        raise TraceError(f"{path}: no such file")
+    if format in _FILES:
+        return _FILES[format](path)
+    if format != "auto":
+        return _FRAMES[format](read_frame(path))
+    found, frame = _opened(path)
+    return _FILES[found](path) if frame is None else _FRAMES[found](frame)
+
+
+def _opened(path: Path) -> tuple[str, Frame | None]:
+    start = head(path)
+    if not start.strip():
+        raise TraceError(f"{path}: the file is empty")
+    if start.startswith(b"SQLite format 3"):
+        return "nsys", None
+    if not is_parquet(path):
+        if start.lstrip()[:1] in (b"{", b"["):
+            return "torch-profiler", None
+        if nsys.header_line(start) is not None:
+            return "nsys", None
+    frame = read_frame(path)
+    found = next((name for name, recognises in _RECOGNISERS if recognises(frame.names)), None)
+    if found is None:
+        raise TraceError(
+            f"{path}: not a kernel trace that is known here (columns: {', '.join(frame.names[:12])}); the canonical one needs "
+            f"op and measured_s, others: {', '.join(KERNEL_FORMATS[1:])}"
+        )
+    return found, frame
+
+
+def _only(table: KernelTable, column: str, wanted: str) -> KernelTable:
+    names = table.word(column)
+    match = np.array([not name or wanted.lower() in name.lower() for name in names.names], dtype=bool)
+    keep = match[names.codes]
+    if keep.all():
+        return table
+    kept = table.where(keep)
+    skipped = dict(table.skipped)
+    reason = f"another {column} than {wanted}"
+    skipped[reason] = skipped.get(reason, 0) + int((~keep).sum())
+    return KernelTable(
+        kept.sizes, kept.words, kept.measured_s, kept.std_s, kept.count, kept.source, kept.format, skipped
+    )

@@ -1,0 +1,225 @@
+"""A table of measured kernels: one row per measurement, one numpy array per column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.kernels.columns import OPS, SIZES, WORDS
+
+IntArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float64]
+
+NO_TIME = "measured time is not a positive number"
+"""Reason for which a row is skipped."""
+
+
+class Words(NamedTuple):
+    """A text column: ``names[codes[i]]`` is the text of row i."""
+
+    codes: NDArray[np.int32]
+    names: tuple[str, ...]
+
+    def texts(self) -> NDArray[Any]:
+        """The text of every row."""
+        return np.array(self.names, dtype=object)[self.codes]
+
+    def equals(self, name: str) -> NDArray[np.bool_]:
+        """Rows whose text is ``name``."""
+        return np.isin(self.codes, [code for code, other in enumerate(self.names) if other == name])
+
+
+def constant(name: str, rows: int) -> Words:
+    """A text column with one value."""
+    return Words(np.zeros(rows, dtype=np.int32), (name,))
+
+
+def words(texts: Sequence[str] | NDArray[Any]) -> Words:
+    """A text column from one text per row."""
+    codes: dict[str, int] = {}
+    index = np.fromiter((codes.setdefault(text, len(codes)) for text in texts), dtype=np.int32, count=len(texts))
+    return Words(index, tuple(codes))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """Measured kernels in the canonical columns.
+
+    Attributes:
+        sizes: whole-number columns that occur here; absent ones count as 0. See ``traces.kernels.columns``.
+        words: text columns that occur here; absent ones count as empty.
+        measured_s: seconds of one call on one chip.
+        std_s: spread of the repeats in seconds, NaN where not measured.
+        count: repeats behind a row, 0 where not told.
+        source: the file or files.
+        format: of the file.
+        skipped: reason -> rows of the file that are not here.
+    """
+
+    sizes: Mapping[str, IntArray]
+    words: Mapping[str, Words]
+    measured_s: FloatArray
+    std_s: FloatArray
+    count: IntArray
+    source: str
+    format: str
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.measured_s)
+
+    def size(self, name: str) -> IntArray:
+        """A size column; zeros where this table has none.
+
+        Raises:
+            KeyError: no such column in the canonical trace.
+        """
+        if name not in SIZES:
+            raise KeyError(name)
+        found = self.sizes.get(name)
+        return np.zeros(len(self), dtype=np.int64) if found is None else found
+
+    def word(self, name: str) -> Words:
+        """A text column; empty texts where this table has none.
+
+        Raises:
+            KeyError: no such column in the canonical trace.
+        """
+        if name not in WORDS:
+            raise KeyError(name)
+        found = self.words.get(name)
+        return constant("", len(self)) if found is None else found
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Operations that occur, in canonical order."""
+        op = self.word("op")
+        present = {op.names[code] for code in np.unique(op.codes)}
+        return tuple(name for name in OPS if name in present)
+
+    def where(self, rows: NDArray[Any]) -> KernelTable:
+        """The rows of a mask or index, with the same ``skipped``."""
+        return KernelTable(
+            {name: column[rows] for name, column in self.sizes.items()},
+            {name: Words(column.codes[rows], column.names) for name, column in self.words.items()},
+            self.measured_s[rows],
+            self.std_s[rows],
+            self.count[rows],
+            self.source,
+            self.format,
+            self.skipped,
+        )
+
+    def row(self, index: int) -> dict[str, Any]:
+        """One row as canonical column -> value: the columns of its operation, and texts that are not empty."""
+        texts = {name: column.names[column.codes[index]] for name, column in self.words.items()}
+        columns = OPS[texts["op"]]
+        values: dict[str, Any] = {name: int(self.size(name)[index]) for name in columns.needed}
+        values |= {name: int(self.size(name)[index]) for name in columns.optional if self.size(name)[index]}
+        return {"op": texts.pop("op"), **values, **{name: text for name, text in texts.items() if text}}
+
+
+def make_table(
+    measured_s: FloatArray,
+    op: str | Words,
+    sizes: Mapping[str, NDArray[Any]],
+    texts: Mapping[str, str | Words],
+    source: str,
+    format: str,
+    std_s: FloatArray | None = None,
+    count: IntArray | None = None,
+    skipped: Mapping[str, int] | None = None,
+) -> KernelTable:
+    """Build a table; rows without a positive time, and rows with a needed size below 1, are skipped and counted.
+
+    Args:
+        measured_s: seconds per row.
+        op: operation of all rows, or per row.
+        sizes: size column -> whole numbers (or floats that hold them).
+        texts: text column -> one text for all rows, or per row.
+        source: file name.
+        format: of the file.
+        std_s: spread in seconds per row.
+        count: repeats per row.
+        skipped: rows already skipped, by reason.
+    """
+    rows = len(measured_s)
+    operations = constant(op, rows) if isinstance(op, str) else op
+    columns = {"op": operations}
+    for name, text in texts.items():
+        columns[name] = constant(text, rows) if isinstance(text, str) else text
+    whole = {name: _whole(values) for name, values in sizes.items()}
+    dropped = dict(skipped or {})
+    keep = np.isfinite(measured_s) & (measured_s > 0)
+    if not keep.all():
+        dropped[NO_TIME] = dropped.get(NO_TIME, 0) + int((~keep).sum())
+    for code, name in enumerate(operations.names):
+        ours = operations.codes == code
+        for column in OPS[name].needed:
+            bad = keep & ours & (whole[column] < 1 if column in whole else np.True_)
+            if bad.any():
+                reason = f"{name}: {column} is not a whole number >= 1"
+                dropped[reason] = dropped.get(reason, 0) + int(bad.sum())
+                keep &= ~bad
+    table = KernelTable(
+        whole,
+        columns,
+        measured_s.astype(np.float64),
+        np.full(rows, np.nan) if std_s is None else std_s.astype(np.float64),
+        np.zeros(rows, dtype=np.int64) if count is None else count.astype(np.int64),
+        source,
+        format,
+        dropped,
+    )
+    return table if keep.all() else table.where(keep)
+
+
+def _whole(values: NDArray[Any]) -> IntArray:
+    """Whole numbers; 0 where a float is missing or has a fraction."""
+    if values.dtype.kind in "iu":
+        return values.astype(np.int64)
+    numbers = np.asarray(values, dtype=np.float64)
+    good = np.isfinite(numbers) & (np.abs(numbers) < 2.0**62)
+    rounded = np.where(good, np.rint(np.where(good, numbers, 0.0)), 0.0)
+    return np.where(np.abs(rounded - np.where(good, numbers, -1.0)) < 1e-6, rounded, 0.0).astype(np.int64)
+
+
+def concatenate(tables: Sequence[KernelTable]) -> KernelTable:
+    """All rows of several tables in order; ``skipped`` counts are added up.
+
+    Raises:
+        ValueError: no table given.
+    """
+    if not tables:
+        raise ValueError("at least one table is needed")
+    if len(tables) == 1:
+        return tables[0]
+    names = tuple(dict.fromkeys(name for table in tables for name in table.sizes))
+    texts = tuple(dict.fromkeys(name for table in tables for name in table.words))
+    skipped: dict[str, int] = {}
+    for table in tables:
+        for reason, rows in table.skipped.items():
+            skipped[reason] = skipped.get(reason, 0) + rows
+    return KernelTable(
+        {name: np.concatenate([table.size(name) for table in tables]) for name in names},
+        {name: _joined([table.word(name) for table in tables]) for name in texts},
+        np.concatenate([table.measured_s for table in tables]),
+        np.concatenate([table.std_s for table in tables]),
+        np.concatenate([table.count for table in tables]),
+        ", ".join(dict.fromkeys(table.source for table in tables)),
+        ", ".join(dict.fromkeys(table.format for table in tables)),
+        skipped,
+    )
+
+
+def _joined(columns: Sequence[Words]) -> Words:
+    codes: dict[str, int] = {}
+    parts = []
+    for column in columns:
+        new = np.array([codes.setdefault(name, len(codes)) for name in column.names], dtype=np.int32)
+        parts.append(new[column.codes] if len(new) else column.codes)
+    return Words(np.concatenate(parts), tuple(codes))

@@ -1,0 +1,185 @@
+"""torch.profiler (Kineto) Chrome traces: GPU kernels by name, and their shapes where the launching operator recorded them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from traces.errors import TraceError, shown
+from traces.kernels.rows import RowBuilder
+from traces.kernels.table import KernelTable
+
+FORMAT = "torch-profiler"
+MICROSECONDS = 1e-6
+
+_DTYPES = {
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "float": "fp32",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e4m3fnuz": "fp8",
+    "signed char": "int8",
+}
+
+
+class Shaped(NamedTuple):
+    """What an operator's recorded inputs say about its kernel."""
+
+    op: str
+    sizes: dict[str, int]
+    texts: dict[str, str]
+
+
+def read_torch_profiler(path: Path) -> KernelTable:
+    """Kernels of a Chrome trace; ``ts`` and ``dur`` are microseconds.
+
+    All kernels one operator call launched (a GEMM and its split-K reduction) are one row when the operator tells the shape,
+    else every kernel is a row of its own with its name. Nothing but events is read: the file's metadata may hold secrets.
+
+    Raises:
+        TraceError: not a Chrome trace, or one without GPU kernels.
+    """
+    events = _events(path)
+    device = _device(events.device)
+    operators, launches, kernels = _sorted(path, events.events)
+    if not kernels:
+        raise TraceError(f"{path}: no GPU kernels (events of category 'kernel'); profile with ProfilerActivity.CUDA")
+    builder = RowBuilder()
+    calls: dict[int, tuple[Shaped, float, str]] = {}
+    for event in kernels:
+        arguments = event.get("args") or {}
+        seconds = _seconds(path, event)
+        identity = arguments.get("External id", launches.get(arguments.get("correlation")))
+        operator = operators.get(identity)
+        shaped = _shaped(operator) if operator is not None else None
+        name = str(event.get("name", ""))[:200]
+        if shaped is None or operator is None:
+            builder.add("other", seconds, {}, {"name": name, "device": device})
+            continue
+        key = id(operator)
+        before = calls.get(key)
+        calls[key] = (shaped, seconds + (before[1] if before else 0.0), before[2] if before else name)
+    for shaped, seconds, name in calls.values():
+        builder.add(shaped.op, seconds, shaped.sizes, {**shaped.texts, "name": name, "device": device})
+    return builder.table(str(path), FORMAT)
+
+
+class _Trace(NamedTuple):
+    events: list[Any]
+    device: Any
+
+
+def _events(path: Path) -> _Trace:
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            data = json.load(stream)
+    except (OSError, EOFError, ValueError, RecursionError) as problem:
+        detail = " ".join(str(problem).split())[:120]
+        raise TraceError(f"{path}: not a readable JSON trace, damaged or cut short? ({detail})") from None
+    events = data.get("traceEvents") if isinstance(data, dict) else data
+    if not isinstance(events, list):
+        raise TraceError(f"{path}: no 'traceEvents'; a Chrome trace of torch.profiler is needed")
+    return _Trace(events, data.get("deviceProperties") if isinstance(data, dict) else None)
+
+
+def _device(properties: Any) -> str:
+    first = properties[0] if isinstance(properties, list) and properties else {}
+    return str(first.get("name", "")) if isinstance(first, dict) else ""
+
+
+def _sorted(path: Path, events: list[Any]) -> tuple[dict[Any, Any], dict[Any, Any], list[Any]]:
+    """Operators by external id, external ids by correlation of their launch, and the kernels."""
+    operators: dict[Any, Any] = {}
+    launches: dict[Any, Any] = {}
+    kernels = []
+    for event in events:
+        if not isinstance(event, dict):
+            raise TraceError(f"{path}: traceEvents: {shown(event)} is not an event")
+        category = event.get("cat")
+        arguments = event.get("args")
+        if not isinstance(arguments, dict):
+            continue
+        if category == "kernel":
+            kernels.append(event)
+        elif category == "cpu_op" and "External id" in arguments:
+            operators[arguments["External id"]] = event
+        elif category in ("cuda_runtime", "cuda_driver") and "correlation" in arguments:
+            launches[arguments["correlation"]] = arguments.get("External id")
+    return operators, launches, kernels
+
+
+def _seconds(path: Path, event: Any) -> float:
+    duration = event.get("dur")
+    if isinstance(duration, bool) or not isinstance(duration, int | float) or not math.isfinite(duration):
+        raise TraceError(
+            f"{path}: kernel {shown(event.get('name'))}: dur {shown(duration)} is not a number of microseconds"
+        )
+    return float(duration) * MICROSECONDS
+
+
+def _shaped(operator: Any) -> Shaped | None:
+    arguments = operator["args"]
+    dims, kinds = arguments.get("Input Dims"), arguments.get("Input type")
+    read = _OPERATORS.get(str(operator.get("name")))
+    if read is None or not isinstance(dims, list) or not isinstance(kinds, list):
+        return None
+    try:
+        return read(dims, [_DTYPES.get(str(kind), "") for kind in kinds], arguments.get("Concrete Inputs") or [])
+    except (IndexError, TypeError, ValueError, KeyError):
+        return None
+
+
+def _product(first: list[int], second: list[int], dtype: str) -> Shaped | None:
+    if not dtype:
+        return None
+    (m, k), (inner, n) = first, second
+    return Shaped("gemm", {"m": m, "n": n, "k": k}, {"dtype": dtype}) if k == inner else None
+
+
+def _mm(dims: list[Any], dtypes: list[str], _: list[Any]) -> Shaped | None:
+    return _product(dims[0], dims[1], dtypes[1])
+
+
+def _addmm(dims: list[Any], dtypes: list[str], _: list[Any]) -> Shaped | None:
+    return _product(dims[1], dims[2], dtypes[2])
+
+
+def _attention(heads_axis: int) -> Callable[[list[Any], list[str], list[Any]], Shaped | None]:
+    """Reader of a fused attention operator whose head axis is ``heads_axis`` (1 or 2) of four."""
+
+    def read(dims: list[Any], dtypes: list[str], concrete: list[Any]) -> Shaped | None:
+        query, key = dims[0], dims[1]
+        length_axis = 3 - heads_axis
+        causal = next((text == "True" for text in concrete if text in ("True", "False")), False)
+        q_len, kv_len = query[length_axis], key[length_axis]
+        if not dtypes[0] or not (q_len == 1 or (causal and q_len == kv_len)):
+            return None  # a mask that the canonical trace cannot express
+        sizes = {
+            "batch": query[0],
+            "q_len": q_len,
+            "kv_len": kv_len,
+            "num_heads": query[heads_axis],
+            "num_kv_heads": key[heads_axis],
+            "head_dim": query[3],
+        }
+        texts = {"dtype": dtypes[0], "kv_dtype": dtypes[1]}
+        return Shaped("attention_decode" if q_len == 1 else "attention_prefill", sizes, texts)
+
+    return read
+
+
+_OPERATORS: dict[str, Callable[[list[Any], list[str], list[Any]], Shaped | None]] = {
+    "aten::mm": _mm,
+    "aten::addmm": _addmm,
+    "aten::_flash_attention_forward": _attention(2),
+    "aten::_scaled_dot_product_flash_attention": _attention(1),
+    "aten::_scaled_dot_product_efficient_attention": _attention(1),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(1),
+}
+"""Operators whose recorded inputs tell the kernel's shape."""

@@ -1,0 +1,91 @@
+"""Tenstorrent tt-metal's ``ops_perf_results`` CSV: operations with their tensors; times are nanoseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError
+from traces.kernels.frame import Frame, drop
+from traces.kernels.table import FloatArray, KernelTable, Words, make_table
+
+FORMAT = "tt-metal"
+NANOSECONDS = 1e-9
+DURATION = "DEVICE FW DURATION [ns]"
+MARKER = "marker (signpost), not an operation"
+NO_DURATION = "operation without a device duration"
+OTHER_CHIP = "the same call on another chip of the mesh (the slowest one counts)"
+
+_DTYPES = {"BFLOAT16": "bf16", "BFLOAT8_B": "bfp8", "BFLOAT4_B": "bfp4", "FLOAT32": "fp32"}
+
+
+def recognises(names: tuple[str, ...]) -> bool:
+    """Whether these are the columns of an ops_perf file (their number varies from 74 to 139)."""
+    return "OP CODE" in names and DURATION in names
+
+
+def read_tt_metal(frame: Frame) -> KernelTable:
+    """Operations of an ops_perf file: matrix products with their shape, everything else by name.
+
+    On several chips a call has one row per chip; the slowest is kept.
+
+    Raises:
+        TraceError: a column is missing.
+    """
+    frame.need("OP CODE", "OP TYPE", DURATION)
+    skipped: dict[str, int] = {}
+    frame = drop(frame, frame.texts("OP TYPE").equals("signpost"), MARKER, skipped)
+    frame = drop(frame, ~(np.nan_to_num(frame.floats(DURATION)) > 0), NO_DURATION, skipped)
+    if not frame.rows:
+        raise TraceError(f"{frame.path}: no operation with a device duration")
+    frame = _slowest(frame, skipped)
+    code = frame.texts("OP CODE")
+    product = np.array(["matmul" in name.lower() for name in code.names])[code.codes]
+    sizes: dict[str, NDArray[Any]] = {}
+    dtype = Words(np.zeros(frame.rows, dtype=np.int32), ("",))
+    if product.any():
+        first = [_axis(frame, 0, axis) for axis in "WZYX"]
+        second = [_axis(frame, 1, axis) for axis in "WZYX"]
+        sizes = {"m": first[0] * first[1] * first[2], "k": first[3], "n": second[3]}
+        formats = frame.texts("INPUT_1_DATATYPE")
+        dtype = Words(formats.codes, tuple(_DTYPES.get(name, "") for name in formats.names))
+        batched = second[0] * second[1] > 1
+        known = np.array([bool(name) for name in dtype.names])[dtype.codes]
+        product &= (first[3] == second[2]) & ~batched & known
+        sizes = {name: np.where(product, values, 0) for name, values in sizes.items()}
+    texts: dict[str, str | Words] = {"name": code, "dtype": dtype, "cache": "cold"}
+    if frame.has("DEVICE ARCH"):
+        texts["device"] = frame.texts("DEVICE ARCH")
+    if frame.has("MATH FIDELITY"):
+        texts["source"] = frame.texts("MATH FIDELITY")
+    op = Words(product.astype(np.int32), ("other", "gemm"))
+    return make_table(frame.floats(DURATION) * NANOSECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=skipped)
+
+
+def _slowest(frame: Frame, skipped: dict[str, int]) -> Frame:
+    """Of the rows with one GLOBAL CALL COUNT (one per chip) only the slowest."""
+    if not frame.has("GLOBAL CALL COUNT", "DEVICE ID") or len(frame.texts("DEVICE ID").names) < 2:
+        return frame
+    call, seconds = frame.floats("GLOBAL CALL COUNT"), frame.floats(DURATION)
+    order = np.lexsort((seconds, call))
+    last = np.r_[call[order][1:] != call[order][:-1], True]
+    keep = np.zeros(frame.rows, dtype=bool)
+    keep[order[last]] = True
+    return drop(frame, ~keep, OTHER_CHIP, skipped)
+
+
+def _axis(frame: Frame, tensor: int, axis: str) -> FloatArray:
+    """Logical size of one axis: ``32[19]`` is padded[logical]; older files hold plain numbers."""
+    padded = f"INPUT_{tensor}_{axis}_PAD[LOGICAL]"
+    names = frame.texts(padded if frame.has(padded) else f"INPUT_{tensor}_{axis}")
+    return np.array([_logical(name) for name in names.names])[names.codes]
+
+
+def _logical(text: str) -> float:
+    inner = text.partition("[")[2].rstrip("]") if "[" in text else text
+    try:
+        return float(inner)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,188 @@
+"""Vidur's profiles (MIT): milliseconds of GPU kernel time per layer operation, fp16, and the flat tables made from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError
+from traces.kernels.frame import Frame, drop
+from traces.kernels.table import FloatArray, KernelTable, Words, concatenate, constant, make_table
+
+MILLISECONDS = 1e-3
+ACTIVATION_BYTES = 2
+FORMAT = "vidur"
+SEVERAL_NODES = "collective across several nodes"
+
+Columns = dict[str, NDArray[Any]]
+
+
+def recognises(names: tuple[str, ...]) -> bool:
+    """Whether these are the columns of a Vidur profile or of a flat table made from one."""
+    return any(name.startswith("time_stats.") for name in names) or "median_ms" in names
+
+
+def read_vidur(frame: Frame) -> KernelTable:
+    """Kernels of ``mlp.csv``, ``attention.csv``, ``all_reduce.csv``, ``send_recv.csv``, or of a flat table.
+
+    Raises:
+        TraceError: none of these layouts, or a column is missing.
+    """
+    if frame.has("median_ms"):
+        return _flat(frame)
+    if frame.has("is_prefill"):
+        return _attention(frame)
+    if frame.has("collective"):
+        return _collective(frame)
+    if frame.has("n_embd", "num_tokens"):
+        return _layer(frame)
+    raise TraceError(
+        f"{frame.path}: a Vidur file, but neither mlp, attention nor a collective (columns: {', '.join(frame.names)})"
+    )
+
+
+def _layer(frame: Frame) -> KernelTable:
+    """``mlp.csv``: every kernel of one layer but attention; each timed operation becomes its own rows."""
+    frame.need("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tokens", "num_tensor_parallel_workers")
+    tokens, tp = frame.floats("num_tokens"), frame.floats("num_tensor_parallel_workers")
+    hidden, heads, kv_heads = frame.floats("n_embd"), frame.floats("n_head"), frame.floats("n_kv_head")
+    wide = frame.floats("n_expanded_embd")
+    gated = _truths(frame, "use_gated_mlp") if frame.has("use_gated_mlp") else np.ones(frame.rows, dtype=bool)
+    head_dim = hidden / heads
+    factor = np.where(gated, 2.0, 1.0)
+    gemms = {
+        "attn_pre_proj": ((heads + 2 * kv_heads) * head_dim / tp, hidden),
+        "attn_post_proj": (hidden, heads * head_dim / tp),
+        "mlp_up_proj": (factor * wide / tp, hidden),
+        "mlp_down_proj": (hidden, wide / tp),
+    }
+    passes = {
+        "input_layernorm": 2 * hidden,
+        "post_attention_layernorm": 2 * hidden,
+        "add": 3 * hidden,
+        "mlp_act": (factor + 1.0) * wide / tp,
+        "attn_rope": 2 * (heads + kv_heads) * head_dim / tp,
+    }
+    parts = [
+        _timed(frame, name, "gemm", {"m": tokens, "n": n, "k": k})
+        for name, (n, k) in gemms.items()
+        if _has(frame, name)
+    ]
+    for name, width in passes.items():
+        if _has(frame, name):
+            moved = np.rint(ACTIVATION_BYTES * tokens * width)
+            parts.append(_timed(frame, name, "elementwise", {"bytes_moved": moved}))
+    if not parts:
+        raise TraceError(f"{frame.path}: no timed operation (columns time_stats.<operation>.median)")
+    return concatenate(parts)
+
+
+def _attention(frame: Frame) -> KernelTable:
+    """``attention.csv``: one prompt chunk on cached tokens, or a batch of single queries."""
+    frame.need(
+        "n_embd",
+        "n_q_head",
+        "n_kv_head",
+        "num_tensor_parallel_workers",
+        "batch_size",
+        "prefill_chunk_size",
+        "kv_cache_size",
+    )
+    prefill = _truths(frame, "is_prefill")
+    tp = frame.floats("num_tensor_parallel_workers")
+    heads = frame.floats("n_q_head")
+    cached = frame.floats("kv_cache_size")
+    new = np.where(prefill, frame.floats("prefill_chunk_size"), 1.0)
+    sizes = {
+        "batch": np.where(prefill, 1.0, frame.floats("batch_size")),
+        "q_len": new,
+        "kv_len": cached + new,
+        "num_heads": heads / tp,
+        "num_kv_heads": frame.floats("n_kv_head") / tp,
+        "head_dim": frame.floats("n_embd") / heads,
+    }
+
+    def picked(statistic: str) -> FloatArray:
+        return np.where(
+            prefill,
+            frame.floats(f"time_stats.attn_prefill.{statistic}"),
+            frame.floats(f"time_stats.attn_decode.{statistic}"),
+        )
+
+    op = Words(np.where(prefill, 0, 1).astype(np.int32), ("attention_prefill", "attention_decode"))
+    texts: dict[str, str | Words] = {"dtype": "fp16", "kv_dtype": "fp16", "cache": "warm"}
+    if frame.has("attention_backend"):
+        texts["source"] = frame.texts("attention_backend")
+    return make_table(
+        picked("median") * MILLISECONDS, op, sizes, texts, str(frame.path), FORMAT, picked("std") * MILLISECONDS
+    )
+
+
+def _collective(frame: Frame) -> KernelTable:
+    frame.need("num_workers", "devices_per_node", "size")
+    skipped: dict[str, int] = {}
+    frame = drop(frame, frame.floats("devices_per_node") < frame.floats("num_workers"), SEVERAL_NODES, skipped)
+    name = frame.texts("collective").names[0] if frame.rows else "all_reduce"
+    if f"time_stats.{name}.median" not in frame.names:
+        raise TraceError(f"{frame.path}: no column 'time_stats.{name}.median'")
+    sizes = {"message_bytes": frame.floats("size"), "world_size": frame.floats("num_workers")}
+    return _timed(frame, name, name, sizes, {"library": "nccl", "dtype": "fp16"}, skipped)
+
+
+def _flat(frame: Frame) -> KernelTable:
+    """The tables derived from Vidur's: one row per measurement, several devices in one file."""
+    skipped: dict[str, int] = {}
+    texts: dict[str, str | Words] = {"dtype": "fp16"}
+    if frame.has("M", "N", "K"):
+        op: str | Words = "gemm"
+        sizes = {"m": frame.floats("M"), "n": frame.floats("N"), "k": frame.floats("K")}
+        texts["name"] = frame.texts("op")
+    elif frame.has("phase"):
+        phase = frame.texts("phase")
+        op = Words(phase.codes, tuple(f"attention_{name}" for name in phase.names))
+        new = frame.floats("q_tokens_per_seq")
+        sizes = {
+            "batch": frame.floats("batch"),
+            "q_len": new,
+            "kv_len": frame.floats("kv_cache_before") + new,
+            "num_heads": frame.floats("q_heads_per_gpu"),
+            "num_kv_heads": frame.floats("kv_heads_per_gpu"),
+            "head_dim": frame.floats("head_dim"),
+        }
+        texts |= {"kv_dtype": "fp16", "cache": "warm", "source": frame.texts("backend")}
+    else:
+        frame.need("op", "world", "devices_per_node", "bytes")
+        frame = drop(frame, frame.floats("devices_per_node") < frame.floats("world"), SEVERAL_NODES, skipped)
+        op = frame.texts("op")
+        sizes = {"message_bytes": frame.floats("bytes"), "world_size": frame.floats("world")}
+        texts |= {"library": "nccl", "source": frame.texts("node")}
+    texts["device"] = frame.texts("device")
+    return make_table(
+        frame.floats("median_ms") * MILLISECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=skipped
+    )
+
+
+def _has(frame: Frame, operation: str) -> bool:
+    return f"time_stats.{operation}.median" in frame.names
+
+
+def _timed(
+    frame: Frame,
+    operation: str,
+    op: str,
+    sizes: Columns,
+    texts: dict[str, str | Words] | None = None,
+    skipped: dict[str, int] | None = None,
+) -> KernelTable:
+    median = frame.floats(f"time_stats.{operation}.median") * MILLISECONDS
+    spread = f"time_stats.{operation}.std"
+    named: dict[str, str | Words] = {"dtype": "fp16", "name": constant(operation, frame.rows), **(texts or {})}
+    std = frame.floats(spread) * MILLISECONDS if frame.has(spread) else None
+    return make_table(median, op, sizes, named, str(frame.path), FORMAT, std, skipped=skipped)
+
+
+def _truths(frame: Frame, name: str) -> NDArray[np.bool_]:
+    names = frame.texts(name)
+    return np.array([text.lower() in ("true", "1") for text in names.names])[names.codes]
