@@ -8,6 +8,33 @@ WARM_FADE = 1.25
 """A repeated KV of this many times the retained bytes no longer finds any of them: the fall is steep, not a cliff."""
 
 
+def causal_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
+    """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each sees itself and what precedes.
+
+    Args:
+        xp: scalar or array functions.
+        q_len: new tokens.
+        kv_len: cached and new tokens, >= q_len.
+        window: most keys a query sees, itself included; 0 = all.
+
+    Returns:
+        The sum over queries of the keys each sees.
+    """
+    limit = xp.where(window > 0, window, kv_len)
+
+    def below(length: Num) -> Num:
+        """Pairs of a whole causal sequence of that length."""
+        short = xp.minimum(length, limit)
+        return short * (short + 1.0) / 2.0 + limit * xp.maximum(0.0, length - limit)
+
+    return below(kv_len) - below(kv_len - q_len)
+
+
+def windowed_length(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
+    """Keys of one sequence that a kernel reads: all, or those the first new query's window begins with."""
+    return xp.where(window > 0, xp.minimum(kv_len, window + q_len - 1.0), kv_len)
+
+
 def prefill_time(
     xp: Functions,
     limits: Limits,
@@ -68,9 +95,7 @@ def prefill_time(
     return KernelTime(seconds, launch, busy, stream + write, flops, moved)
 
 
-def warm_bandwidth(
-    xp: Functions, limits: Limits, parameters: DecodeParameters, kv_bytes: Num, bandwidth: float
-) -> Num:
+def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeParameters, kv_bytes: Num, bandwidth: float) -> Num:
     """Bandwidth of KV that was read just before: part of it from the on-chip store, the rest from memory.
 
     All of it hits up to ``warm_share`` of the store; beyond, a cyclic read evicts its own data, and at ``WARM_FADE`` times that

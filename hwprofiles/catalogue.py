@@ -1,6 +1,6 @@
 """Finds and checks profiles: catalogue names and a user's own YAML files, cached."""
 
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,7 +66,7 @@ def load_link(name_or_path: str | Path) -> Link:
     return _load_link_by_name(text)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
     """Return the kernel parameters (family -> dtype -> set) for chips of a class that nobody calibrated.
 
@@ -91,18 +91,18 @@ def _is_path(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text
 
 
-@lru_cache(maxsize=None)
+@cache
 def _names(folder: str) -> tuple[str, ...]:
     files = resources.files("hwprofiles").joinpath(folder).iterdir()
     return tuple(sorted(file.name[:-5] for file in files if file.name.endswith(".yaml")))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_chip_by_name(name: str) -> Chip:
     return _load_named("chips", name, Chip, "chip")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_link_by_name(name: str) -> Link:
     return _load_named("links", name, Link, "link")
 
@@ -110,9 +110,13 @@ def _load_link_by_name(name: str) -> Link:
 def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
     names = _names(folder)
     if name not in names:
-        raise ProfileError(f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)")
+        raise ProfileError(
+            f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)"
+        )
     place = f"{folder}/{name}.yaml"
-    record = _validate(_parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place), place, model)
+    record = _validate(
+        _parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place), place, model
+    )
     return record
 
 

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from hwprofiles.numeric import ARRAY, Functions, Num, smooth_maximum
+from hwprofiles.numeric import SCALAR, Functions, Num, smooth_maximum
 from hwprofiles.parameters import GemmParameters
 from hwprofiles.results import KernelTime, Limits
 
@@ -81,7 +81,7 @@ def gemm_time(
     best: Num = None
     compute: Num = 0.0
     memory: Num = 0.0
-    for rows, columns in parameters.tiles if xp is ARRAY else useful_tiles(parameters.tiles, m):
+    for rows, columns in useful_tiles(parameters.tiles, m) if xp is SCALAR else parameters.tiles:
         tiles = xp.ceil(m / rows) * xp.ceil(n / columns)
         room = xp.minimum(limits.cores // tiles, k // MIN_SPLIT_DEPTH)
         splits = xp.maximum(1.0, xp.minimum(room, parameters.max_split_k))
@@ -93,6 +93,8 @@ def gemm_time(
         partial = xp.where(splits > 1.0, 8.0 * m * n * splits / on_chip, 0.0)
         stream = moved / xp.minimum(bandwidth, items * core_bandwidth) + partial
         fill = parameters.wave_s * xp.minimum(most_waves, xp.ceil(items / limits.cores))
+        if xp is SCALAR and best is not None and max(busy, stream) + fill >= best:
+            continue  # cannot win; spares the powers
         total = smooth_maximum(xp, busy, stream, sharpness) + fill
         if best is None:
             best, compute, memory = total, busy, stream

@@ -1,6 +1,7 @@
 """Kernel times of one chip under one kernel library: the interface the simulator calls."""
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -40,6 +41,7 @@ _NEAREST = {
     "bfp8": ("bfp4",),
 }
 _CACHE_ENTRIES = 100_000
+_T = TypeVar("_T", KernelTime, CollectiveTime)
 
 
 class KernelLibrary:
@@ -240,7 +242,7 @@ class KernelLibrary:
         result = _evaluate(
             (message_bytes,), lambda xp, size: collective_time(xp, parameters, connection, op, size, max(world_size, 2))
         )
-        return CollectiveTime(*(0.0 * part for part in result)) if world_size == 1 else CollectiveTime(*result)
+        return CollectiveTime(*(0.0 * part for part in result)) if world_size == 1 else result
 
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
@@ -250,7 +252,9 @@ class KernelLibrary:
 
     def _find(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         if family not in FAMILIES:
-            raise ProfileError(f"no kernel family '{family}'{did_you_mean(family, FAMILIES)} (one of {', '.join(FAMILIES)})")
+            raise ProfileError(
+                f"no kernel family '{family}'{did_you_mean(family, FAMILIES)} (one of {', '.join(FAMILIES)})"
+            )
         if dtype != "any":
             dtype_bytes(dtype)
         libraries = tuple(dict.fromkeys((self.library, "generic")))
@@ -310,7 +314,7 @@ def _all_scalar(*values: Num) -> bool:
     return all(value.__class__ in _PLAIN for value in values)
 
 
-def _evaluate(values: tuple[Num, ...], formula: Any) -> Any:
+def _evaluate(values: tuple[Num, ...], formula: Callable[..., _T]) -> _T:
     """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the time."""
     if not any(isinstance(value, np.ndarray) for value in values):
         numbers = tuple(value.item() if isinstance(value, np.generic) else value for value in values)

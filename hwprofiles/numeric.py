@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,49 +11,25 @@ Num = Any
 """A Python number or a numpy array; formulas are written once for both."""
 
 
-class Functions(Protocol):
+@dataclass(frozen=True, slots=True)
+class Functions:
     """The functions a formula may use besides arithmetic operators."""
 
     maximum: Callable[[Num, Num], Num]
     minimum: Callable[[Num, Num], Num]
     ceil: Callable[[Num], Num]
-    sqrt: Callable[[Num], Num]
     where: Callable[[Num, Num, Num], Num]
 
 
-class _Scalar:
-    """Plain floats: no numpy call, a fraction of a microsecond each."""
-
-    maximum = staticmethod(max)
-    minimum = staticmethod(min)
-    ceil = staticmethod(math.ceil)
-    sqrt = staticmethod(math.sqrt)
-
-    @staticmethod
-    def where(condition: Num, yes: Num, no: Num) -> Num:
-        return yes if condition else no
+def _choose(condition: Num, yes: Num, no: Num) -> Num:
+    return yes if condition else no
 
 
-class _Array:
-    """Numpy arrays, elementwise."""
+SCALAR = Functions(maximum=max, minimum=min, ceil=math.ceil, where=_choose)
+"""Plain numbers: no numpy call, a fraction of a microsecond each."""
 
-    maximum = staticmethod(np.maximum)
-    minimum = staticmethod(np.minimum)
-    ceil = staticmethod(np.ceil)
-    sqrt = staticmethod(np.sqrt)
-    where = staticmethod(np.where)
-
-
-SCALAR: Functions = _Scalar()
-ARRAY: Functions = _Array()
-
-
-def functions_for(*values: Num) -> Functions:
-    """Return the array functions when any value is a numpy array (or numpy scalar), else the scalar ones."""
-    for value in values:
-        if isinstance(value, np.ndarray | np.generic):
-            return ARRAY
-    return SCALAR
+ARRAY = Functions(maximum=np.maximum, minimum=np.minimum, ceil=np.ceil, where=np.where)
+"""Numpy arrays, elementwise."""
 
 
 def smooth_maximum(xp: Functions, first: Num, second: Num, sharpness: Num) -> Num:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from scipy.optimize import brentq
-
 from simulator.errors import ForerunError
 
 
@@ -48,4 +46,6 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
         )
     if acceptance_length == longest:
         return 1.0
+    from scipy.optimize import brentq  # a slow import that most runs do without
+
     return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0 - 1e-12))

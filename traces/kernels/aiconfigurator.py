@@ -1,8 +1,8 @@
 """NVIDIA AIConfigurator's Parquet tables (Apache-2.0): milliseconds of one kernel call on one GPU.
 
-Column meanings: the collector of ai-dynamo/aiconfigurator (``aiconfigurator_core/systems/data``). What its tables cannot be
-used for is left out by rule and counted, never silently: rows timed without a captured graph, formats this project does not
-price, tables of kernels it does not predict.
+Column meanings: the collector of ai-dynamo/aiconfigurator (``aiconfigurator_core/systems/data``). What its tables are no
+good for is left out by rule and counted, never silently: rows timed without a captured graph, formats this project does
+not price, tables of kernels it does not predict.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ _MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
 
 def recognises(names: tuple[str, ...]) -> bool:
     """Whether these are the columns of an AIConfigurator table."""
-    return "latency" in names and any(
-        name in names for name in ("gemm_dtype", "attn_dtype", "moe_dtype", "mla_dtype", "nccl_dtype", "allreduce_dtype", "op_name")
-    )  # fmt: skip
+    named = {"framework", "version", "kernel_source", "op_name"} & set(names)
+    return len(named) > 1 or ("latency" in names and any(name in names for name in (*_TABLES, "op_name")))
 
 
 def read_aiconfigurator(frame: Frame) -> KernelTable:
@@ -56,11 +55,11 @@ def read_aiconfigurator(frame: Frame) -> KernelTable:
     Raises:
         TraceError: a column is missing or holds no numbers.
     """
-    frame.need("latency")
     for column, read in _TABLES.items():
         if column in frame.names:
+            frame.need("latency")
             return read(frame, {})
-    operation = frame.texts("op_name").names[0] if frame.has("op_name") else frame.path.stem
+    operation = frame.path.stem.removesuffix("_perf")
     nothing = np.zeros(0)
     return make_table(
         nothing,
@@ -84,8 +83,11 @@ def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
 
     A bf16 call on an fp8 cache that TensorRT-LLM's prefill serves is fp8 arithmetic (it reaches fp8 rates).
     """
-    frame.need("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step", "op_name")
+    frame.need("op_name")
     operation = frame.texts("op_name")
+    if not {"context_attention", "generation_attention"} & set(operation.names):
+        return _unpredicted(frame, operation.names[0], skipped)
+    frame.need("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step")
     known = operation.equals("context_attention") | operation.equals("generation_attention")
     frame = drop(frame, ~known, "no prediction for this attention (not causal)", skipped)
     frame, dtype = _priced(frame, "attn_dtype", skipped)
@@ -107,8 +109,8 @@ def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
     operation = frame.texts("op_name")
-    if not {"mla_context", "mla_generation"} & set(operation.names):
-        return _unpredicted(frame, operation.names[0], skipped)
+    if frame.has("gemm_type") or not {"mla_context", "mla_generation"} & set(operation.names):
+        return _unpredicted(frame, frame.path.stem.removesuffix("_perf"), skipped)
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
     decode = frame.texts("op_name").equals("mla_generation")
     sizes = _attention_sizes(frame)

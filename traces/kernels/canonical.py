@@ -19,7 +19,7 @@ DEFAULT_DTYPE = "bf16"
 
 
 def read_canonical(frame: Frame) -> KernelTable:
-    """Kernels of a file in the canonical format; columns it does not name are ignored by no one: unknown ones are refused.
+    """Kernels of a file in the canonical format; unknown columns are refused, not ignored.
 
     Raises:
         TraceError: no ``op`` or ``measured_s``, an unknown column or operation, or an operation without its columns.

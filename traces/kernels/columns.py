@@ -41,7 +41,7 @@ OPS: dict[str, Columns] = {
 """Columns by operation. Beyond the published ones:
 
 * ``v_head_dim``: width of V where it differs from that of Q and K (0 = the same).
-* ``latent``: 1 where K and V are one shared latent (absorbed MLA), so that a token stores ``head_dim`` elements per KV head.
+* ``latent``: 1 where K and V are one shared latent (absorbed MLA): a token stores ``head_dim`` elements per KV head.
 * ``kv_tokens``: KV lengths in total, where the sequences of a batch differ (0 = ``batch * kv_len``).
 * ``attention_mixed``: one kernel over ``batch`` prefill chunks and ``decode_batch`` single-token sequences.
 * ``activated_experts``: different experts that were really touched (0 = not known).
@@ -57,4 +57,5 @@ SIZES: tuple[str, ...] = tuple(
 
 WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "distribution")
 """Every text column. ``cache`` is ``warm`` where the same operands were read just before and may still be on the chip,
-``cold`` where not; ``device`` is the measured chip as the file calls it; ``distribution`` is how evenly tokens were spread over experts; ``name`` is the kernel's own."""
+``cold`` where not; ``device`` is the measured chip as the file calls it; ``distribution`` is how evenly tokens were
+spread over experts; ``name`` is the kernel's own."""

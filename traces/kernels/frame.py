@@ -44,9 +44,8 @@ class Frame(NamedTuple):
         """Raise TraceError for the first of these columns that is missing."""
         for name in names:
             if name not in self.names:
-                raise TraceError(
-                    f"{self.path}: no column '{name}'{did_you_mean(name, self.names)} (columns: {', '.join(self.names)})"
-                )
+                known = ", ".join(self.names)
+                raise TraceError(f"{self.path}: no column '{name}'{did_you_mean(name, self.names)} (columns: {known})")
 
     def floats(self, name: str) -> FloatArray:
         """A number column; NaN where empty.
@@ -57,9 +56,9 @@ class Frame(NamedTuple):
         self.need(name)
         column = self.table[name]
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = pc.replace_with_mask(
-                column.combine_chunks(), pc.equal(column.combine_chunks(), ""), pa.scalar(None, column.type)
-            )
+            whole: Any = column.combine_chunks()
+            empty: Any = pc.equal(whole, pa.scalar("", column.type))
+            column = pc.replace_with_mask(whole, empty, pa.scalar(None, column.type))
         try:
             column = column.cast(pa.float64(), safe=False)
         except pa.ArrowInvalid:
@@ -145,8 +144,7 @@ def head(path: Path, count: int = HEAD_BYTES) -> bytes:
     try:
         with path.open("rb") as stream:
             start = stream.read(2)
-        opened = gzip.open(path) if start == b"\x1f\x8b" else path.open("rb")
-        with opened as stream:
+        with gzip.open(path) if start == b"\x1f\x8b" else path.open("rb") as stream:
             return bytes(stream.read(count))
     except (OSError, EOFError) as problem:
         detail = getattr(problem, "strerror", None) or problem

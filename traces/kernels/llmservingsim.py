@@ -1,4 +1,4 @@
-"""LLMServingSim's layer profiles (MIT): microseconds (older ones: nanoseconds) per layer; the model is in the folder's name."""
+"""LLMServingSim's layer profiles (MIT): microseconds (older: nanoseconds) per layer; the folder names the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nsight Systems: kernels by name from a ``cuda_gpu_trace`` CSV or from an exported SQLite file; times are nanoseconds."""
+"""Nsight Systems: kernels by name from a ``cuda_gpu_trace`` CSV or an exported SQLite file; times are nanoseconds."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ def _read_sqlite(path: Path) -> KernelTable:
             name = next((column for column in ("demangledName", "shortName", "mangledName") if column in columns), None)
             if name is None or not {"start", "end"} <= columns:
                 raise TraceError(
-                    f"{path}: CUPTI_ACTIVITY_KIND_KERNEL has no start, end and name (columns: {', '.join(sorted(columns))})"
+                    f"{path}: CUPTI_ACTIVITY_KIND_KERNEL lacks start, end or name (has {', '.join(sorted(columns))})"
                 )
             rows = database.execute(
-                f"SELECT k.end - k.start, s.value FROM CUPTI_ACTIVITY_KIND_KERNEL k LEFT JOIN StringIds s ON s.id = k.{name}"
+                "SELECT k.end - k.start, s.value FROM CUPTI_ACTIVITY_KIND_KERNEL k "
+                f"LEFT JOIN StringIds s ON s.id = k.{name}"
             ).fetchall()
     except sqlite3.Error as problem:
         raise TraceError(f"{path}: not a readable SQLite export, damaged or cut short? ({problem})") from None

@@ -65,15 +65,11 @@ def read_kernels(
         TraceError: no such file, an unknown format, a damaged or empty file, a missing column; one line.
     """
     if format != "auto" and format not in KERNEL_FORMATS:
-        raise TraceError(
-            f"no kernel trace format '{format}'{did_you_mean(format, KERNEL_FORMATS)} (one of {', '.join(KERNEL_FORMATS)})"
-        )
+        hint = did_you_mean(format, KERNEL_FORMATS)
+        raise TraceError(f"no kernel trace format '{format}'{hint} (one of {', '.join(KERNEL_FORMATS)})")
     text = str(path)
     place = silicon_path(text) if text.startswith(PREFIX) else Path(path)
-    if place.is_dir():
-        table = _read_folder(place, format)
-    else:
-        table = _read_file(place, format)
+    table = _read_folder(place, format) if place.is_dir() else _read_file(place, format)
     for column, wanted in (("library", library), ("device", device)):
         if wanted is not None:
             table = _only(table, column, wanted)
@@ -122,8 +118,8 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
     found = next((name for name, recognises in _RECOGNISERS if recognises(frame.names)), None)
     if found is None:
         raise TraceError(
-            f"{path}: not a kernel trace that is known here (columns: {', '.join(frame.names[:12])}); the canonical one needs "
-            f"op and measured_s, others: {', '.join(KERNEL_FORMATS[1:])}"
+            f"{path}: no kernel trace that is known here (columns: {', '.join(frame.names[:12])}); the canonical one "
+            f"needs op and measured_s; others: {', '.join(KERNEL_FORMATS[1:])}"
         )
     return found, frame
 

@@ -43,8 +43,7 @@ def silicon_path(name: str) -> Path:
             continue
         present = sorted(entry.name for entry in current.iterdir())
         if part not in present:
-            raise TraceError(
-                f"{PREFIX}{name.removeprefix(PREFIX)}: no '{part}'{did_you_mean(part, present)} (there: {', '.join(present)})"
-            )
+            hint = did_you_mean(part, present)
+            raise TraceError(f"{PREFIX}{name.removeprefix(PREFIX)}: no '{part}'{hint} (there: {', '.join(present)})")
         current = current / part
     return current

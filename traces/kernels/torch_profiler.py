@@ -1,4 +1,4 @@
-"""torch.profiler (Kineto) Chrome traces: GPU kernels by name, and their shapes where the launching operator recorded them."""
+"""torch.profiler (Kineto) Chrome traces: GPU kernels by name, with shapes where the operator recorded them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Shaped(NamedTuple):
 def read_torch_profiler(path: Path) -> KernelTable:
     """Kernels of a Chrome trace; ``ts`` and ``dur`` are microseconds.
 
-    All kernels one operator call launched (a GEMM and its split-K reduction) are one row when the operator tells the shape,
-    else every kernel is a row of its own with its name. Nothing but events is read: the file's metadata may hold secrets.
+    All kernels one operator call launched (a GEMM and its split-K reduction) are one row when the operator tells the
+    shape, else every kernel is a row with its name. Only events are read: the file's metadata may hold secrets.
 
     Raises:
         TraceError: not a Chrome trace, or one without GPU kernels.

@@ -1,4 +1,4 @@
-"""Vidur's profiles (MIT): milliseconds of GPU kernel time per layer operation, fp16, and the flat tables made from them."""
+"""Vidur's profiles (MIT): milliseconds of GPU kernel time per layer operation, fp16, and flat tables made from them."""
 
 from __future__ import annotations
 

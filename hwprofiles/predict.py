@@ -1,0 +1,224 @@
+"""One kernel by name and keywords, as the columns of a kernel trace name them."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hwprofiles.attention import causal_pairs, windowed_length
+from hwprofiles.catalogue import load_chip
+from hwprofiles.collectives import OPERATIONS
+from hwprofiles.dtypes import DTYPES, dtype_bytes
+from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.library import KernelLibrary
+from hwprofiles.numeric import SCALAR
+from hwprofiles.results import AttentionShape, KernelTime
+from hwprofiles.schema import Chip
+
+
+class _Operation(NamedTuple):
+    family: str
+    required: tuple[str, ...]
+    optional: Mapping[str, Any]
+
+
+_ATTENTION = {"dtype": "bf16", "kv_dtype": None, "window": 0}
+_OPERATIONS: dict[str, _Operation] = {
+    "gemm": _Operation("gemm", ("m", "n", "k"), {"dtype": "bf16"}),
+    "attention_prefill": _Operation(
+        "attention_prefill", ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"), _ATTENTION
+    ),
+    "attention_decode": _Operation(
+        "attention_decode",
+        ("batch", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+        {"q_len": 1, **_ATTENTION, "warm": False},
+    ),
+    "moe": _Operation(
+        "moe",
+        ("tokens", "num_experts", "experts_per_token", "hidden", "intermediate"),
+        {"dtype": "bf16", "expert_parallel": 1, "tensor_parallel": 1, "gated": True, "active_experts": None},
+    ),
+    "elementwise": _Operation("elementwise", ("bytes_moved",), {"launches": 1}),
+    **{name: _Operation("collective", ("message_bytes", "world_size"), {"link": None}) for name in OPERATIONS},
+}
+_TEXT = {"dtype", "kv_dtype", "link"}
+_TRUTH = {"warm": False, "gated": True}
+_MAY_BE_ZERO = {"window"}
+_WHOLE_OR_NOT = {"bytes_moved", "message_bytes", "active_experts"}
+
+
+def operation_names() -> tuple[str, ...]:
+    """Return the operations ``predict`` knows."""
+    return tuple(_OPERATIONS)
+
+
+def operation_columns(op: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the required and the optional keys of an operation.
+
+    Raises:
+        ProfileError: no such operation.
+    """
+    operation = _find(op)
+    return operation.required, tuple(operation.optional)
+
+
+def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic") -> dict[str, Any]:
+    """Predict one kernel.
+
+    Args:
+        chip: a profile, a catalogue name or a path.
+        op: an operation of the canonical kernel trace, or ``elementwise``.
+        values: its columns, numbers or text as typed on a command line.
+        library: kernel library.
+
+    Returns:
+        ``op chip library seconds bound flops bytes basis launch_s compute_s memory_s``; for a collective ``launch_s`` is its
+        latency, ``transfer_s`` is added and ``bound`` may be ``interconnect``.
+
+    Raises:
+        ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip cannot do.
+    """
+    operation = _find(op)
+    profile = load_chip(chip) if isinstance(chip, str) else chip
+    read = _read(op, operation, values)
+    kernels = KernelLibrary(profile, library)
+    head = {"op": op, "chip": profile.name, "library": library}
+    if operation.family == "collective":
+        return {**head, **_collective(kernels, op, read)}
+    time, dtype = _PREDICTORS[operation.family](kernels, read)
+    return {
+        **head,
+        "seconds": time.seconds,
+        "bound": time.bound,
+        "flops": time.flops,
+        "bytes": time.bytes,
+        "basis": kernels.basis(operation.family, dtype),
+        "launch_s": time.launch_s,
+        "compute_s": time.compute_s,
+        "memory_s": time.memory_s,
+    }
+
+
+def _find(op: str) -> _Operation:
+    if op not in _OPERATIONS:
+        raise ProfileError(f"no operation '{op}'{did_you_mean(op, _OPERATIONS)} (one of {', '.join(_OPERATIONS)})")
+    return _OPERATIONS[op]
+
+
+def _read(op: str, operation: _Operation, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check keys and turn text into numbers."""
+    known = (*operation.required, *operation.optional)
+    for key in values:
+        if key not in known:
+            raise ProfileError(f"{op}: no key '{key}'{did_you_mean(key, known)} (keys: {', '.join(known)})")
+    missing = [key for key in operation.required if key not in values]
+    if missing:
+        raise ProfileError(f"{op}: {', '.join(missing)} missing (needs {', '.join(operation.required)})")
+    return {**operation.optional, **{key: _value(op, key, value) for key, value in values.items()}}
+
+
+def _value(op: str, key: str, value: Any) -> Any:
+    if key in _TEXT:
+        text = str(value)
+        if key != "link" and text not in DTYPES:
+            raise ProfileError(
+                f"{op}: {key}: no dtype '{text}'{did_you_mean(text, DTYPES)} (one of {', '.join(DTYPES)})"
+            )
+        return text
+    if key in _TRUTH:
+        truth = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(str(value).lower())
+        if truth is None:
+            raise ProfileError(f"{op}: {key}={value}: true or false is needed")
+        return truth
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ProfileError(f"{op}: {key}={value}: a number is needed") from None
+    lowest = 0 if key in _MAY_BE_ZERO else 1
+    if not math.isfinite(number) or number < lowest:
+        raise ProfileError(f"{op}: {key}={value}: must be a number >= {lowest}")
+    if key in _WHOLE_OR_NOT:
+        return number
+    if number != int(number):
+        raise ProfileError(f"{op}: {key}={value}: a whole number is needed")
+    return int(number)
+
+
+def _gemm(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
+    return kernels.gemm(read["m"], read["n"], read["k"], read["dtype"]), read["dtype"]
+
+
+def _shape(kernels: KernelLibrary, op: str, read: dict[str, Any]) -> AttentionShape:
+    heads, kv_heads, dim = read["num_heads"], read["num_kv_heads"], read["head_dim"]
+    if heads % kv_heads:
+        raise ProfileError(f"{op}: num_heads={heads} is not a multiple of num_kv_heads={kv_heads}")
+    if read["q_len"] > read["kv_len"]:
+        raise ProfileError(
+            f"{op}: kv_len={read['kv_len']} is below q_len={read['q_len']}; it counts cached and new tokens"
+        )
+    dtype = read["kv_dtype"] or read["dtype"]
+    kernels.chip.math_dtype(dtype)
+    return AttentionShape(heads, kv_heads, dim, dim, 2.0 * kv_heads * dim * dtype_bytes(dtype), dtype)
+
+
+def _prefill(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
+    shape = _shape(kernels, "attention_prefill", read)
+    batch, q_len, kv_len, window = read["batch"], read["q_len"], read["kv_len"], read["window"]
+    time = kernels.attention_prefill(
+        shape,
+        seqs=batch,
+        q_tokens=batch * q_len,
+        pairs=batch * causal_pairs(SCALAR, q_len, kv_len, window),
+        kv_tokens=batch * windowed_length(SCALAR, q_len, kv_len, window),
+    )
+    return time, shape.dtype
+
+
+def _decode(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
+    shape = _shape(kernels, "attention_decode", read)
+    length = windowed_length(SCALAR, read["q_len"], read["kv_len"], read["window"])
+    batch = read["batch"]
+    time = kernels.attention_decode(shape, seqs=batch, q_len=read["q_len"], kv_tokens=batch * length, warm=read["warm"])
+    return time, shape.dtype
+
+
+def _moe(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
+    experts, chosen, parallel = read["num_experts"], read["experts_per_token"], read["expert_parallel"]
+    if chosen > experts:
+        raise ProfileError(f"moe: experts_per_token={chosen} exceeds num_experts={experts}")
+    if experts % parallel:
+        raise ProfileError(f"moe: num_experts={experts} is not a multiple of expert_parallel={parallel}")
+    if read["active_experts"] is not None and read["active_experts"] > experts:
+        raise ProfileError(f"moe: active_experts={read['active_experts']} exceeds num_experts={experts}")
+    return kernels.moe(**read), read["dtype"]
+
+
+def _elementwise(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
+    return kernels.elementwise(read["bytes_moved"], read["launches"]), "any"
+
+
+def _collective(kernels: KernelLibrary, op: str, read: dict[str, Any]) -> dict[str, Any]:
+    link = read["link"] or kernels.chip.links.scale_up
+    if link is None:
+        raise ProfileError(f"{op}: chip '{kernels.chip.name}' has no scale-up link; give link=NAME")
+    time = kernels.collective(op, read["message_bytes"], read["world_size"], link)
+    return {
+        "seconds": time.seconds,
+        "bound": "latency" if time.latency_s >= time.transfer_s else "interconnect",
+        "flops": 0.0,
+        "bytes": read["message_bytes"],
+        "basis": kernels.basis("collective", "any"),
+        "launch_s": time.latency_s,
+        "compute_s": 0.0,
+        "memory_s": 0.0,
+        "transfer_s": time.transfer_s,
+        "link": link,
+    }
+
+
+_PREDICTORS: dict[str, Callable[[KernelLibrary, dict[str, Any]], tuple[KernelTime, str]]] = {
+    "gemm": _gemm,
+    "attention_prefill": _prefill,
+    "attention_decode": _decode,
+    "moe": _moe,
+    "elementwise": _elementwise,
+}
