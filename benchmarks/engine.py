@@ -95,7 +95,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     results = {}
-    print(f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'spans':>9} {'exact':>6}")
+    print(
+        f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'spans':>9} {'exact':>6}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name, case in CASES.items():
             if not re.search(arguments.cases, name):

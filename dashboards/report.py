@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,14 @@ from dashboards.figures import (
     BASIS_WORDS,
     bottleneck_data,
     bottleneck_figure,
-    dark_template,
     latency_data,
     latency_figure,
-    light_template,
     timeline_data,
     timeline_figure,
     waterfall_data,
     waterfall_figure,
 )
+from dashboards.page import card, figure_cards, grid, page_html
 from dashboards.report_parts import (
     badges,
     kv_rows,
@@ -70,53 +67,30 @@ def report_figures(run: Run) -> dict[str, go.Figure]:
 
 def report_html(run: Run) -> str:
     """The whole page as text."""
-    from plotly.offline import get_plotlyjs
-
     figures = report_figures(run)
-    templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
-    title = escape(f"{run.name} · Forerun")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{_asset("report.css")}</style>
-</head>
-<body>
-<main>
-{_body(run, figures)}
-</main>
-<script type="application/json" id="figures">{_figures_json(figures)}</script>
-<script type="application/json" id="templates">{_in_script(json.dumps(templates))}</script>
-<script>{get_plotlyjs()}</script>
-<script>{_asset("report.js")}</script>
-</body>
-</html>
-"""
+    return page_html(f"{run.name} · Forerun", _body(run, figures), figures)
 
 
 def _body(run: Run, figures: dict[str, go.Figure]) -> str:
     document = run.document
-    plots = {name: f'<section class="card plot"><div class="figure" id="{name}"></div></section>' for name in figures}
+    plots = figure_cards(figures)
     sections = [
         _header(run),
         tiles(document),
         plots.get("figure-bottleneck", ""),
-        _card("Latency (ms)", latency_table(document)),
-        _card("Service-level objectives", slo_table(document)),
-        _grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
+        card("Latency (ms)", latency_table(document)),
+        card("Service-level objectives", slo_table(document)),
+        grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
         plots.get("figure-timeline", ""),
-        _grid(
-            _card("Serving", pairs_table(serving_rows(document))),
-            _card("Chips", pairs_table(use_rows(document))),
+        grid(
+            card("Serving", pairs_table(serving_rows(document))),
+            card("Chips", pairs_table(use_rows(document))),
         ),
-        _grid(
-            _card("KV cache and memory", pairs_table(kv_rows(document))),
-            _card("Speculative decoding", pairs_table(speculation_rows(document))),
+        grid(
+            card("KV cache and memory", pairs_table(kv_rows(document))),
+            card("Speculative decoding", pairs_table(speculation_rows(document))),
         ),
-        _card("Notes", notes_list(document)),
+        card("Notes", notes_list(document)),
         _scenario(document),
         f"<footer>Forerun {escape(str(document.get('version', '')))} · seed {escape(str(document.get('seed', '')))} · "
         f"a prediction, not a measurement</footer>",
@@ -133,38 +107,8 @@ def _header(run: Run) -> str:
     )
 
 
-def _card(title: str, content: str) -> str:
-    return f'<section class="card"><h2>{escape(title)}</h2>{content}</section>' if content else ""
-
-
-def _grid(*cards: str) -> str:
-    shown = [card for card in cards if card]
-    if len(shown) < 2:
-        return "".join(shown)
-    return f'<div class="grid">{"".join(shown)}</div>'
-
-
 def _scenario(document: dict[str, Any]) -> str:
     import yaml
 
     text = yaml.safe_dump(document["scenario"], sort_keys=False, default_flow_style=None, width=100)
     return f'<section class="card"><details><summary>Scenario</summary><pre>{escape(text)}</pre></details></section>'
-
-
-def _figures_json(figures: dict[str, go.Figure]) -> str:
-    """Figures without their template, which the page holds once."""
-    plain = {}
-    for name, figure in figures.items():
-        spec = json.loads(figure.to_json())
-        spec["layout"].pop("template", None)
-        plain[name] = {"data": spec["data"], "layout": spec["layout"]}
-    return _in_script(json.dumps(plain, allow_nan=False))
-
-
-def _in_script(text: str) -> str:
-    """JSON that cannot close the script element it stands in."""
-    return text.replace("<", "\\u003c")
-
-
-def _asset(name: str) -> str:
-    return files("dashboards").joinpath("assets", name).read_text(encoding="utf-8")

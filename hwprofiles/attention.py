@@ -9,7 +9,8 @@ WARM_FADE = 1.25
 
 
 def causal_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
-    """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each sees itself and what precedes.
+    """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each sees itself and what
+    precedes.
 
     Args:
         xp: scalar or array functions.
@@ -48,9 +49,10 @@ def prefill_time(
 ) -> KernelTime:
     """Time of one prefill attention launch over a ragged batch, given by its totals, and of writing the new K and V.
 
-    Queries (with packing: all that share a KV head) are cut into tiles of ``tile_rows``. A tile multiplies whole steps of
-    keys, so on the causal diagonal it computes half a tile and half a step more than the mask admits. Tiles spread over the
-    cores; the longest may end alone. K and V are read once from memory; re-reads come from the on-chip store.
+    Queries (with packing: all that share a KV head) are cut into tiles of ``tile_rows``. A tile multiplies whole
+    steps of keys, so on the causal diagonal it computes half a tile and half a step more than the mask admits. Tiles
+    spread over the cores; the longest may end alone. K and V are read once from memory; re-reads come from the
+    on-chip store.
 
     Args:
         xp: scalar or array functions.
@@ -80,8 +82,8 @@ def prefill_time(
     elif parameters.packing == "single":
         group = xp.where(length > 1.0, 1.0, group)
     tiles = seqs * (shape.num_heads / group) * xp.ceil(length * group / rows)
-    longest_keys = xp.ceil(kv_tokens / seqs / columns) * columns
     mean_keys = pairs / q_tokens
+    longest_keys = xp.ceil(xp.minimum(kv_tokens / seqs, 2.0 * mean_keys) / columns) * columns
     keys = xp.maximum(mean_keys, xp.minimum(mean_keys + 0.5 * (rows / group + columns), longest_keys))
     per_key = 2.0 * width * rows * limits.cores / (limits.peak_flops * parameters.compute_efficiency)
     load = tiles / limits.cores
@@ -98,8 +100,8 @@ def prefill_time(
 def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeParameters, kv_bytes: Num, bandwidth: float) -> Num:
     """Bandwidth of KV that was read just before: part of it from the on-chip store, the rest from memory.
 
-    All of it hits up to ``warm_share`` of the store; beyond, a cyclic read evicts its own data, and at ``WARM_FADE`` times that
-    none is left.
+    All of it hits up to ``warm_share`` of the store; beyond, a cyclic read evicts its own data, and at ``WARM_FADE``
+    times that none is left.
     """
     kept = parameters.warm_share * limits.on_chip_bytes
     hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - kv_bytes) / ((WARM_FADE - 1.0) * kept + 1e-9)))
@@ -120,10 +122,11 @@ def decode_time(
 ) -> KernelTime:
     """Time of one decode attention launch: ``q_len`` queries per sequence against its whole KV.
 
-    The query heads that share a KV head, times ``q_len``, are packed into the rows of one work item, so KV is read once per
-    sequence however many tokens are verified (more items re-read it from the on-chip store once the rows overflow a tile).
-    Independent items are sequences times KV heads times splits of the KV axis; few items cannot draw the chip's bandwidth,
-    and splitting the axis to get more costs a combining pass. Further waves of items cost their fill, hidden in part.
+    The query heads that share a KV head, times ``q_len``, are packed into the rows of one work item, so KV is read
+    once per sequence however many tokens are verified (more items re-read it from the on-chip store once the rows
+    overflow a tile). Independent items are sequences times KV heads times splits of the KV axis; few items cannot
+    draw the chip's bandwidth, and splitting the axis to get more costs a combining pass. Further waves of items cost
+    their fill, hidden in part.
 
     Args:
         xp: scalar or array functions.
@@ -136,7 +139,8 @@ def decode_time(
         warm: the same KV was read just before and may still be in the on-chip store.
         activation_bytes: bytes per element of Q and of the output.
 
-    Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/; the terms
+    Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/;
+    the terms
         were chosen on NVIDIA's aiconfigurator measurements.
     """
     width = shape.qk_dim + shape.v_dim

@@ -45,7 +45,8 @@ def load_chip(name_or_path: str | Path) -> Chip:
     """Return a chip by catalogue name, or from a YAML file (a path that ends in .yaml or .yml).
 
     Raises:
-        ProfileError: no such chip or file, or a field that is missing, unknown or out of range; the message names file and
+        ProfileError: no such chip or file, or a field that is missing, unknown or out of range; the message names
+            file and
             field.
     """
     text = str(name_or_path)
@@ -114,10 +115,9 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
             f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)"
         )
     place = f"{folder}/{name}.yaml"
-    record = _validate(
+    return _validate(
         _parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place), place, model
     )
-    return record
 
 
 def _load_file(path: Path, model: type[_R]) -> _R:

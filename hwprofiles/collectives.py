@@ -15,10 +15,10 @@ def collective_time(
 ) -> CollectiveTime:
     """Time of one collective: the fastest of the algorithms the library has for it.
 
-    Ring: ``steps`` messages one after the other, and every chip sends ``volume`` bytes: 2(n-1)/n of the message for all_reduce,
-    (n-1)/n for all_gather, reduce_scatter and all_to_all, all of it for send_recv. Filling the pipeline of chunks costs up to
-    ``fill_s``. In-network: every chip sends the message once and the switch adds. Direct: every chip reads its peers' memory,
-    whole (one shot) or its own share and then the others' sums (two shots).
+    Ring: ``steps`` messages one after the other, and every chip sends ``volume`` bytes: 2(n-1)/n of the message for
+    all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, all of it for send_recv. Filling the pipeline
+    of chunks costs up to ``fill_s``. In-network: every chip sends the message once and the switch adds. Direct:
+    every chip reads its peers' memory, whole (one shot) or its own share and then the others' sums (two shots).
 
     Args:
         xp: scalar or array functions.

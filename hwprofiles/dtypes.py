@@ -34,7 +34,8 @@ _MATH: dict[str, tuple[str, ...]] = {
     "bfp8": ("bfp8",),
     "bfp4": ("bfp4", "bfp8"),
 }
-"""Math formats a kernel may use for weights of a dtype, best first. int4 and mxfp4 are weight-only (AWQ, GPTQ, gpt-oss)."""
+"""Math formats a kernel may use for weights of a dtype, best first. int4 and mxfp4 are weight-only (AWQ, GPTQ,
+gpt-oss)."""
 
 
 def dtype_bytes(dtype: str) -> float:

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 
 
 class ProfileError(ValueError):
-    """A chip, a link or a kernel description that cannot be used; one line that names the place, the value and the way out."""
+    """A chip, a link or a kernel description that cannot be used; one line that names the place, the value and the
+    way out."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,8 @@ from hwprofiles.results import KernelTime, Limits
 
 Tiles = tuple[tuple[int, int], ...]
 
+LARGEST_TILE = 512
+"""No tile has more rows; beyond it, all tiles are worth a try."""
 MIN_SPLIT_DEPTH = 256
 """Fewest k steps worth a split of their own."""
 
@@ -19,8 +21,8 @@ def tile_waves(xp: Functions, items: Num, cores: Num, wave_share: Num) -> Num:
         xp: scalar or array functions.
         items: tiles, >= 1.
         cores: cores that each hold one tile at a time.
-        wave_share: share of the idle cores of the last wave that is really lost; 1 = whole waves, 0 = none lost (stream-K,
-            or a power-limited chip whose busy cores clock higher).
+        wave_share: share of the idle cores of the last wave that is really lost; 1 = whole waves, 0 = none lost
+            (stream-K, or a power-limited chip whose busy cores clock higher).
 
     Returns:
         Waves, >= 1: between ``items / cores`` and ``ceil(items / cores)``.
@@ -50,11 +52,12 @@ def gemm_time(
 ) -> KernelTime:
     """Time of ``y[m,n] = x[m,k] w[k,n]``.
 
-    Every tile shape of the library is tried, with split-K where the tiles do not fill the cores; the fastest counts. A wave
-    costs its arithmetic at the core's share of the peak, or its operand reads at the core's share of the on-chip bandwidth,
-    whichever is longer. Memory time is every operand once (and the partial sums of split-K), at no more than the busy cores
-    can draw. Both overlap (better on a chip with asynchronous copies); filling the pipeline at the start of a wave does not,
-    except that an asynchronous chip prefetches the next tile and pays for the first wave and the last.
+    Every tile shape of the library is tried, with split-K where the tiles do not fill the cores; the fastest counts.
+    A wave costs its arithmetic at the core's share of the peak, or its operand reads at the core's share of the
+    on-chip bandwidth, whichever is longer. Memory time is every operand once (and the partial sums of split-K), at
+    no more than the busy cores can draw. Both overlap (better on a chip with asynchronous copies); filling the
+    pipeline at the start of a wave does not, except that an asynchronous chip prefetches the next tile and pays for
+    the first wave and the last.
 
     Args:
         xp: scalar or array functions.
@@ -67,7 +70,8 @@ def gemm_time(
         activation_bytes: bytes per input activation as the kernel reads it.
         output_bytes: bytes per output element.
 
-    Source: tiles and waves as in NVIDIA, "Matrix Multiplication Background User's Guide" (2023); the terms were chosen on
+    Source: tiles and waves as in NVIDIA, "Matrix Multiplication Background User's Guide" (2023); the terms were
+    chosen on
         NVIDIA's aiconfigurator measurements.
     """
     flops = 2.0 * m * n * k
@@ -78,23 +82,26 @@ def gemm_time(
     core_bandwidth = bandwidth * parameters.core_bandwidth_ratio / limits.cores
     sharpness = parameters.overlap * (2.0 if limits.asynchronous else 1.0)
     most_waves = 2.0 if limits.asynchronous else float("inf")
+    cores, deepest, wave_s, wave_share = limits.cores, k // MIN_SPLIT_DEPTH, parameters.wave_s, parameters.wave_share
+    maximum, minimum, ceil = xp.maximum, xp.minimum, xp.ceil
+    deepest = minimum(deepest, parameters.max_split_k)
     best: Num = None
     compute: Num = 0.0
     memory: Num = 0.0
-    for rows, columns in useful_tiles(parameters.tiles, m) if xp is SCALAR else parameters.tiles:
-        tiles = xp.ceil(m / rows) * xp.ceil(n / columns)
-        room = xp.minimum(limits.cores // tiles, k // MIN_SPLIT_DEPTH)
-        splits = xp.maximum(1.0, xp.minimum(room, parameters.max_split_k))
+    for rows, columns in useful_tiles(parameters.tiles, min(m, LARGEST_TILE)) if xp is SCALAR else parameters.tiles:
+        tiles = ceil(m / rows) * ceil(n / columns)
+        splits = maximum(1.0, minimum(cores // tiles, deepest))
         items = tiles * splits
         depth = k / splits
         arithmetic = 2.0 * rows * columns * depth / core_flops
-        operands = (activation_bytes * rows + weight_bytes * columns) * depth * limits.cores / on_chip
-        busy = tile_waves(xp, items, limits.cores, parameters.wave_share) * xp.maximum(arithmetic, operands)
+        operands = (activation_bytes * minimum(rows, m) + weight_bytes * columns) * depth * cores / on_chip
+        waves = tile_waves(xp, items, cores, wave_share)
+        busy = waves * maximum(arithmetic, operands)
+        fill = wave_s * minimum(most_waves, ceil(items / cores))
+        if xp is SCALAR and best is not None and busy + fill >= best:
+            continue  # cannot win; spares the rest
         partial = xp.where(splits > 1.0, 8.0 * m * n * splits / on_chip, 0.0)
-        stream = moved / xp.minimum(bandwidth, items * core_bandwidth) + partial
-        fill = parameters.wave_s * xp.minimum(most_waves, xp.ceil(items / limits.cores))
-        if xp is SCALAR and best is not None and max(busy, stream) + fill >= best:
-            continue  # cannot win; spares the powers
+        stream = moved / minimum(bandwidth, items * core_bandwidth) + partial
         total = smooth_maximum(xp, busy, stream, sharpness) + fill
         if best is None:
             best, compute, memory = total, busy, stream

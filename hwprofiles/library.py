@@ -47,9 +47,9 @@ _T = TypeVar("_T", KernelTime, CollectiveTime)
 class KernelLibrary:
     """Predicts kernels of ``chip`` as ``library`` runs them.
 
-    Parameters come from the chip's fit for that library, else its ``generic`` fit, else the defaults of its class; within a
-    family, from the set of the operand's dtype, else the nearest one. All sizes may be numbers or numpy arrays; a number in
-    gives plain floats out, any array in gives arrays out. Work of size zero takes zero seconds.
+    Parameters come from the chip's fit for that library, else its ``generic`` fit, else the defaults of its class;
+    within a family, from the set of the operand's dtype, else the nearest one. All sizes may be numbers or numpy
+    arrays; a number in gives plain floats out, any array in gives arrays out. Work of size zero takes zero seconds.
 
     Args:
         chip: a profile, a catalogue name or a path.
@@ -78,8 +78,8 @@ class KernelLibrary:
         """Say what a family's times rest on.
 
         Returns:
-            ``"calibrated"`` when fitted on this chip's measured kernels of that dtype, ``"extrapolated"`` when fitted on this
-            chip for another dtype, ``"datasheet"`` when the class defaults are used.
+            ``"calibrated"`` when fitted on this chip's measured kernels of that dtype, ``"extrapolated"`` when
+            fitted on this chip for another dtype, ``"datasheet"`` when the class defaults are used.
 
         Raises:
             ProfileError: no such family or dtype.
@@ -103,7 +103,7 @@ class KernelLibrary:
         if scalar and key in self._gemms:
             return self._gemms[key]
         parameters = cast(GemmParameters, self.parameters("gemm", dtype))
-        limits = self._limit(dtype)
+        limits = self.limits(dtype)
         wide = 4.0 if dtype in ("fp32", "tf32") else 2.0
         native = self.chip.math_dtype(dtype) == dtype
         weight = dtype_bytes(dtype)
@@ -157,9 +157,8 @@ class KernelLibrary:
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        if seqs.__class__ in _PLAIN and q_len.__class__ in _PLAIN and kv_tokens.__class__ in _PLAIN:
-            if seqs > 0 and q_len > 0 and kv_tokens > 0:
-                return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
+        if _all_scalar(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
+            return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
         return _evaluate(
             (seqs, q_len, kv_tokens),
             lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm),
@@ -197,9 +196,17 @@ class KernelLibrary:
             ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
         parameters = cast(MoeParameters, self.parameters("moe", dtype))
-        limits = self._limit(dtype)
+        limits = self.limits(dtype)
         weight = dtype_bytes(dtype)
-        sizes = (tokens, num_experts, experts_per_token, hidden, intermediate, expert_parallel, tensor_parallel)
+        sizes: tuple[Num, ...] = (
+            tokens,
+            num_experts,
+            experts_per_token,
+            hidden,
+            intermediate,
+            expert_parallel,
+            tensor_parallel,
+        )
         if active_experts is not None:
             sizes = (*sizes, active_experts)
         return _evaluate(
@@ -274,7 +281,12 @@ class KernelLibrary:
         name = next(name for name in (*exact, *near, *defaults) if name in defaults)
         return defaults[name].at_clock(self.chip.compute.clock_hz), "datasheet"
 
-    def _limit(self, dtype: str) -> Limits:
+    def limits(self, dtype: str) -> Limits:
+        """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.
+
+        Raises:
+            ProfileError: unknown dtype, or one the chip cannot compute with.
+        """
         if dtype not in self._limits:
             chip = self.chip
             peak = chip.peak_flops(dtype)
@@ -290,11 +302,12 @@ class KernelLibrary:
         return self._limits[dtype]
 
     def _attention_limit(self, dtype: str, native: bool) -> Limits:
-        """Limits for attention math: in the cache's format when it is a plain float or the kernel multiplies natively."""
+        """Limits for attention math: in the cache's format when it is a plain float or the kernel multiplies
+        natively."""
         if native or dtype in ("fp32", "fp16", "bf16"):
-            return self._limit(dtype)
+            return self.limits(dtype)
         dtype_bytes(dtype)
-        return self._limit("bf16")
+        return self.limits("bf16")
 
 
 _PLAIN = (int, float)
@@ -310,12 +323,13 @@ def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[st
     return None
 
 
-def _all_scalar(*values: Num) -> bool:
-    return all(value.__class__ in _PLAIN for value in values)
+def _all_scalar(first: Num, second: Num, third: Num) -> bool:
+    return first.__class__ in _PLAIN and second.__class__ in _PLAIN and third.__class__ in _PLAIN
 
 
 def _evaluate(values: tuple[Num, ...], formula: Callable[..., _T]) -> _T:
-    """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the time."""
+    """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the
+    time."""
     if not any(isinstance(value, np.ndarray) for value in values):
         numbers = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
         if not all(number >= 0 for number in numbers):

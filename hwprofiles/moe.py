@@ -32,9 +32,10 @@ def moe_time(
 ) -> KernelTime:
     """Time of one layer's routed feed-forward on one chip, both projections.
 
-    ``tokens`` are those of the whole expert-parallel group; this chip holds ``num_experts / expert_parallel`` experts and gets
-    its even share of the assignments. Weights of every touched expert are read once; the tokens of one expert fill whole
-    tiles (the library picks the tile rows that are fastest); activations are gathered and scattered around the products.
+    ``tokens`` are those of the whole expert-parallel group; this chip holds ``num_experts / expert_parallel``
+    experts and gets its even share of the assignments. Weights of every touched expert are read once; the tokens of
+    one expert fill whole tiles (the library picks the tile rows that are fastest); activations are gathered and
+    scattered around the products.
 
     Args:
         xp: scalar or array functions.
@@ -50,7 +51,8 @@ def moe_time(
         expert_parallel: chips that share the experts.
         tensor_parallel: chips that share each expert.
         gated: gate and up projections (SwiGLU) instead of up alone.
-        active_experts: experts of the layer the tokens touch, where known; None = as many as even random routing touches.
+        active_experts: experts of the layer the tokens touch, where known; None = as many as even random routing
+            touches.
     """
     width = intermediate / tensor_parallel
     first = 2.0 * width if gated else width

@@ -17,7 +17,8 @@ class FamilyParameters(Record):
 
     source: Source
     reference_clock_hz: Positive | None = None
-    """Core clock of the chip that times were fitted on: class defaults scale their times by it, a chip's own set has none."""
+    """Core clock of the chip that times were fitted on: class defaults scale their times by it, a chip's own set has
+    none."""
 
     def at_clock(self, clock_hz: float | None) -> "FamilyParameters":
         """Return the set with its times scaled to a chip's clock, if both clocks are known: a latency counts cycles."""
@@ -82,6 +83,8 @@ class GemmParameters(FamilyParameters):
         (128, 64),
         (64, 128),
         (64, 64),
+        (16, 128),
+        (16, 64),
     )
     """Output tiles (rows, columns) the library chooses from."""
     max_split_k: float = 16.0
@@ -207,7 +210,8 @@ class MoeParameters(FamilyParameters):
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
     local_only: bool = False
-    """Whether only assignments to this chip's experts are gathered and combined, not all tokens' (expert parallelism)."""
+    """Whether only assignments to this chip's experts are gathered and combined, not all tokens' (expert
+    parallelism)."""
     tiles: tuple[tuple[int, int], ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
     """Tiles (rows of one expert's tokens, columns) the library chooses from."""
 

@@ -71,11 +71,12 @@ def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str =
         library: kernel library.
 
     Returns:
-        ``op chip library seconds bound flops bytes basis launch_s compute_s memory_s``; for a collective ``launch_s`` is its
-        latency, ``transfer_s`` is added and ``bound`` may be ``interconnect``.
+        ``op chip library seconds bound flops bytes basis launch_s compute_s memory_s``; for a collective
+        ``launch_s`` is its latency, ``transfer_s`` is added and ``bound`` may be ``interconnect``.
 
     Raises:
-        ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip cannot do.
+        ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip
+            cannot do.
     """
     operation = _find(op)
     profile = load_chip(chip) if isinstance(chip, str) else chip

@@ -3,7 +3,7 @@
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _number(value: Any) -> Any:
@@ -31,6 +31,29 @@ Share = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1, allow_inf_n
 """A dimensionless efficiency in (0, 1]."""
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
 """A dimensionless share in [0, 1]."""
+Count = Annotated[int, Field(gt=0, strict=True)]
+"""A whole number of things."""
+
+
+def _plausible(lowest: float, unit: str) -> Any:
+    """A positive number so large that a wrong unit (GB/s, TFLOP/s, GB) is noticed."""
+
+    def check(value: float) -> float:
+        if value < lowest:
+            raise ValueError(f"implausibly small; it is counted in {unit}")
+        return value
+
+    return AfterValidator(check)
+
+
+Rate = Annotated[Positive, _plausible(1e8, "bytes per second")]
+"""A bandwidth in bytes/s."""
+Bytes = Annotated[Positive, _plausible(1e5, "bytes")]
+"""A capacity in bytes."""
+Flops = Annotated[Positive, _plausible(1e9, "FLOP per second")]
+"""An arithmetic rate in FLOP/s."""
+Hertz = Annotated[Positive, _plausible(1e6, "hertz")]
+"""A clock in Hz."""
 DateText = Annotated[str, BeforeValidator(_date), Field(pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")]
 
 

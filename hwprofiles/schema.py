@@ -8,7 +8,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 from hwprofiles.dtypes import DTYPES, math_dtype
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
-from hwprofiles.records import NonNegative, Positive, Record, Source
+from hwprofiles.records import Bytes, Count, Flops, Hertz, NonNegative, Positive, Rate, Record, Source
 
 KINDS = ("gpu-datacenter", "gpu-consumer", "tensix", "apple-gpu", "cpu")
 """Classes of chips; each has a file of default kernel parameters."""
@@ -35,14 +35,15 @@ class Group(Record):
 class Compute(Group):
     """Arithmetic limits. ``dense_flops_per_s`` is per math format and never counts sparsity."""
 
-    cores: int = Field(gt=0)
+    cores: Count
     """Streaming multiprocessors, compute units, Tensix or CPU cores."""
-    worker_cores: int | None = Field(default=None, gt=0)
+    worker_cores: Count | None = None
     """Cores that kernels are given where the software keeps some for itself (Tenstorrent dispatch); None = all."""
-    clock_hz: Positive | None = None
-    dense_flops_per_s: dict[str, Positive]
+    clock_hz: Hertz | None = None
+    dense_flops_per_s: dict[str, Flops]
     asynchronous: bool = False
-    """Whether copies into a core run beside its arithmetic (Hopper and later: TMA, persistent warp-specialised kernels)."""
+    """Whether copies into a core run beside its arithmetic (Hopper and later: TMA, persistent warp-specialised
+    kernels)."""
     fidelity: dict[str, Literal["LoFi", "HiFi2", "HiFi3", "HiFi4"]] = Field(default_factory=dict)
     """Tenstorrent math fidelity that a format's figure stands for."""
 
@@ -71,15 +72,15 @@ class Compute(Group):
 class Memory(Group):
     """Device memory (HBM, GDDR, unified or host DRAM)."""
 
-    bandwidth_bytes_per_s: Positive
-    capacity_bytes: Positive
+    bandwidth_bytes_per_s: Rate
+    capacity_bytes: Bytes
 
 
 class OnChip(Group):
     """The largest on-chip store that all cores share (L2, Infinity Cache, the sum of SRAM) and its read bandwidth."""
 
-    capacity_bytes: Positive
-    bandwidth_bytes_per_s: Positive
+    capacity_bytes: Bytes
+    bandwidth_bytes_per_s: Rate
     multicast: Positive = 1.0
     """Reads that one operand read can serve, on average (thread block clusters of Hopper and later)."""
 
@@ -185,7 +186,7 @@ class Link(Group):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     description: str = Field(min_length=3)
-    bandwidth_bytes_per_s: Positive
+    bandwidth_bytes_per_s: Rate
     """Per chip and direction."""
     latency_s: Positive
     """Software-visible time until the first byte of a message is in the peer's memory."""

@@ -23,7 +23,7 @@ from simulator.serving import (
     SpeculationCounters,
     StepRecords,
 )
-from simulator.speculation import AcceptanceSampler, DraftConfig, survival_rates
+from simulator.speculation import DraftConfig, acceptance_sampler
 from simulator.timing import (
     Costs,
     Deployment,
@@ -151,7 +151,7 @@ def build_cluster(scenario: Scenario, seed: int) -> Build:
         assert speculation.acceptance is not None
         drafted = speculation.num_speculative_tokens
         draft = _draft(speculation.draft, deploy, hardware.tensor_parallel)
-        sampler = AcceptanceSampler(survival_rates(speculation.acceptance, drafted), seed)
+        sampler = acceptance_sampler(speculation.acceptance, drafted, seed)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,

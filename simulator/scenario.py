@@ -221,13 +221,14 @@ def _set(data: dict[str, Any], path: str, value: Any, place: str) -> None:
 
 def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
-    draft = data.get("speculation", {}).get("draft", {}) if isinstance(data.get("speculation"), dict) else {}
+    speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
     for holder, key in (
         (data, "model"),
         (data.get("hardware"), "chip"),
         (data.get("hardware"), "link"),
         (data.get("workload"), "trace"),
-        (draft, "model"),
+        (speculation.get("draft"), "model"),
+        (speculation.get("acceptance"), "log"),
     ):
         if isinstance(holder, dict) and isinstance(holder.get(key), str):
             name = holder[key]

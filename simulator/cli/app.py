@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import catalogues, kernels, runs
+from simulator.cli import catalogues, kernels, replays, runs
 from simulator.errors import ForerunError
 
 EXIT_BAD_INPUT = 2
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 runs.register(app)
 kernels.register(app)
+replays.register(app)
 catalogues.register(app)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import simpy
 
-from simulator.serving.clock import on_grid
+from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
@@ -55,9 +55,8 @@ class ExactReplica:
         scheduler = self._scheduler
         now = 0.0
         while True:
-            settled = self._feed.settle()
-            if settled is not None:
-                yield from self._until(settled)
+            if self._feed.shared:
+                yield from self._until(Phase(self._env, PLAN))
             self._collect(now)
             if not scheduler.has_work:
                 event = self._feed.wait(self._env)

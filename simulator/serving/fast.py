@@ -18,7 +18,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simulator.serving.clock import on_grid
+from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
@@ -65,15 +65,10 @@ class _Future:
         self._base = 0
         self._totals = np.zeros((rows, 4 * horizon + 4096), dtype=np.int64)
 
-    def add(self, row: int, start: int, values: IntArray) -> None:
-        """Add ``values`` to the steps from ``start`` on."""
+    def window(self, start: int, steps: int) -> IntArray:
+        """The totals of ``steps`` steps from ``start`` on, one row per quantity; writable."""
         at = start - self._base
-        self._totals[row, at : at + len(values)] += values
-
-    def subtract(self, row: int, start: int, values: IntArray) -> None:
-        """Take ``values`` off the steps from ``start`` on."""
-        at = start - self._base
-        self._totals[row, at : at + len(values)] -= values
+        return self._totals[:, at : at + steps]
 
     def at(self, row: int, step: int) -> int:
         """Total at one step."""
@@ -124,11 +119,15 @@ class FastReplica:
         longest = max(map(sum, zip(log.input_tokens, log.output_tokens, strict=True)), default=0)
         longest = min(longest, limits.num_blocks * limits.block_size) + limits.query_len + limits.lookahead_tokens + 2
         context = np.arange(longest, dtype=np.int64)
-        self._keys = [context if w is None else np.minimum(context, w + limits.query_len - 1) for w in self._windows]
-        self._blocks_of = -(-context // limits.block_size)
+        keys = [context if w is None else np.minimum(context, w + limits.query_len - 1) for w in self._windows]
+        blocks = -(-(context + limits.lookahead_tokens) // limits.block_size)
+        self._needs = np.vstack([*keys, blocks])
+        """Keys read (per window) and blocks held by a sequence whose decode step ends at each context length."""
         self._block_row = len(self._windows)
         self._token_row = self._block_row + 1
-        self._future = _Future(self._token_row + 1, min(max(log.output_tokens, default=1), longest) + 1)
+        self._future = _Future(
+            self._token_row + (sampler is not None), min(max(log.output_tokens, default=1), longest) + 1
+        )
         self._waiting: deque[_Live] = deque()
         self._running: dict[int, _Live] = {}
         self._partial: _Live | None = None
@@ -141,9 +140,8 @@ class FastReplica:
         """Advance from structural event to structural event until no request will ever come."""
         now = 0.0
         while True:
-            settled = self._feed.settle()
-            if settled is not None:
-                yield from self._wait(settled)
+            if self._feed.shared:
+                yield from self._wait(Phase(self._env, PLAN))
             self._collect(now)
             if not self._running and not self._waiting:
                 event = self._feed.wait(self._env)
@@ -164,9 +162,8 @@ class FastReplica:
     def _advance(self, now: float) -> Generator[simpy.Event, Any, float]:
         """Plan one step at ``now`` and run it, together with the equal steps that follow; returns the time after."""
         limits = self._limits
-        preempted = self._make_room(now)
+        held, preempted = self._make_room(now)
         budget = limits.max_num_batched_tokens - self._decoding * limits.query_len
-        held = self._future.at(self._block_row, self._step)
         chunks: list[tuple[_Live, int]] = []
         partial = self._partial
         if partial is not None:
@@ -187,13 +184,17 @@ class FastReplica:
             return (yield from self._mixed_step(now, chunks, held - self._shared_blocks))
         return (yield from self._decode(now, single=preempted))
 
-    def _make_room(self, now: float) -> bool:
-        """Preempt from the end of the batch until this step's blocks fit; whether anything had to go."""
+    def _make_room(self, now: float) -> tuple[int, bool]:
+        """Preempt from the end of the batch until this step's blocks fit.
+
+        Returns:
+            Blocks of the decoding requests in this step, and whether anything had to go.
+        """
         preempted = False
         while True:
-            held = self._future.at(self._block_row, self._step) + self._partial_blocks
-            if held - self._shared_blocks <= self._limits.num_blocks:
-                return preempted
+            held = self._future.at(self._block_row, self._step)
+            if held + self._partial_blocks - self._shared_blocks <= self._limits.num_blocks:
+                return held, preempted
             preempted = True
             if self._partial is not None:
                 self._preempt_partial()
@@ -215,7 +216,7 @@ class FastReplica:
         """Throw out the latest decoding request: take its remaining future off the totals."""
         index, victim = self._running.popitem()
         done = self._step - victim.start
-        self._contribute(victim, done, self._future.subtract)
+        self._contribute(victim, done, np.subtract)
         self._finishing[victim.start + victim.steps - 1].remove(victim)
         self._decoding -= 1
         self._evict_idle(self._limits.num_blocks)
@@ -361,7 +362,7 @@ class FastReplica:
         if self._sampler is not None:
             live.path = self._sampler.path(live.index, remaining, live.verify_steps)
             live.steps = len(live.path)
-        self._contribute(live, 0, self._future.add)
+        self._contribute(live, 0, np.add)
         self._decoding += 1
         last = live.start + live.steps - 1
         if last in self._finishing:
@@ -370,27 +371,19 @@ class FastReplica:
             self._finishing[last] = [live]
             heapq.heappush(self._finish_steps, last)
 
-    def _contribute(self, live: _Live, done: int, apply: Any) -> None:
-        """Apply the keys, blocks and tokens of a request's decode steps from the ``done``-th on to the totals."""
-        limits = self._limits
-        start = live.start + done
+    def _contribute(self, live: _Live, done: int, apply: np.ufunc) -> None:
+        """Add or subtract the keys, blocks and tokens of a request's decode steps from the ``done``-th on."""
+        future = self._future.window(live.start + done, live.steps - done)
         if self._sampler is None:
-            first = live.target + 1 + done
-            stop = live.target + 1 + live.steps
-            for row, keys in enumerate(self._keys):
-                apply(row, start, keys[first:stop])
-            ahead = limits.lookahead_tokens
-            apply(self._block_row, start, self._blocks_of[first + ahead : stop + ahead])
+            needs = self._needs[:, live.target + 1 + done : live.target + 1 + live.steps]
+            apply(future, needs, out=future)
             return
         delivered = live.path + 1
-        context = live.target + limits.query_len + np.cumsum(delivered) - delivered
+        context = live.target + self._limits.query_len + np.cumsum(delivered) - delivered
         remaining = self._log.output_tokens[live.index] - live.generated
         delivered[-1] -= int(delivered.sum()) - remaining
-        context = context[done:]
-        for row, keys in enumerate(self._keys):
-            apply(row, start, keys[context])
-        apply(self._block_row, start, self._blocks_of[context + limits.lookahead_tokens])
-        apply(self._token_row, start, delivered[done:])
+        apply(future[:-1], self._needs[:, context[done:]], out=future[:-1])
+        apply(future[-1], delivered[done:], out=future[-1])
 
     def _decode(self, now: float, single: bool) -> Generator[simpy.Event, Any, float]:
         """Decode steps of one unchanged batch: one, or as many as nothing structural cuts short."""
@@ -489,8 +482,10 @@ class FastReplica:
             self._feed.finished(now)
 
     def _until(self, end: float) -> Generator[simpy.Event, Any, None]:
-        """Wait until ``end``."""
-        return self._wait(self._env.timeout(max(0.0, end - self._env.now)))
+        """Wait until ``end``; not at all when nobody else could tell the difference."""
+        if not self._feed.shared:
+            return
+        yield from self._wait(self._env.timeout(max(0.0, end - self._env.now)))
 
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, None]:
         """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""
@@ -502,6 +497,8 @@ class FastReplica:
 
     def _until_cut(self, ends: NDArray[np.float64], admits: bool) -> Generator[simpy.Event, Any, NDArray[np.float64]]:
         """Wait for the last of ``ends``; an arrival that could be admitted cuts the span at the step in progress."""
+        if not self._feed.shared:
+            return ends
         event = self._env.timeout(max(0.0, float(ends[-1]) - self._env.now))
         while not event.processed:
             try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
 
@@ -11,7 +11,6 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simulator.serving.clock import PLAN, Phase
 from simulator.serving.log import RunLog
 
 FloatArray = NDArray[np.float64]
@@ -21,7 +20,10 @@ IntArray = NDArray[np.int64]
 class Feed(Protocol):
     """Source of one replica's requests."""
 
-    def take(self, now: float) -> Iterator[int]:
+    shared: bool
+    """Whether a router acts on the replica while it runs; if not, the replica is alone in its simulated time."""
+
+    def take(self, now: float) -> Sequence[int]:
         """Requests that have arrived by ``now`` and were not taken before, in order of arrival."""
 
     def next_s(self) -> float:
@@ -32,9 +34,6 @@ class Feed(Protocol):
 
     def pending(self, times_s: FloatArray) -> IntArray:
         """Requests that have arrived by each of the (rising) times and were not taken yet."""
-
-    def settle(self) -> simpy.Event | None:
-        """Event to wait for before planning, so that hand-overs of this instant are seen; None where there are none."""
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """Event at which to look again when there is nothing to do, or None when no request will ever come."""
@@ -48,21 +47,25 @@ class OpenFeed:
         log: where the arrival times stand.
     """
 
+    shared = False
+
     def __init__(self, requests: Sequence[int], log: RunLog) -> None:
         self._requests = requests
         self._times_s = np.frombuffer(log.arrival_s)[np.asarray(requests, dtype=np.int64)]
-        self._arrival_s = self._times_s.tolist()
+        self._arrival_s = [*self._times_s.tolist(), inf]
         self._next = 0
 
-    def take(self, now: float) -> Iterator[int]:
+    def take(self, now: float) -> Sequence[int]:
         """Requests that have arrived by ``now``."""
-        while self._next < len(self._requests) and self._arrival_s[self._next] <= now:
-            self._next += 1
-            yield self._requests[self._next - 1]
+        first = self._next
+        if self._arrival_s[first] > now:
+            return ()
+        self._next = bisect_right(self._arrival_s, now, first)
+        return self._requests[first : self._next]
 
     def next_s(self) -> float:
         """Time of the next arrival."""
-        return self._arrival_s[self._next] if self._next < len(self._requests) else inf
+        return self._arrival_s[self._next]
 
     def finished(self, now: float) -> None:
         """Arrivals do not depend on completions."""
@@ -70,10 +73,6 @@ class OpenFeed:
     def pending(self, times_s: FloatArray) -> IntArray:
         """Untaken arrivals by each time."""
         return np.searchsorted(self._times_s, times_s, side="right") - self._next
-
-    def settle(self) -> simpy.Event | None:
-        """Nothing else acts on this replica."""
-        return None
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """The next arrival."""
@@ -83,18 +82,20 @@ class OpenFeed:
 class ClosedFeed:
     """A closed loop: ``max_concurrency`` requests outstanding, the next sent when one ends."""
 
+    shared = False
+
     def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog) -> None:
         self._requests = requests
         self._arrival_s = log.arrival_s
         self._sent = 0
-        self._arrived: deque[int] = deque()
+        self._arrived: list[int] = []
         for _ in range(min(max_concurrency, len(requests))):
             self._send(0.0)
 
-    def take(self, now: float) -> Iterator[int]:
+    def take(self, now: float) -> Sequence[int]:
         """Requests sent so far."""
-        while self._arrived:
-            yield self._arrived.popleft()
+        taken, self._arrived = self._arrived, []
+        return taken
 
     def next_s(self) -> float:
         """Requests are sent only when one of this replica's ends."""
@@ -108,10 +109,6 @@ class ClosedFeed:
     def pending(self, times_s: FloatArray) -> IntArray:
         """Nothing arrives but when a request ends, and then it is taken at once."""
         return np.zeros(len(times_s), dtype=np.int64)
-
-    def settle(self) -> simpy.Event | None:
-        """Nothing else acts on this replica."""
-        return None
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """An idle replica has answered everything."""
@@ -127,11 +124,13 @@ class ClosedFeed:
 class RoutedFeed:
     """Requests handed over by a router while the simulation runs."""
 
+    shared = True
+
     def __init__(self, env: simpy.Environment, log: RunLog, on_finished: Callable[[], None]) -> None:
         self._env = env
         self._arrival_s = log.arrival_s
         self._on_finished = on_finished
-        self._arrived: deque[int] = deque()
+        self._arrived: list[int] = []
         self._wake: simpy.Event | None = None
         """What the idle replica waits for."""
         self._closed = False
@@ -156,11 +155,11 @@ class RoutedFeed:
         if self._wake is not None and not self._wake.triggered:
             self._wake.succeed()
 
-    def take(self, now: float) -> Iterator[int]:
+    def take(self, now: float) -> Sequence[int]:
         """Requests handed over so far."""
         self._wake = None
-        while self._arrived:
-            yield self._arrived.popleft()
+        taken, self._arrived = self._arrived, []
+        return taken
 
     def next_s(self) -> float:
         """Arrivals announce themselves by interrupting the replica."""
@@ -175,10 +174,6 @@ class RoutedFeed:
         """Requests handed over and not taken, by each time."""
         arrived = np.asarray([self._arrival_s[request] for request in self._arrived])
         return np.searchsorted(arrived, times_s, side="right")
-
-    def settle(self) -> simpy.Event | None:
-        """After the router's turn in this instant."""
-        return Phase(self._env, PLAN)
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """The next hand-over."""

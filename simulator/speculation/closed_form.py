@@ -1,8 +1,17 @@
-"""Closed forms of speculative decoding with independent, equally likely acceptance of every draft token."""
+"""Closed forms of speculative decoding: tokens per verify step, gain in time, and the acceptance at which it pays."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
 from simulator.errors import ForerunError
+
+MOST_TOKENS = 1024
+"""Draft tokens beyond which the best number is not searched for."""
 
 
 def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
@@ -19,6 +28,17 @@ def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
     return float((1.0 - alpha ** (num_speculative_tokens + 1)) / (1.0 - alpha))
 
 
+def expected_length(conditional: Sequence[float] | NDArray[np.float64]) -> float:
+    """Mean tokens of one verify step, bonus token included, for any conditional rates: ``1 + sum_i prod_(j<=i) c_j``.
+
+    Args:
+        conditional: chance that position i is accepted when all before it were, in [0, 1].
+
+    With equal rates this is ``expected_tokens``.
+    """
+    return float(1.0 + np.cumprod(np.asarray(conditional, dtype=np.float64)).sum())
+
+
 def speedup(alpha: float, num_speculative_tokens: int, cost_ratio: float) -> float:
     """Wall-time gain of speculation: ``E / (g c + 1)``.
 
@@ -30,6 +50,36 @@ def speedup(alpha: float, num_speculative_tokens: int, cost_ratio: float) -> flo
     Source: Leviathan et al. 2023, theorem 3.8.
     """
     return expected_tokens(alpha, num_speculative_tokens) / (num_speculative_tokens * cost_ratio + 1.0)
+
+
+def operations_factor(alpha: float, num_speculative_tokens: int, operations_ratio: float) -> float:
+    """Arithmetic of speculation over that of plain decoding: ``(1 - a)(g c' + g + 1) / (1 - a^(g+1))``.
+
+    Args:
+        alpha: chance that a draft token is accepted.
+        num_speculative_tokens: draft tokens g per step.
+        operations_ratio: operations of the drafter per token over those of the target, c'.
+
+    Source: Leviathan et al. 2023, theorem 3.11.
+    """
+    drafted = num_speculative_tokens * operations_ratio + num_speculative_tokens + 1.0
+    return drafted / expected_tokens(alpha, num_speculative_tokens)
+
+
+def best_num_tokens(alpha: float, cost_ratio: float, most: int = MOST_TOKENS) -> int:
+    """Draft tokens per step of the largest ``speedup``; 0 where none pays, which is where ``alpha <= cost_ratio``.
+
+    Source: Leviathan et al. 2023, section 3.5 and corollary 3.9.
+
+    Raises:
+        ForerunError: free drafts that are always accepted, for which more is always better.
+    """
+    best = 0
+    for tokens in range(1, most + 1):
+        if speedup(alpha, tokens, cost_ratio) <= speedup(alpha, best, cost_ratio):
+            return best
+        best = tokens
+    raise ForerunError(f"more than {most} draft tokens are best at alpha {alpha:g} and cost ratio {cost_ratio:g}")
 
 
 def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
@@ -46,6 +96,43 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
         )
     if acceptance_length == longest:
         return 1.0
-    from scipy.optimize import brentq  # a slow import that most runs do without
-
     return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0 - 1e-12))
+
+
+def time_ratio(
+    acceptance_length: float, num_speculative_tokens: int, draft_s: float, verify_s: float, target_s: float
+) -> float:
+    """Time per token with speculation over that without: ``(g T_D + T_V) / (E T_T)``; below 1 it pays.
+
+    Args:
+        acceptance_length: tokens per verify step, E (Omega in the paper), bonus token included.
+        num_speculative_tokens: sequential draft passes g per step.
+        draft_s: seconds of one draft pass, T_D.
+        verify_s: seconds of one verify step over g + 1 tokens, T_V(g).
+        target_s: seconds of one plain decode step, T_T.
+
+    With T_V = T_T and equal acceptance it is the inverse of Leviathan's ``speedup`` with c = T_D / T_T.
+
+    Source: MagicDec (Chen et al. 2024, arXiv:2408.11049), section 3: ``T_SD / T_T``.
+    """
+    return (num_speculative_tokens * draft_s + verify_s) / (acceptance_length * target_s)
+
+
+def break_even_length(num_speculative_tokens: int, draft_s: float, verify_s: float, target_s: float) -> float:
+    """Acceptance length (bonus token included) at which a verify step of these costs gains nothing and loses nothing.
+
+    Above ``num_speculative_tokens + 1`` no drafter can make it pay. Arguments as ``time_ratio``.
+    """
+    return (num_speculative_tokens * draft_s + verify_s) / target_s
+
+
+def break_even_alpha(num_speculative_tokens: int, draft_s: float, verify_s: float, target_s: float) -> float | None:
+    """Chance of acceptance, alike at every position, at which speculation of these costs breaks even.
+
+    Returns:
+        0 where it pays even when nothing is accepted; None where it never pays. Arguments as ``time_ratio``.
+    """
+    length = break_even_length(num_speculative_tokens, draft_s, verify_s, target_s)
+    if length > num_speculative_tokens + 1:
+        return None
+    return iid_alpha(max(length, 1.0), num_speculative_tokens)

@@ -96,7 +96,7 @@ def test_one_line_names_the_field_and_the_way_out(scenario_file, override, expec
 @pytest.mark.parametrize(
     ("acceptance", "expected"),
     [
-        ("{}", "give exactly one of per_position, conditional, alpha, acceptance_length (got none)"),
+        ("{}", "give exactly one of per_position, conditional, alpha, acceptance_length, curve, log (got none)"),
         ("{alpha: 0.5, conditional: [0.5]}", "got conditional, alpha"),
         ("{alpha: 1.5}", "acceptance.alpha: must be less than or equal to 1"),
         ("{per_position: [0.5, 0.6]}", "per_position rises at position 2"),

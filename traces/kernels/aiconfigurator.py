@@ -1,6 +1,6 @@
 """NVIDIA AIConfigurator's Parquet tables (Apache-2.0): milliseconds of one kernel call on one GPU.
 
-Column meanings: the collector of ai-dynamo/aiconfigurator (``aiconfigurator_core/systems/data``). What its tables are no
+Column meanings: the collector of ai-dynamo/aiconfigurator (``aiconfigurator_core/systems/data``). What tables are no
 good for is left out by rule and counted, never silently: rows timed without a captured graph, formats this project does
 not price, tables of kernels it does not predict.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traces.kernels.frame import Frame, drop
 from traces.kernels.table import IntArray, KernelTable, Words, make_table
@@ -92,7 +91,7 @@ def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     frame = drop(frame, ~known, "no prediction for this attention (not causal)", skipped)
     frame, dtype = _priced(frame, "attn_dtype", skipped)
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
-    dtype = _renamed(frame.texts("attn_dtype"))
+    dtype = _renamed(frame.texts("attn_dtype"), DTYPES)
     decode = frame.texts("op_name").equals("generation_attention")
     sizes = _attention_sizes(frame) | _sizes(frame, num_kv_heads="num_key_value_heads", head_dim="head_dim")
     if frame.has("window_size"):
@@ -124,7 +123,7 @@ def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
 
 def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     frame.need("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    frame, dtype = _priced(frame, "moe_dtype", skipped)
+    frame, dtype = _priced(frame, "moe_dtype", skipped, {"fp8_block": "fp8"})
     sizes = _sizes(
         frame, tokens="num_tokens", hidden="hidden_size", intermediate="inter_size", experts_per_token="topk",
         num_experts="num_experts", tensor_parallel="moe_tp_size", expert_parallel="moe_ep_size",
@@ -203,21 +202,19 @@ def _sizes(frame: Frame, *same: str, **renamed: str) -> dict[str, IntArray]:
     return {ours: np.nan_to_num(frame.floats(theirs)).astype(np.int64) for ours, theirs in columns.items()}
 
 
-def _priced(frame: Frame, column: str, skipped: dict[str, int]) -> tuple[Frame, Words]:
+def _priced(
+    frame: Frame, column: str, skipped: dict[str, int], also: dict[str, str] | None = None
+) -> tuple[Frame, Words]:
     """Leave out formats that are not priced."""
-    names = frame.texts(column)
-    for code, name in enumerate(names.names):
-        if name not in DTYPES:
-            frame = drop(frame, _now(frame, column, name), f"format '{names.names[code]}' is not priced", skipped)
-    return frame, _renamed(frame.texts(column))
+    known = DTYPES | (also or {})
+    for name in frame.texts(column).names:
+        if name not in known:
+            frame = drop(frame, frame.texts(column).equals(name), f"format '{name}' is not priced", skipped)
+    return frame, _renamed(frame.texts(column), known)
 
 
-def _now(frame: Frame, column: str, name: str) -> NDArray[np.bool_]:
-    return frame.texts(column).equals(name)
-
-
-def _renamed(names: Words) -> Words:
-    return Words(names.codes, tuple(DTYPES[name] for name in names.names))
+def _renamed(names: Words, known: dict[str, str]) -> Words:
+    return Words(names.codes, tuple(known[name] for name in names.names))
 
 
 def _framework(frame: Frame) -> Words:

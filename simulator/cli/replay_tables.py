@@ -1,0 +1,65 @@
+"""Replays and calibrations as tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from simulator.cli.tables import ABSENT, duration, number, pairs_table, titled_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SHOWN_WORST = 5
+_FIGURES = ("mape", "median_ape", "p90_ape", "bias", "coverage90")
+
+
+def replay_tables(document: dict[str, Any]) -> list[RenderableType]:
+    """Everything ``forerun replay kernels`` prints."""
+    overall = document["overall"]
+    title = Text(f"{document['chip']}, {document['library']} kernels", style="bold")
+    layer = "with residual" if document["residual"] else "physics alone"
+    held_out = " held-out" if document["split"] else ""
+    title.append(f"  {overall['n']:,}{held_out} rows · {layer} · basis: {document['basis']}", style="dim not bold")
+    table = titled_table("Errors (%)", "op", "dtype", "regime", "rows", "MAPE", "median", "p90", "bias", "coverage 90")
+    for group in (*document["groups"], overall):
+        whole = group["regime"] == "all"
+        table.add_row(
+            group["op"] if whole else "",
+            group["dtype"] if whole else "",
+            group["regime"],
+            f"{group['n']:,}",
+            *(number(group[key], 3) if group[key] is not None else ABSENT for key in _FIGURES),
+            style=None if whole else "dim",
+        )
+    parts: list[RenderableType] = [title, table]
+    if document["skipped"]:
+        rows = [(reason, f"{count:,}") for reason, count in document["skipped"].items()]
+        parts.append(pairs_table("Not scored", rows))
+    worst = titled_table("Worst rows", "op", "shape", "measured", "predicted", "error %", "basis", left=True)
+    for row in document["worst"][:SHOWN_WORST]:
+        hidden = (
+            "op",
+            "measured_s",
+            "predicted_s",
+            "ape",
+            "regime",
+            "basis",
+            "library",
+            "source",
+            "device",
+            "cache",
+            "name",
+        )
+        shape = " ".join(f"{key}={value}" for key, value in row.items() if key not in hidden)
+        worst.add_row(
+            row["op"],
+            shape,
+            duration(row["measured_s"]),
+            duration(row["predicted_s"]),
+            f"{row['ape']:.0f}",
+            row["basis"],
+        )
+    parts.append(worst)
+    return parts

@@ -1,0 +1,23 @@
+"""Predictions against measurements: kernels, and the calibration that follows from them."""
+
+from simulator.replay.gate import Limit, broken, parse_limit
+from simulator.replay.kernels import ReplayReport, replay_kernels, report_document, worst_rows
+from simulator.replay.predict import Prediction, predict_table
+from simulator.replay.scores import Score
+from simulator.replay.split import Split, parse_split, training_rows
+
+__all__ = [
+    "Limit",
+    "Prediction",
+    "ReplayReport",
+    "Score",
+    "Split",
+    "broken",
+    "parse_limit",
+    "parse_split",
+    "predict_table",
+    "replay_kernels",
+    "report_document",
+    "training_rows",
+    "worst_rows",
+]

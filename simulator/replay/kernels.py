@@ -1,0 +1,212 @@
+"""Measured kernels beside predicted ones: scores by operation, regime and format, and the rows furthest off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import KernelLibrary
+from simulator.errors import ForerunError
+from simulator.replay.light_speed import impossible_rows
+from simulator.replay.predict import BASES, REGIMES, Prediction, predict_table
+from simulator.replay.scores import Score, all_scores, dtype_labels, overall_score
+from simulator.replay.split import Split, training_rows
+from traces.kernels import OPS, SIZES, WORDS, KernelTable
+
+FloatArray = NDArray[np.float64]
+
+WORST_ROWS = 20
+TRAINING = "part of the training split"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """Outcome of a replay.
+
+    Attributes:
+        chip, library: whose kernels were predicted.
+        source: the trace.
+        table: the rows that are scored.
+        prediction: of those rows.
+        groups: scores by operation, regime and format.
+        overall: score over all rows.
+        skipped: reason -> rows that are not scored.
+        split: the split whose held-out part is scored; None = every row.
+        residual: whether the learned correction is on.
+    """
+
+    chip: str
+    library: str
+    source: str
+    table: KernelTable
+    prediction: Prediction
+    groups: tuple[Score, ...]
+    overall: Score
+    skipped: dict[str, int]
+    split: Split | None
+    residual: bool
+
+    @property
+    def basis(self) -> str:
+        """The weakest basis among the scored rows."""
+        return BASES[int(self.prediction.basis.min())]
+
+
+def replay_kernels(
+    table: KernelTable,
+    kernels: KernelLibrary,
+    split: Split | None = None,
+    where: Sequence[str] = (),
+    residual: bool = False,
+) -> ReplayReport:
+    """Predict every row of a trace and score the predictions.
+
+    Args:
+        table: measured kernels.
+        kernels: the chip's predictions.
+        split: score only the rows a fit under this split does not see.
+        where: conditions such as ``n>=1024`` that a row must meet, if its operation has that column.
+        residual: whether ``kernels`` carries the learned correction (recorded in the report).
+
+    Raises:
+        ForerunError: rows of several devices, a wrong unit, a bad condition, or no row left to score.
+    """
+    skipped = dict(table.skipped)
+    check_devices(table)
+    prediction = predict_table(table, kernels)
+    _add(skipped, prediction.refused)
+    out, reasons = impossible_rows(table, prediction, kernels.chip)
+    _add(skipped, reasons)
+    keep = np.isfinite(prediction.seconds) & ~out
+    if split is not None:
+        keep = _leave_out(keep, training_rows(table, split), TRAINING, skipped)
+    for condition in where:
+        keep = _leave_out(keep, ~condition_rows(table, condition), f"not {condition}", skipped)
+    if not keep.any():
+        reasons_text = "; ".join(f"{rows} {reason}" for reason, rows in skipped.items()) or "the trace has none"
+        raise ForerunError(f"{table.source}: no row left to score ({reasons_text})")
+    scored, predicted = table.where(keep), select(prediction, keep)
+    return ReplayReport(
+        kernels.chip.name,
+        kernels.library,
+        table.source,
+        scored,
+        predicted,
+        tuple(all_scores(scored, predicted)),
+        overall_score(scored, predicted),
+        skipped,
+        split,
+        residual,
+    )
+
+
+def check_devices(table: KernelTable) -> None:
+    """Raise ForerunError when a trace mixes rows of several devices."""
+    column = table.word("device")
+    present = sorted({column.names[code] for code in np.unique(column.codes)} - {""})
+    if len(present) > 1:
+        raise ForerunError(
+            f"{table.source}: rows of several devices ({', '.join(present)}); pick one with --device NAME"
+        )
+
+
+def condition_rows(table: KernelTable, condition: str) -> NDArray[np.bool_]:
+    """Rows that meet ``COLUMN>=N``, ``COLUMN<=N`` or ``COLUMN=VALUE``, or whose operation has no such size.
+
+    Raises:
+        ForerunError: no such column, or no number where one is needed.
+    """
+    for sign in (">=", "<=", "="):
+        name, found, value = condition.partition(sign)
+        if found:
+            break
+    name, value = name.strip(), value.strip()
+    if not found or name not in (*SIZES, *WORDS):
+        raise ForerunError(f"--where: '{condition}' is not COLUMN>=N, COLUMN<=N or COLUMN=VALUE of a kernel trace")
+    if name in WORDS:
+        if sign != "=":
+            raise ForerunError(f"--where: '{condition}': {name} holds texts; use {name}=VALUE")
+        return table.word(name).equals(value)
+    try:
+        number = int(value)
+    except ValueError:
+        raise ForerunError(f"--where: '{condition}': '{value}' is not a whole number") from None
+    op = table.word("op")
+    has = np.array([name in (*OPS[text].needed, *OPS[text].optional) for text in op.names])[op.codes]
+    column = table.size(name)
+    met = {">=": np.greater_equal, "<=": np.less_equal, "=": np.equal}[sign](column, number)
+    return np.asarray(met | ~has, dtype=np.bool_)
+
+
+def select(prediction: Prediction, rows: NDArray[Any]) -> Prediction:
+    """The prediction of some rows."""
+    return Prediction(
+        prediction.seconds[rows],
+        prediction.regime[rows],
+        prediction.basis[rows],
+        prediction.flops[rows],
+        prediction.bytes[rows],
+        prediction.warm[rows],
+        prediction.peak_flops[rows],
+        prediction.low[rows],
+        prediction.high[rows],
+        dict(prediction.refused),
+    )
+
+
+def report_document(report: ReplayReport) -> dict[str, Any]:
+    """The JSON of ``forerun replay kernels``; percentages are numbers such as 7.3."""
+    from simulator.metrics.document import forerun_version
+
+    return {
+        "chip": report.chip,
+        "library": report.library,
+        "source": report.source,
+        "basis": report.basis,
+        "basis_rows": {name: int((report.prediction.basis == code).sum()) for code, name in enumerate(BASES)},
+        "residual": report.residual,
+        "split": None if report.split is None else report.split._asdict(),
+        "groups": [group._asdict() for group in report.groups],
+        "overall": report.overall._asdict(),
+        "skipped": report.skipped,
+        "worst": worst_rows(report),
+        "version": forerun_version(),
+    }
+
+
+def worst_rows(report: ReplayReport, count: int = WORST_ROWS) -> list[dict[str, Any]]:
+    """The rows with the largest errors, worst first, with shape, both times, APE in percent, regime and basis."""
+    table, prediction = report.table, report.prediction
+    ape = np.abs(prediction.seconds / table.measured_s - 1.0) * 100.0
+    labels = dtype_labels(table)
+    rows = np.argsort(-ape, kind="stable")[:count]
+    return [
+        {
+            **table.row(int(row)),
+            "dtype": str(labels[row]),
+            "measured_s": float(table.measured_s[row]),
+            "predicted_s": float(prediction.seconds[row]),
+            "ape": float(ape[row]),
+            "regime": REGIMES[prediction.regime[row]],
+            "basis": BASES[prediction.basis[row]],
+        }
+        for row in rows
+    ]
+
+
+def _leave_out(
+    keep: NDArray[np.bool_], out: NDArray[np.bool_], reason: str, skipped: dict[str, int]
+) -> NDArray[np.bool_]:
+    rows = int((keep & out).sum())
+    if rows:
+        _add(skipped, {reason: rows})
+    return keep & ~out
+
+
+def _add(counts: dict[str, int], more: dict[str, int]) -> None:
+    for reason, rows in more.items():
+        counts[reason] = counts.get(reason, 0) + rows

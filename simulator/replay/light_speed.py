@@ -1,0 +1,87 @@
+"""Measured rows that no such chip can have produced: faster than its datasheet, or in another unit."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import Chip
+from simulator.errors import ForerunError
+from simulator.replay.groups import equal_rows
+from simulator.replay.predict import Prediction
+from traces.kernels import KernelTable
+
+FloatArray = NDArray[np.float64]
+
+TOLERANCE = 1.10
+"""A clock may boost above the one the datasheet's figures stand for."""
+SUSPECT_SHARE = 0.05
+"""Share of impossible rows from which the whole slice of a trace is not believed."""
+UNIT_FACTOR = 200.0
+"""Median factor between measurement and prediction that only another unit explains."""
+
+IMPOSSIBLE = "faster than the chip's datasheet by more than 10 %"
+SUSPECT = "same kind of kernel, same source, as rows faster than the datasheet"
+
+
+def light_seconds(prediction: Prediction, chip: Chip) -> FloatArray:
+    """Least time the datasheet allows: arithmetic at the dense peak, bytes at the memory's bandwidth.
+
+    Where operands may already be on the chip, as much as its store holds need not come from memory.
+    """
+    spared = np.where(prediction.warm, chip.on_chip.capacity_bytes, 0.0)
+    memory = np.maximum(0.0, prediction.bytes - spared) / chip.memory.bandwidth_bytes_per_s
+    memory = np.maximum(memory, prediction.bytes / chip.on_chip.bandwidth_bytes_per_s)
+    return np.maximum(prediction.flops / prediction.peak_flops, memory)
+
+
+def impossible_rows(table: KernelTable, prediction: Prediction, chip: Chip) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    """Rows to leave out because the datasheet forbids them, and those of the same slice; with counts by reason.
+
+    A slice is one operation, library, kernel source and format, grouped heads apart: where more than ``SUSPECT_SHARE``
+    of its rows are impossible the others were measured the same wrong way, only less visibly.
+
+    Raises:
+        ForerunError: most rows are impossible, or off by a factor that only a wrong unit explains.
+    """
+    predicted = np.isfinite(prediction.seconds)
+    light = light_seconds(prediction, chip)
+    bad = predicted & (table.measured_s * TOLERANCE < light)
+    check_unit(table, prediction, bad, predicted)
+    grouped = (table.size("num_heads") > table.size("num_kv_heads")).astype(np.int64)
+    columns = [table.word(name).codes for name in ("op", "library", "source", "dtype", "kv_dtype", "device")]
+    suspect = np.zeros(len(table), dtype=bool)
+    if bad.any():
+        for part in equal_rows([*columns, grouped]):
+            known = predicted[part]
+            if bad[part].sum() > SUSPECT_SHARE * known.sum():
+                suspect[part] = known
+    suspect &= ~bad
+    counts = {IMPOSSIBLE: int(bad.sum()), SUSPECT: int(suspect.sum())}
+    return bad | suspect, {reason: rows for reason, rows in counts.items() if rows}
+
+
+def check_unit(
+    table: KernelTable, prediction: Prediction, bad: NDArray[np.bool_], predicted: NDArray[np.bool_]
+) -> None:
+    """Raise ForerunError when most measurements cannot be seconds of this chip."""
+    rows = int(predicted.sum())
+    if not rows:
+        return
+    factor = float(np.median(table.measured_s[predicted] / prediction.seconds[predicted]))
+    if bad.sum() * 2 > rows:
+        raise ForerunError(
+            f"{table.source}: {int(bad.sum())} of {rows} rows are faster than the chip's datasheet allows (the median "
+            f"is {1 / factor:.3g} times faster than predicted): another unit than the format's, or another chip?"
+        )
+    if factor > UNIT_FACTOR:
+        raise ForerunError(
+            f"{table.source}: the median row takes {factor:.3g} times as long as predicted: times must be in seconds, "
+            f"these look like {_unit(factor)}"
+        )
+
+
+def _unit(factor: float) -> str:
+    """The unit in which a time was probably written when it is ``factor`` times too large as seconds."""
+    power = round(np.log10(factor) / 3)
+    return {1: "milliseconds", 2: "microseconds", 3: "nanoseconds"}.get(power, "seconds")

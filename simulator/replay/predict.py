@@ -1,0 +1,297 @@
+"""Predicted seconds for every row of a kernel table, by groups of rows that differ in sizes only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
+from simulator.errors import ForerunError
+from simulator.replay.groups import IndexArray, equal_rows
+from simulator.replay.masks import admitted_pairs, tokens_read
+from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
+
+FloatArray = NDArray[np.float64]
+
+REGIMES = ("latency", "memory", "compute")
+"""What bounds a kernel; a collective is bound by latency or by the link, which counts as memory."""
+BASES = ("datasheet", "extrapolated", "calibrated")
+FAMILIES = {
+    "gemm": "gemm",
+    "attention_prefill": "attention_prefill",
+    "attention_decode": "attention_decode",
+    "attention_mixed": "attention_prefill",
+    "moe": "moe",
+    "elementwise": "elementwise",
+    **dict.fromkeys(COLLECTIVES, "collective"),
+}
+"""Operation of a trace -> family of kernel parameters."""
+
+
+MOE_SIZES = (
+    "tokens",
+    "num_experts",
+    "experts_per_token",
+    "hidden",
+    "intermediate",
+    "expert_parallel",
+    "tensor_parallel",
+)
+
+
+class Operand(NamedTuple):
+    """What chooses a parameter set and a peak: family, formats of the stored operand and of the math, cached or not."""
+
+    family: str
+    stored: str
+    math: str
+    warm: bool
+
+
+@dataclass(slots=True)
+class Prediction:
+    """One value per row of a table; NaN or code -1 where a row cannot be predicted.
+
+    Attributes:
+        seconds: predicted.
+        regime: code into ``REGIMES``.
+        basis: code into ``BASES``.
+        flops: useful operations.
+        bytes: every operand moved once (a collective: what leaves one chip at least).
+        warm: whether operands may already be on the chip.
+        peak_flops: dense peak of the math, FLOP/s.
+        low, high: ends of the 90 % interval as factors on ``seconds``; NaN where none is known.
+        refused: reason -> rows that cannot be predicted.
+    """
+
+    seconds: FloatArray
+    regime: NDArray[np.int8]
+    basis: NDArray[np.int8]
+    flops: FloatArray
+    bytes: FloatArray
+    warm: NDArray[np.bool_]
+    peak_flops: FloatArray
+    low: FloatArray
+    high: FloatArray
+    refused: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, rows: int) -> Prediction:
+        """Nothing predicted yet."""
+        nan = [np.full(rows, np.nan) for _ in range(6)]
+        code = np.full(rows, -1, dtype=np.int8)
+        return cls(nan[0], code, code.copy(), nan[1], nan[2], np.zeros(rows, dtype=bool), nan[3], nan[4], nan[5])
+
+    def put(self, rows: IndexArray, time: KernelTime, basis: str, peak: float, warm: bool) -> None:
+        """Fill in ``rows``."""
+        self.seconds[rows] = time.seconds
+        self.flops[rows] = time.flops
+        self.bytes[rows] = time.bytes
+        self.peak_flops[rows] = peak
+        self.warm[rows] = warm
+        self.basis[rows] = BASES.index(basis)
+        bound = np.asarray(time.bound)
+        self.regime[rows] = np.select([bound == name for name in REGIMES], list(range(len(REGIMES))), -1)
+
+    def refuse(self, reason: str, rows: int) -> None:
+        """Count rows that cannot be predicted."""
+        self.refused[reason] = self.refused.get(reason, 0) + rows
+
+
+def predict_table(table: KernelTable, kernels: KernelLibrary) -> Prediction:
+    """Predict every row; rows that cannot be are counted in ``refused`` with their reason.
+
+    Raises:
+        ForerunError: collectives on a chip without a scale-up link.
+    """
+    result = Prediction.empty(len(table))
+    op = table.word("op")
+    for code, name in enumerate(op.names):
+        rows = np.flatnonzero(op.codes == code)
+        if not len(rows):
+            continue
+        if name == OTHER:
+            _refuse_others(table, rows, result)
+        elif name in COLLECTIVES:
+            _collective(table, kernels, name, rows, result)
+        else:
+            _PREDICTORS[name](table, kernels, rows, result)
+    return result
+
+
+def _refuse_others(table: KernelTable, rows: IndexArray, result: Prediction) -> None:
+    names = table.word("name")
+    kinds = [kernel_class(name) for name in names.names]
+    for kind in sorted(set(kinds)):
+        count = int(np.isin(names.codes[rows], [code for code, other in enumerate(kinds) if other == kind]).sum())
+        if count:
+            result.refuse(f"{kind} kernel without a shape", count)
+
+
+def _by(table: KernelTable, rows: IndexArray, words: tuple[str, ...], *numbers: NDArray[np.int64]) -> list[IndexArray]:
+    columns: list[NDArray[Any]] = [table.word(name).codes[rows] for name in words]
+    columns += [column[rows] for column in numbers]
+    return [rows[part] for part in equal_rows(columns)]
+
+
+def _text(table: KernelTable, name: str, row: Any) -> str:
+    column = table.word(name)
+    return str(column.names[column.codes[row]])
+
+
+def _floats(table: KernelTable, name: str, rows: IndexArray) -> FloatArray:
+    return table.size(name)[rows].astype(np.float64)
+
+
+def _gemm(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
+    for part in _by(table, rows, ("dtype", "cache")):
+        dtype = _text(table, "dtype", part[0])
+        run = partial(gemm_rows, table, kernels, part)
+        _guarded(result, part, run, kernels, Operand("gemm", dtype, dtype, _text(table, "cache", part[0]) != "cold"))
+
+
+def gemm_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
+    """Times of matrix products of one format."""
+    m, n, k = (_floats(table, name, rows) for name in ("m", "n", "k"))
+    return kernels.gemm(m, n, k, dtype=_text(table, "dtype", rows[0]))
+
+
+def _attention(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
+    uneven = table.size("num_heads")[rows] % np.maximum(1, table.size("num_kv_heads")[rows]) != 0
+    if uneven.any():
+        result.refuse("query heads are no multiple of the KV heads", int(uneven.sum()))
+        rows = rows[~uneven]
+    heads, kv_heads = table.size("num_heads"), table.size("num_kv_heads")
+    for part in _by(table, rows, ("op", "dtype", "kv_dtype", "cache"), heads, kv_heads):
+        dtype = _text(table, "dtype", part[0])
+        kv_dtype = _text(table, "kv_dtype", part[0]) or dtype
+        warm = _text(table, "cache", part[0]) == "warm"
+        run = partial(attention_rows, table, kernels, part)
+        _guarded(result, part, run, kernels, Operand(FAMILIES[_text(table, "op", part[0])], kv_dtype, dtype, warm))
+
+
+def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
+    """Times of attention of one operation, format, cache state and number of heads.
+
+    Raises:
+        hwprofiles.ProfileError: the format of the KV cache is not known.
+    """
+    op = _text(table, "op", rows[0])
+    warm = _text(table, "cache", rows[0]) == "warm"
+    shape = attention_shapes(table, rows)
+    batch, q_len, kv_len, window = (_floats(table, name, rows) for name in ("batch", "q_len", "kv_len", "window"))
+    read = batch * tokens_read(q_len, kv_len, window)
+    total = _floats(table, "kv_tokens", rows)
+    read = np.where(total > 0, total, read)
+    if op == "attention_decode":
+        return kernels.attention_decode(shape, seqs=batch, q_len=q_len, kv_tokens=read, warm=warm)
+    pairs = batch * admitted_pairs(q_len, kv_len, window)
+    prefill = kernels.attention_prefill(shape, seqs=batch, q_tokens=batch * q_len, pairs=pairs, kv_tokens=read)
+    if op == "attention_prefill":
+        return prefill
+    seqs, context = _floats(table, "decode_batch", rows), _floats(table, "decode_kv_len", rows)
+    total, one = _floats(table, "decode_kv_tokens", rows), np.ones(len(rows))
+    tokens = np.where(total > 0, total, seqs * tokens_read(one, context, window))
+    return one_launch(prefill, kernels.attention_decode(shape, seqs=seqs, q_len=one, kv_tokens=tokens, warm=warm))
+
+
+def attention_shapes(table: KernelTable, rows: IndexArray) -> AttentionShape:
+    """The layers of some rows with the same heads; widths are arrays."""
+    heads, kv_heads = (int(table.size(name)[rows[0]]) for name in ("num_heads", "num_kv_heads"))
+    head_dim, v_dim, latent = (_floats(table, name, rows) for name in ("head_dim", "v_head_dim", "latent"))
+    kv_dtype = _text(table, "kv_dtype", rows[0]) or _text(table, "dtype", rows[0])
+    width = np.where(v_dim > 0, v_dim, head_dim)
+    stored = kv_heads * np.where(latent > 0, head_dim, head_dim + width)
+    shape: Any = (heads, kv_heads, head_dim, width, stored * dtype_bytes(kv_dtype), kv_dtype)
+    return AttentionShape(*shape)
+
+
+def one_launch(first: KernelTime, second: KernelTime) -> KernelTime:
+    """Time of one kernel that does the work of two: their sum, the shorter launch counted once."""
+    saved = np.minimum(first.launch_s, second.launch_s)
+    parts = [one + two for one, two in zip(first, second, strict=True)]
+    return KernelTime(parts[0] - saved, parts[1] - saved, *parts[2:])
+
+
+def _moe(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
+    many = table.size("experts_per_token")[rows] > table.size("num_experts")[rows]
+    if many.any():
+        result.refuse("more experts per token than experts", int(many.sum()))
+        rows = rows[~many]
+    gated = (table.size("projections") != 2).astype(np.int64)
+    known = (table.size("activated_experts") > 0).astype(np.int64)
+    for part in _by(table, rows, ("dtype", "distribution"), gated, known):
+        dtype = _text(table, "dtype", part[0])
+        run = partial(moe_rows, table, kernels, part)
+        _guarded(result, part, run, kernels, Operand("moe", dtype, dtype, True))
+        if _text(table, "distribution", part[0]) not in ("balanced", ""):
+            result.bytes[part] = 0.0  # uneven routing may touch fewer experts than expected: no lower bound
+
+
+def moe_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
+    """Times of routed feed-forwards of one format, all gated or none, all with known activated experts or none."""
+    active = _floats(table, "activated_experts", rows)
+    sizes = {name: _floats(table, name, rows) for name in MOE_SIZES}
+    for name in ("expert_parallel", "tensor_parallel"):
+        sizes[name] = np.maximum(1.0, sizes[name])
+    return kernels.moe(
+        **sizes,
+        dtype=_text(table, "dtype", rows[0]),
+        gated=bool(table.size("projections")[rows[0]] != 2),
+        active_experts=active if active[0] > 0 else None,
+    )
+
+
+def _elementwise(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
+    for part in _by(table, rows, ("cache",)):
+        run = partial(kernels.elementwise, _floats(table, "bytes_moved", part))
+        warm = _text(table, "cache", part[0]) != "cold"
+        _guarded(result, part, run, kernels, Operand("elementwise", "any", "bf16", warm))
+
+
+def _collective(table: KernelTable, kernels: KernelLibrary, op: str, rows: IndexArray, result: Prediction) -> None:
+    name = kernels.chip.links.scale_up
+    if name is None:
+        raise ForerunError(f"chip '{kernels.chip.name}' has no scale-up link, so '{op}' rows cannot be predicted")
+    link = load_link(name)
+    for part in _by(table, rows, (), table.size("world_size")):
+        world = int(table.size("world_size")[part[0]])
+        if world < 2:
+            result.refuse("collective of one chip", len(part))
+            continue
+        size = _floats(table, "message_bytes", part)
+        time = kernels.collective(op, size, world, link)
+        share = 1.0 if op == "send_recv" else (world - 1) / world
+        light = size * share * kernels.chip.memory.bandwidth_bytes_per_s / link.bandwidth_bytes_per_s
+        as_kernel = KernelTime(time.seconds, time.latency_s, 0.0 * size, time.transfer_s, 0.0 * size, light)
+        result.put(part, as_kernel, kernels.basis("collective", "any"), 1.0, False)
+
+
+def _guarded(
+    result: Prediction, rows: IndexArray, run: Callable[[], KernelTime], kernels: KernelLibrary, operand: Operand
+) -> None:
+    """Predict ``rows``; a format that this chip cannot compute with is a reason to refuse them, not an error."""
+    try:
+        time = run()
+        formats = {operand.math, operand.stored} - {"any"}
+        peak = max(kernels.chip.peak_flops(name) for name in formats)
+        basis = kernels.basis(operand.family, operand.stored)
+    except ProfileError:
+        result.refuse(f"{kernels.chip.name} cannot compute in {operand.math}", len(rows))
+        return
+    result.put(rows, time, basis, peak, operand.warm)
+
+
+_PREDICTORS: dict[str, Callable[[KernelTable, KernelLibrary, IndexArray, Prediction], None]] = {
+    "gemm": _gemm,
+    "attention_prefill": _attention,
+    "attention_decode": _attention,
+    "attention_mixed": _attention,
+    "moe": _moe,
+    "elementwise": _elementwise,
+}

@@ -1,0 +1,91 @@
+"""How far predictions are from measurements: the figures of one group of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.replay.predict import REGIMES, Prediction
+from traces.kernels import KernelTable
+
+FloatArray = NDArray[np.float64]
+
+
+class Score(NamedTuple):
+    """Errors over ``n`` rows, in percent of the measurement; ``coverage90`` is None where no interval is known."""
+
+    op: str
+    regime: str
+    dtype: str
+    n: int
+    mape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    coverage90: float | None
+
+
+def score(op: str, regime: str, dtype: str, measured: FloatArray, predicted: FloatArray, inside: FloatArray) -> Score:
+    """Figures of some rows.
+
+    Args:
+        op: name of the group's operation.
+        regime: what bounds its kernels.
+        dtype: its format.
+        measured: seconds.
+        predicted: seconds.
+        inside: 1 where the measurement is in the 90 % interval, 0 where not, NaN where there is none.
+    """
+    signed = (predicted - measured) / measured * 100.0
+    ape = np.abs(signed)
+    known = np.isfinite(inside)
+    coverage = float(inside[known].mean() * 100.0) if known.any() else None
+    return Score(
+        op,
+        regime,
+        dtype,
+        len(measured),
+        float(ape.mean()),
+        float(np.median(ape)),
+        float(np.percentile(ape, 90)),
+        float(signed.mean()),
+        coverage,
+    )
+
+
+def all_scores(table: KernelTable, prediction: Prediction) -> Iterator[Score]:
+    """Scores by operation and format, for all rows and for each regime that occurs."""
+    inside = inside_interval(table, prediction)
+    op, labels = table.word("op"), dtype_labels(table)
+    names, label_codes = np.unique(labels, return_inverse=True)
+    for code, name in enumerate(op.names):
+        for label_code, label in enumerate(names):
+            rows = (op.codes == code) & (label_codes == label_code)
+            for regime_code, regime in ((-1, "all"), *enumerate(REGIMES)):
+                part = rows if regime_code < 0 else rows & (prediction.regime == regime_code)
+                if part.any():
+                    yield score(
+                        name, regime, str(label), table.measured_s[part], prediction.seconds[part], inside[part]
+                    )
+
+
+def overall_score(table: KernelTable, prediction: Prediction) -> Score:
+    """The figures over all rows."""
+    return score("all", "all", "all", table.measured_s, prediction.seconds, inside_interval(table, prediction))
+
+
+def inside_interval(table: KernelTable, prediction: Prediction) -> FloatArray:
+    """1 where the measurement lies in the row's 90 % interval, 0 where not, NaN where no interval is known."""
+    ratio = table.measured_s / prediction.seconds
+    known = np.isfinite(prediction.low) & np.isfinite(prediction.high)
+    return np.where(known, (ratio >= prediction.low) & (ratio <= prediction.high), np.nan)
+
+
+def dtype_labels(table: KernelTable) -> NDArray[np.str_]:
+    """The format of every row; attention whose KV cache has another one reads ``bf16/fp8``."""
+    dtype, kv = table.word("dtype"), table.word("kv_dtype")
+    labels = [[first if second in ("", first) else f"{first}/{second}" for second in kv.names] for first in dtype.names]
+    return np.asarray(np.array(labels)[dtype.codes, kv.codes], dtype=np.str_)

@@ -1,0 +1,331 @@
+"""What an engine printed about acceptance: vLLM log lines, Prometheus counters, benchmark JSON, SGLang log lines.
+
+vLLM's formats are those of ``vllm/v1/spec_decode/metrics.py`` and of ``vllm bench serve --save-result``; SGLang's those
+of its scheduler's decode log line. Lengths count the bonus token in both engines; vLLM's per-position rates are shares
+of all drafts, not conditional ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import ForerunError
+
+LARGEST_JSON_BYTES = 512 * 1024**2
+FORMATS = ("vllm-log", "vllm-prometheus", "vllm-bench", "sglang-log")
+WANTED = (
+    "vLLM 'SpecDecoding metrics:' lines, vLLM's Prometheus counters (vllm:spec_decode_...), vLLM benchmark JSON "
+    "(spec_decode_... keys) or SGLang 'accept len:' lines"
+)
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_VLLM = re.compile(r"SpecDecoding metrics:(.*)", re.DOTALL)
+_VLLM_LENGTH = re.compile(rf"Mean acceptance length: {_NUMBER}")
+_VLLM_ACCEPTED = re.compile(r"Accepted: (\d+) tokens")
+_VLLM_DRAFTED = re.compile(r"Drafted: (\d+) tokens")
+_VLLM_RATES = re.compile(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)")
+_SAMPLE = re.compile(rf"^vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{{(.*)\}})?\s+{_NUMBER}(?:\s+\d+)?\s*$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SGLANG = re.compile(rf"#running-req: (\d+),.*?accept len: {_NUMBER}")
+_SGLANG_ARGUMENT = re.compile(r"speculative_(num_steps|eagle_topk|num_draft_tokens)=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceLog:
+    """Acceptance of one engine, pooled over a file; None is what the file does not say."""
+
+    source: str
+    format: str
+    records: int
+    """Log lines, scrapes or runs pooled."""
+    num_speculative_tokens: int | None
+    acceptance_length: float
+    """Mean tokens of a verify step, bonus token included."""
+    per_position: tuple[float, ...] | None
+    """Share of drafts in which position i is accepted."""
+    num_drafts: float | None
+    """Verify steps; from vLLM's log lines to the rounding of their rates."""
+    draft_tokens: float | None
+    accepted_tokens: float | None
+
+
+def read_acceptance(path: str | Path) -> AcceptanceLog:
+    """Acceptance from the file of an engine; the format is recognised by content.
+
+    Raises:
+        ForerunError: no such file, or nothing in it that says how many draft tokens were accepted.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise ForerunError(f"{file}: is a folder, not an engine log")
+    try:
+        if (document := _as_json(file)) is not None:
+            return _from_bench(document, str(file))
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            return _from_lines(lines, str(file))
+    except FileNotFoundError:
+        raise ForerunError(f"{file}: no such file") from None
+    except OSError as error:
+        raise ForerunError(f"{file}: cannot be read ({error.strerror})") from None
+
+
+def _as_json(file: Path) -> Any | None:
+    """The document of a JSON file, or None where the file is something else."""
+    with file.open("rb") as stream:
+        start = stream.read(4096).lstrip(b"\xef\xbb\xbf").lstrip()
+    if not start.startswith(b"{"):
+        return None
+    if file.stat().st_size > LARGEST_JSON_BYTES:
+        raise ForerunError(
+            f"{file}: larger than {LARGEST_JSON_BYTES >> 20} MiB; give the summary JSON of the benchmark"
+        )
+    try:
+        return json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _from_bench(document: Any, source: str) -> AcceptanceLog:
+    if isinstance(document.get("summary"), dict):
+        document = document["summary"]
+
+    def number(key: str) -> float | None:
+        value = document.get(f"spec_decode_{key}")
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+            raise ForerunError(f"{source}: spec_decode_{key}: must be a number >= 0 (got {str(value)[:40]})")
+        return float(value)
+
+    length = number("acceptance_length")
+    drafts, drafted, accepted = number("num_drafts"), number("draft_tokens"), number("accepted_tokens")
+    if length is None and drafts and accepted is not None:
+        length = 1.0 + accepted / drafts
+    if length is None:
+        raise ForerunError(f"{source}: has no spec_decode_acceptance_length; was speculation on? Wanted: {WANTED}")
+    rates = document.get("spec_decode_per_position_acceptance_rates") or None
+    if rates is not None and not (isinstance(rates, list) and all(isinstance(r, int | float) for r in rates)):
+        raise ForerunError(f"{source}: spec_decode_per_position_acceptance_rates: must be a list of numbers")
+    per_position = None if rates is None else _never_rising([float(r) for r in rates], source)
+    positions = len(per_position) if per_position else None
+    if positions is None and drafts and drafted and drafted % drafts == 0:
+        positions = int(drafted // drafts)
+    return _checked(AcceptanceLog(source, "vllm-bench", 1, positions, length, per_position, drafts, drafted, accepted))
+
+
+def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
+    vllm, sglang, samples = _VllmLines(source), _SglangLines(source), _Counters(source)
+    for number, line in enumerate(lines, start=1):
+        if "SpecDecoding metrics:" in line:
+            vllm.add(line, number)
+        elif "accept len:" in line or "speculative_num" in line:
+            sglang.add(line)
+        elif line.startswith("vllm:spec_decode_num_"):
+            samples.add(line)
+    for reader in (vllm, samples, sglang):
+        if reader.found:
+            return _checked(reader.result())
+    raise ForerunError(f"{source}: says nothing about accepted draft tokens; wanted: {WANTED}")
+
+
+class _VllmLines:
+    """vLLM's periodic log lines, each about the time since the line before it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.found = 0
+        self.drafts = self.drafted = self.accepted = 0.0
+        self.at_position: list[float] | None = None
+
+    def add(self, line: str, number: int) -> None:
+        match = _VLLM.search(line)
+        text = match[1] if match else ""
+        accepted, drafted = _VLLM_ACCEPTED.search(text), _VLLM_DRAFTED.search(text)
+        if accepted is None or drafted is None:
+            return
+        rates = _VLLM_RATES.search(text)
+        length = _VLLM_LENGTH.search(text)
+        shares = [float(r) for r in rates[1].split(", ")] if rates else None
+        if shares is not None and self.found and (self.at_position is None or len(shares) != len(self.at_position)):
+            raise ForerunError(
+                f"{self.source}:{number}: the number of positions changes to {len(shares)}; "
+                f"give the lines of one setting only"
+            )
+        drafts = _drafts_of_line(float(accepted[1]), float(drafted[1]), shares, length)
+        if drafts is None:
+            return
+        self.found += 1
+        self.drafts += drafts
+        self.drafted += float(drafted[1])
+        self.accepted += float(accepted[1])
+        if shares is not None:
+            before = self.at_position or [0.0] * len(shares)
+            self.at_position = [total + share * drafts for total, share in zip(before, shares, strict=True)]
+
+    def result(self) -> AcceptanceLog:
+        if not self.drafts:
+            raise ForerunError(f"{self.source}: its SpecDecoding lines count no draft")
+        rates = None
+        if self.at_position is not None:
+            rates = _never_rising([total / self.drafts for total in self.at_position], self.source)
+        return AcceptanceLog(
+            source=self.source,
+            format="vllm-log",
+            records=self.found,
+            num_speculative_tokens=len(rates) if rates else round(self.drafted / self.drafts),
+            acceptance_length=1.0 + self.accepted / self.drafts,
+            per_position=rates,
+            num_drafts=float(round(self.drafts)),
+            draft_tokens=self.drafted,
+            accepted_tokens=self.accepted,
+        )
+
+
+def _drafts_of_line(
+    accepted: float, drafted: float, shares: list[float] | None, length: re.Match[str] | None
+) -> float | None:
+    """Verify steps behind a line, which vLLM does not print: the sharpest of three ways; None where none works."""
+    if accepted and shares and sum(shares) > 0:
+        return accepted / sum(shares)
+    if accepted and length and float(length[1]) > 1.0:
+        return accepted / (float(length[1]) - 1.0)
+    return drafted / len(shares) if shares else None
+
+
+class _Counters:
+    """vLLM's Prometheus counters, summed over engines; of two scrapes, the later less the earlier."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.series: dict[tuple[str, str], list[float]] = {}
+
+    @property
+    def found(self) -> int:
+        return len(self.series)
+
+    def add(self, line: str) -> None:
+        match = _SAMPLE.match(line)
+        if match and not match[1].endswith("_created"):
+            self.series.setdefault((match[1], match[2] or ""), []).append(float(match[3]))
+
+    def result(self) -> AcceptanceLog:
+        models = {dict(_LABEL.findall(labels)).get("model_name", "") for _, labels in self.series}
+        if len(models) > 1:
+            raise ForerunError(
+                f"{self.source}: counters of {len(models)} models ({', '.join(sorted(models))}); keep one"
+            )
+        totals: dict[str, float] = {}
+        positions: dict[int, float] = {}
+        for (name, labels), values in self.series.items():
+            value = values[0] if len(values) == 1 else values[-1] - values[0]
+            if value < 0:
+                raise ForerunError(f"{self.source}: the counter {name} falls; did the engine restart between scrapes?")
+            if name == "accepted_tokens_per_pos":
+                position = int(dict(_LABEL.findall(labels)).get("position", "-1"))
+                positions[position] = positions.get(position, 0.0) + value
+            else:
+                totals[name] = totals.get(name, 0.0) + value
+        drafts = totals.get("drafts")
+        if not drafts:
+            raise ForerunError(f"{self.source}: vllm:spec_decode_num_drafts_total is missing or 0")
+        accepted = totals.get("accepted_tokens", sum(positions.values()))
+        rates = None
+        if positions:
+            if sorted(positions) != list(range(len(positions))):
+                raise ForerunError(f"{self.source}: counters per position do not run from 0 without gaps")
+            rates = _never_rising([positions[i] / drafts for i in range(len(positions))], self.source)
+        drafted = totals.get("draft_tokens")
+        return AcceptanceLog(
+            source=self.source,
+            format="vllm-prometheus",
+            records=max(len(values) for values in self.series.values()),
+            num_speculative_tokens=len(rates) if rates else round(drafted / drafts) if drafted else None,
+            acceptance_length=1.0 + accepted / drafts,
+            per_position=rates,
+            num_drafts=drafts,
+            draft_tokens=drafted,
+            accepted_tokens=accepted,
+        )
+
+
+class _SglangLines:
+    """SGLang's decode lines, each about the decode steps since the line before it, weighted by its running requests."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.found = 0
+        self.weight = self.total = 0.0
+        self.arguments: dict[str, int] = {}
+
+    def add(self, line: str) -> None:
+        for name, value in _SGLANG_ARGUMENT.findall(line):
+            self.arguments[name] = int(value)
+        match = _SGLANG.search(line)
+        if match and float(match[2]) >= 1.0 and int(match[1]):
+            self.found += 1
+            self.weight += int(match[1])
+            self.total += int(match[1]) * float(match[2])
+
+    def result(self) -> AcceptanceLog:
+        tree = self.arguments.get("eagle_topk", 1) > 1
+        steps = self.arguments.get("num_steps", self.arguments.get("num_draft_tokens", 1) - 1)
+        return AcceptanceLog(
+            source=self.source,
+            format="sglang-log",
+            records=self.found,
+            num_speculative_tokens=None if tree or not steps else steps,
+            acceptance_length=self.total / self.weight,
+            per_position=None,
+            num_drafts=None,
+            draft_tokens=None,
+            accepted_tokens=None,
+        )
+
+
+def _never_rising(rates: list[float], source: str) -> tuple[float, ...]:
+    """Shares of drafts by position, checked; rises within print rounding are levelled."""
+    kept: list[float] = []
+    for position, rate in enumerate(rates, start=1):
+        if not 0.0 <= rate <= 1.0 + 1e-9:
+            raise ForerunError(f"{source}: position {position} is accepted in {rate:g} of drafts, outside 0 to 1")
+        before = kept[-1] if kept else 1.0
+        if rate > before + 0.002:
+            raise ForerunError(
+                f"{source}: acceptance rises at position {position} ({before:.3f} to {rate:.3f}), which shares of all "
+                f"drafts cannot; give conditional rates in the scenario as acceptance.conditional"
+            )
+        kept.append(min(rate, before))
+    return tuple(kept)
+
+
+def _checked(log: AcceptanceLog) -> AcceptanceLog:
+    """A log whose length its draft tokens can give."""
+    positions = log.num_speculative_tokens
+    most = None if positions is None else positions + 1.01
+    if log.acceptance_length < 1.0 or (most is not None and log.acceptance_length > most):
+        raise ForerunError(
+            f"{log.source}: acceptance length {log.acceptance_length:.3f} is impossible with "
+            f"{positions} draft tokens (it counts the bonus token)"
+        )
+    return log
+
+
+def lengths_by_tokens(logs: Iterable[AcceptanceLog]) -> dict[int, float]:
+    """Acceptance length of each log by its number of draft tokens, for ``fit_lengths``.
+
+    Raises:
+        ForerunError: a log that does not say how many tokens it drafts, or two of the same number.
+    """
+    lengths: dict[int, float] = {}
+    for log in logs:
+        tokens = log.num_speculative_tokens
+        if tokens is None:
+            raise ForerunError(f"{log.source}: does not say how many draft tokens a step has; give it alone")
+        if tokens in lengths:
+            raise ForerunError(f"{log.source}: a second file with {tokens} draft tokens; give one file for each number")
+        lengths[tokens] = log.acceptance_length
+    return lengths

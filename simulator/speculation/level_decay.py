@@ -1,0 +1,232 @@
+"""Acceptance in two numbers: the level of the first position and its decay from one position to the next.
+
+A drafter gets worse as it drafts on its own output: EAGLE heads see features that they predicted themselves, MTP
+modules are reused deeper than they were trained. Position i (from 1), once all before it were accepted, is accepted
+with ``min(1, level * decay**(i-1))``. Fitted on the acceptance lengths of K = 1..3, this predicts those of K = 5..8 of
+published curves to a few percent (tests/simulator/speculation/test_published_curves.py), where one rate for all
+positions is off by 19-112 % at K = 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, least_squares
+
+from simulator.errors import ForerunError
+from simulator.speculation.closed_form import expected_length
+
+FloatArray = NDArray[np.float64]
+
+MOST_DECAY = 1.25
+"""Largest factor from one position to the next that a fit returns; above 1 rates rise with depth (n-gram drafters)."""
+LEAST_DECAY = 1e-3
+TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class LevelDecay:
+    """Conditional acceptance of position i: ``min(1, level * decay**(i-1))``."""
+
+    level: float
+    """Chance that the first draft token is accepted, in [0, 1]."""
+    decay: float = 1.0
+    """Factor from one position to the next, > 0; 1 is the i.i.d. model."""
+
+    def conditional(self, positions: int) -> FloatArray:
+        """Chance that position i is accepted when all before it were, i = 1..positions."""
+        return np.asarray(np.minimum(self.level * self.decay ** np.arange(positions), 1.0), dtype=np.float64)
+
+    def survival(self, positions: int) -> FloatArray:
+        """Chance that at least i draft tokens are accepted, i = 1..positions."""
+        return np.asarray(np.cumprod(self.conditional(positions)), dtype=np.float64)
+
+    def acceptance_length(self, num_speculative_tokens: int) -> float:
+        """Mean tokens of a verify step of so many draft tokens, the bonus token included."""
+        return expected_length(self.conditional(num_speculative_tokens))
+
+    def with_length(self, acceptance_length: float, num_speculative_tokens: int) -> LevelDecay:
+        """The same decay at the level that yields a measured acceptance length (bonus token included).
+
+        Raises:
+            ForerunError: the length lies outside [1, K + 1], or no level up to 1 reaches it with this decay.
+        """
+        longest = num_speculative_tokens + 1
+        if not 1.0 <= acceptance_length <= longest:
+            raise ForerunError(
+                f"acceptance_length {acceptance_length:g} is impossible with {num_speculative_tokens} draft tokens: "
+                f"it counts the bonus token and lies between 1 and {longest}"
+            )
+        most = LevelDecay(1.0, self.decay).acceptance_length(num_speculative_tokens)
+        if acceptance_length > most:
+            raise ForerunError(
+                f"acceptance_length {acceptance_length:g} needs a first position accepted more often than always with "
+                f"decay {self.decay:g}: {num_speculative_tokens} draft tokens then yield at most {most:.3f}; "
+                f"give a decay nearer 1"
+            )
+        if acceptance_length == most:
+            return LevelDecay(1.0, self.decay)
+        level = brentq(
+            lambda level: LevelDecay(level, self.decay).acceptance_length(num_speculative_tokens) - acceptance_length,
+            0.0,
+            1.0,
+            xtol=1e-14,
+        )
+        return LevelDecay(float(level), self.decay)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceFit:
+    """Level and decay fitted to measurements, and how well they meet them."""
+
+    model: LevelDecay
+    decay_identified: bool
+    """False where the data hold one number only: the decay is then 1 by assumption."""
+    quantity: str
+    """What was fitted: ``acceptance_length`` by K, or ``conditional`` rate by position."""
+    at: tuple[int, ...]
+    """K, or position."""
+    observed: tuple[float, ...]
+    predicted: tuple[float, ...]
+    level_error: float | None = None
+    """Standard error of the level; None without counts."""
+    decay_error: float | None = None
+    deviance: float | None = None
+    """Twice the log-likelihood lost against the rates themselves; about ``degrees`` where the model holds."""
+    degrees: int | None = None
+    """Positions less fitted numbers."""
+
+    @property
+    def worst_error(self) -> float:
+        """Largest ``|predicted - observed| / observed``."""
+        pairs = zip(self.predicted, self.observed, strict=True)
+        return max(abs(p - o) / o if o else abs(p - o) for p, o in pairs)
+
+
+def fit_lengths(lengths: Mapping[int, float]) -> AcceptanceFit:
+    """Level and decay from acceptance lengths (bonus token included) measured with different numbers of draft tokens.
+
+    Relative errors count alike at every K. One length leaves the decay at 1.
+
+    Raises:
+        ForerunError: no length, or one that its K cannot give.
+    """
+    if not lengths:
+        raise ForerunError("no acceptance length to fit")
+    depths = sorted(lengths)
+    for depth in depths:
+        if depth < 1 or not 1.0 <= lengths[depth] <= depth + 1:
+            raise ForerunError(
+                f"acceptance length {lengths[depth]:g} is impossible with {depth} draft tokens: "
+                f"it counts the bonus token and lies between 1 and {depth + 1}"
+            )
+    measured = np.array([lengths[depth] for depth in depths])
+    columns = np.array(depths) - 1
+
+    def predict(model: LevelDecay) -> FloatArray:
+        return np.asarray(1.0 + np.cumsum(model.survival(depths[-1]))[columns], dtype=np.float64)
+
+    if len(depths) == 1:
+        model = LevelDecay(1.0).with_length(float(measured[0]), depths[0])
+    else:
+        start = LevelDecay(1.0).with_length(float(measured[0]), depths[0]).level
+        model, _ = _solve(lambda m: predict(m) / measured - 1.0, start, 0.9)
+    return AcceptanceFit(
+        model=model,
+        decay_identified=len(depths) > 1,
+        quantity="acceptance_length",
+        at=tuple(depths),
+        observed=tuple(measured.tolist()),
+        predicted=tuple(predict(model).tolist()),
+    )
+
+
+def fit_survival(survival: Sequence[float], drafts: float | None = None) -> AcceptanceFit:
+    """Level and decay from the share of drafts in which position i is accepted: the most likely ones given counts.
+
+    Position i is a binomial trial of the drafts that got past position i - 1, so deep positions weigh as little as they
+    were reached. Positions that no draft reached say nothing and are left out.
+
+    Args:
+        survival: never rises; vLLM's per-position acceptance rates.
+        drafts: verify steps behind them; None where unknown, and then no errors and no deviance come with the fit.
+
+    Raises:
+        ForerunError: nothing to fit.
+    """
+    reached = [1.0, *survival[:-1]]
+    positions = [i for i, before in enumerate(reached) if before > 0]
+    if not survival or not positions:
+        raise ForerunError("no per-position acceptance rate to fit")
+    before = np.array([reached[i] for i in positions])
+    rates = np.array([survival[i] for i in positions]) / before
+    trials = before * (1.0 if drafts is None else drafts)
+
+    def residuals(model: LevelDecay) -> FloatArray:
+        return _deviance_residuals(rates, model.conditional(len(survival))[positions], trials)
+
+    errors: FloatArray | None = None
+    if len(positions) == 1:
+        model = LevelDecay(float(rates[0]))
+        if drafts is not None:
+            errors = np.array([np.sqrt(rates[0] * (1.0 - rates[0]) / trials[0]), np.nan])
+    else:
+        model, information = _solve(residuals, float(np.clip(rates[0], 0.01, 0.99)), 0.95)
+        if drafts is not None and np.linalg.cond(information) < 1e12:
+            errors = np.sqrt(np.diag(np.linalg.inv(information)))
+    return AcceptanceFit(
+        model=model,
+        decay_identified=len(positions) > 1,
+        quantity="conditional",
+        at=tuple(i + 1 for i in positions),
+        observed=tuple(rates.tolist()),
+        predicted=tuple(model.conditional(len(survival))[positions].tolist()),
+        level_error=None if errors is None else float(errors[0]),
+        decay_error=None if errors is None or np.isnan(errors[1]) else float(errors[1]),
+        deviance=None if drafts is None else float((residuals(model) ** 2).sum()),
+        degrees=None if drafts is None else max(0, len(positions) - 2),
+    )
+
+
+def conditional_rates(marginal: Sequence[float]) -> list[float]:
+    """Chance that position i is accepted when all before it were, up to the last position that was ever reached."""
+    reached = [1.0, *marginal[:-1]]
+    return [here / before for before, here in zip(reached, marginal, strict=True) if before > 0]
+
+
+def extended(conditional: Sequence[float], positions: int) -> FloatArray:
+    """Measured conditional rates, continued to ``positions`` by the level and decay fitted to them.
+
+    Raises:
+        ForerunError: fewer than two measured positions, which show no decay.
+    """
+    if len(conditional) >= positions:
+        return np.asarray(conditional[:positions], dtype=np.float64)
+    if len(conditional) < 2:
+        raise ForerunError("one position shows no decay to extrapolate; give the rates of two positions or more")
+    model = fit_survival(np.cumprod(conditional).tolist()).model
+    return np.concatenate((np.asarray(conditional), model.conditional(positions)[len(conditional) :]))
+
+
+def _solve(residuals: Callable[[LevelDecay], FloatArray], level: float, decay: float) -> tuple[LevelDecay, FloatArray]:
+    """The level and decay of least squared residuals, and the information matrix there."""
+
+    def of(point: FloatArray) -> FloatArray:
+        return residuals(LevelDecay(float(point[0]), float(point[1])))
+
+    bounds = ((0.0, LEAST_DECAY), (1.0, MOST_DECAY))
+    solution: Any = least_squares(of, (level, decay), bounds=bounds, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    jacobian = np.asarray(solution.jac, dtype=np.float64)
+    return LevelDecay(float(solution.x[0]), float(solution.x[1])), jacobian.T @ jacobian
+
+
+def _deviance_residuals(rates: FloatArray, model: FloatArray, trials: FloatArray) -> FloatArray:
+    """Signed roots of the binomial deviance; their squares sum to twice the log-likelihood ratio."""
+    expected = np.clip(model, TINY, 1.0 - TINY)
+    seen = np.clip(rates, TINY, 1.0 - TINY)
+    loss = rates * np.log(seen / expected) + (1.0 - rates) * np.log((1.0 - seen) / (1.0 - expected))
+    return np.asarray(np.sign(expected - rates) * np.sqrt(2.0 * trials * np.maximum(loss, 0.0)), dtype=np.float64)

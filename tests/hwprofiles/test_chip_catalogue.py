@@ -1,0 +1,224 @@
+"""The catalogue: every profile is valid and sourced, bad ones are refused in one line that names file and field."""
+
+import csv
+import subprocess
+import sys
+from importlib import resources
+
+import pytest
+import yaml
+
+from hwprofiles import KernelLibrary, ProfileError, chip_names, link_names, load_chip, load_link
+from hwprofiles.catalogue import load_defaults
+from hwprofiles.dtypes import DTYPES, dtype_bytes, math_dtype
+from hwprofiles.parameters import FAMILIES
+from hwprofiles.schema import KINDS
+
+CONTRACT_CHIPS = """h100-sxm h100-pcie h200-sxm b200-sxm a100-sxm-80gb a100-sxm-40gb a100-pcie-80gb l40s mi300x
+    rtx-4090 rtx-pro-6000 apple-m3-max n150 n300 p150 cpu"""
+CONTRACT_LINKS = """nvlink2 nvlink3 nvlink4 nvlink5 pcie3-x16 pcie4-x16 pcie5-x16 ethernet-100g ethernet-400g
+    infiniband-ndr infiniband-hdr tenstorrent-ethernet infinity-fabric"""
+
+
+def catalogue_text(folder: str, name: str) -> str:
+    return resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8")
+
+
+def test_contract_names_exist():
+    assert set(CONTRACT_CHIPS.split()) <= set(chip_names())
+    assert set(CONTRACT_LINKS.split()) <= set(link_names())
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_every_chip_is_valid_sourced_and_linked(name):
+    chip = load_chip(name)
+    assert chip.name == name
+    for group in ("compute", "memory", "on_chip", "links", "power", "host"):
+        assert chip.sources[group].reference
+    for link in (chip.links.scale_up, chip.links.scale_out, chip.links.host):
+        assert link is None or link in link_names()
+    assert chip.like is None or chip.like in chip_names()
+    for families in chip.kernels.values():
+        for sets in families.values():
+            for parameters in sets.values():
+                assert parameters.source.reference
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_every_chip_predicts_every_family(name):
+    kernels = KernelLibrary(name)
+    for family in FAMILIES:
+        assert kernels.basis(family) in {"datasheet", "calibrated", "extrapolated"}
+    assert kernels.gemm(16, 4096, 4096).seconds > 0
+
+
+@pytest.mark.parametrize("name", link_names())
+def test_every_link_is_valid(name):
+    link = load_link(name)
+    assert link.name == name
+    assert 1e9 < link.bandwidth_bytes_per_s < 2e12
+    assert 1e-8 < link.latency_s < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_class_has_defaults_for_all_families(kind):
+    assert set(load_defaults(kind)) == set(FAMILIES)
+
+
+def test_dense_figures_never_sparse():
+    # figures of the vendors' data sheets without sparsity; the sparse ones are twice as large
+    assert load_chip("h100-sxm").peak_flops("bf16") == pytest.approx(989e12, rel=2e-3)
+    assert load_chip("h100-sxm").peak_flops("fp8") == pytest.approx(1979e12, rel=2e-3)
+    assert load_chip("a100-sxm-80gb").peak_flops("bf16") == pytest.approx(312e12)
+    assert load_chip("l40s").peak_flops("fp8") == pytest.approx(733e12)
+    assert load_chip("b200-sxm").peak_flops("fp4") == pytest.approx(9e15)
+
+
+def test_catalogue_agrees_with_published_figures(shared_data):
+    text = (shared_data / "published" / "hardware.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    names = {
+        "A100-SXM-80GB": "a100-sxm-80gb",
+        "A100-SXM-40GB": "a100-sxm-40gb",
+        "A100-PCIe-80GB": "a100-pcie-80gb",
+        "H100-SXM": "h100-sxm",
+        "H100-PCIe": "h100-pcie",
+        "H100-NVL": "h100-nvl",
+        "H200-SXM": "h200-sxm",
+        "B200-SXM": "b200-sxm",
+        "L40S": "l40s",
+        "L4": "l4",
+        "RTX-PRO-6000-Server": "rtx-pro-6000",
+        "RTX4090": "rtx-4090",
+        "MI300X": "mi300x",
+        "N150": "n150",
+        "N300": "n300",
+        "P150a": "p150",
+    }
+    checked = 0
+    for row in rows:
+        if row["device"] not in names:
+            continue
+        chip = load_chip(names[row["device"]])
+        if row["field"] == "mem_bw":
+            assert chip.memory.bandwidth_bytes_per_s == pytest.approx(float(row["value"]) * 1e9, rel=0.01), row
+        elif row["field"] in {"bf16", "fp8", "fp4"} and row["unit"].startswith("TFLOPS"):
+            assert chip.compute.dense_flops_per_s[row["field"]] == pytest.approx(
+                float(row["value"]) * 1e12, rel=0.02
+            ), row
+        elif row["field"] == "cores":
+            assert chip.compute.cores == int(row["value"]), row
+        elif row["field"] == "tdp":
+            assert chip.power.tdp_w == float(row["value"]), row
+        elif row["field"] == "mem_gb":
+            assert chip.memory.capacity_bytes == pytest.approx(float(row["value"]) * 1e9, rel=0.09), row
+        else:
+            continue
+        checked += 1
+    assert checked > 50
+
+
+def test_unknown_names_suggest():
+    with pytest.raises(ProfileError, match="no chip 'h10-sxm'; did you mean 'h100-sxm'"):
+        load_chip("h10-sxm")
+    with pytest.raises(ProfileError, match="no link 'nvlnk4'; did you mean 'nvlink4'"):
+        load_link("nvlnk4")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("bandwidth_bytes_per_s: 3.35e+12", "bandwidth_bytes_per_s: -3.35e+12", "memory.bandwidth_bytes_per_s"),
+        ("bandwidth_bytes_per_s: 3.35e+12", "bandwidth_bytes_per_s: .nan", "memory.bandwidth_bytes_per_s"),
+        ("bandwidth_bytes_per_s: 3.35e+12", "bandwidth_bytes_per_s: .inf", "memory.bandwidth_bytes_per_s"),
+        ("bandwidth_bytes_per_s: 3.35e+12", "bandwidth_bytes_per_s: 0", "memory.bandwidth_bytes_per_s"),
+        ("bandwidth_bytes_per_s: 3.35e+12", "bandwidth_bytes_per_s: 3.35 TB/s", "memory.bandwidth_bytes_per_s"),
+        ("bandwidth_bytes_per_s: 3.35e+12", "bandwidth_bytes_per_s: 3350", "memory.bandwidth_bytes_per_s"),
+        ("bandwidth_bytes_per_s: 3.35e+12", "bandwith_bytes_per_s: 3.35e+12", "memory.bandwith_bytes_per_s"),
+        ("    bf16: 9.894e+14", "    bf61: 9.894e+14", "compute.dense_flops_per_s"),
+        ("    bf16: 9.894e+14", "    bf16: 989", "compute.dense_flops_per_s.bf16"),
+        ("  cores: 132", "  cores: 0", "compute.cores"),
+        ("  cores: 132", "  cores: true", "compute.cores"),
+        (
+            "        compute_efficiency: 0.7867",
+            "        compute_efficiency: 1.7",
+            "generic.gemm.bf16.compute_efficiency",
+        ),
+        ("kind: gpu-datacenter", "kind: gpu-datacentre", "kind"),
+        ("vendor: nvidia\n", "", "vendor"),
+        ("kind: datasheet, ", "", "source.kind"),
+        ("date: 2023-03}", "date: yesterday}", "date"),
+        ("vendor: nvidia\n", "vendor: nvidia\nvendor: amd\n", "given twice"),
+        ("vendor: nvidia\n", "vendor: [\n", "not valid YAML"),
+    ],
+)
+def test_bad_profiles_are_refused_in_one_line(tmp_path, old, new, place):
+    text = catalogue_text("chips", "h100-sxm")
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        load_chip(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "mine.yaml" in message
+    assert place in message
+
+
+def test_own_file_and_missing_file(tmp_path):
+    path = tmp_path / "chip.yaml"
+    path.write_text(catalogue_text("chips", "h100-sxm"), encoding="utf-8")
+    assert load_chip(path) == load_chip("h100-sxm")
+    with pytest.raises(ProfileError, match="no such file"):
+        load_chip(tmp_path / "nothing.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(ProfileError, match="a mapping of fields is needed"):
+        load_chip(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "n150", "b200-sxm"])
+def test_profiles_survive_being_written_and_read(tmp_path, name):
+    chip = load_chip(name)
+    path = tmp_path / "copy.yaml"
+    path.write_text(yaml.safe_dump(chip.model_dump(mode="json")), encoding="utf-8")
+    assert load_chip(path) == chip
+
+
+def test_loading_is_light():
+    code = (
+        "import sys; from hwprofiles import load_chip; load_chip('h100-sxm'); "
+        "sys.exit(any(m in sys.modules for m in ('scipy', 'pyarrow', 'plotly', 'simpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_kernels_fall_back_by_library_then_dtype_then_class():
+    h100 = load_chip("h100-sxm")
+    vllm, unknown = KernelLibrary(h100, "vllm"), KernelLibrary(h100, "no-such-library")
+    assert vllm.parameters("gemm") == h100.kernels["vllm"]["gemm"]["bf16"]
+    assert unknown.parameters("gemm") == h100.kernels["generic"]["gemm"]["bf16"]
+    assert vllm.basis("gemm", "fp16") == "calibrated"
+    assert vllm.basis("gemm", "int4") == "extrapolated"
+    assert KernelLibrary("l40s").basis("gemm") == "datasheet"
+    assert KernelLibrary("h100-pcie").basis("gemm") == "datasheet"
+
+
+def test_class_times_scale_with_the_clock():
+    base = load_defaults("gpu-datacenter")["gemm"]["bf16"]
+    l40s = KernelLibrary("l40s").parameters("gemm")
+    clock = load_chip("l40s").compute.clock_hz
+    assert l40s.launch_s == pytest.approx(base.launch_s * base.reference_clock_hz / clock)
+    assert l40s.compute_efficiency == base.compute_efficiency
+
+
+def test_dtypes():
+    assert dtype_bytes("bfp8") == 1.0625
+    assert dtype_bytes("mxfp4") == 0.53125
+    assert math_dtype("int4", ["bf16", "int8"]) == "bf16"
+    assert math_dtype("fp8", ["bf16"]) == "bf16"
+    with pytest.raises(ProfileError, match="no dtype 'bf61'; did you mean"):
+        dtype_bytes("bf61")
+    with pytest.raises(ProfileError, match="h100-sxm: dtype 'bfp8' cannot be computed here"):
+        load_chip("h100-sxm").peak_flops("bfp8")
+    assert load_chip("a100-sxm-80gb").peak_flops("fp8") == 312e12
+    assert set(DTYPES) >= {"fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4", "bfp8", "bfp4"}

@@ -1,0 +1,232 @@
+"""Kernel formulas against closed forms and hand-calculated cases."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError
+from hwprofiles.attention import causal_pairs, decode_time, prefill_time, windowed_length
+from hwprofiles.gemm import gemm_time, tile_waves, useful_tiles
+from hwprofiles.moe import distinct_experts
+from hwprofiles.numeric import ARRAY, SCALAR, smooth_maximum
+from hwprofiles.parameters import DecodeParameters, GemmParameters, PrefillParameters
+from hwprofiles.records import Source
+from hwprofiles.results import Limits
+
+SOURCE = Source(kind="assumed", reference="test", date="2026")
+LIMITS = Limits(1e15, 100.0, 1e12, 1e7, 1e30)
+NO_MEMORY_LIMIT = LIMITS._replace(bandwidth=1e30)
+IDEAL_GEMM = GemmParameters(
+    launch_s=0.0, compute_efficiency=1.0, memory_efficiency=1.0, on_chip_efficiency=1.0, wave_s=0.0,
+    wave_share=1.0, overlap=200.0, core_bandwidth_ratio=1e9, tiles=((128, 128),), max_split_k=1.0, source=SOURCE,
+)  # fmt: skip
+IDEAL_DECODE = DecodeParameters(
+    launch_s=0.0, memory_efficiency=1.0, core_bandwidth_ratio=1.0, combine_s=0.0, split_s=0.0, wave_s=0.0,
+    sequence_s=0.0, overlap=10.0, compute_efficiency=1.0, source=SOURCE,
+)  # fmt: skip
+IDEAL_PREFILL = PrefillParameters(
+    launch_s=0.0, compute_efficiency=1.0, memory_efficiency=1.0, tile_s=0.0, tail_share=0.0, sequence_s=0.0,
+    overlap=200.0, source=SOURCE,
+)  # fmt: skip
+GQA = AttentionShape(32, 8, 128, 128, 2 * 8 * 128 * 2.0, "bf16")
+
+
+def ideal_gemm(m, n, k, limits=LIMITS, **over):
+    parameters = IDEAL_GEMM.model_copy(update=over)
+    return gemm_time(SCALAR, limits, parameters, m, n, k, 2.0, 2.0, 2.0)
+
+
+def test_compute_bound_limit():
+    # 1000 full tiles on 100 cores: ten whole waves, exactly flops / peak
+    time = ideal_gemm(1280, 12800, 1 << 16)
+    assert time.flops == 2.0 * 1280 * 12800 * (1 << 16)
+    assert time.seconds == pytest.approx(time.flops / 1e15, rel=1e-9)
+    assert time.bound == "compute"
+
+
+def test_memory_bound_limit():
+    time = ideal_gemm(1, 12800, 8192)
+    assert time.bytes == 2.0 * (12800 * 8192 + 8192 + 12800)
+    assert time.seconds == pytest.approx(time.bytes / 1e12, rel=1e-6)
+    assert time.bound == "memory"
+
+
+def test_latency_bound():
+    time = ideal_gemm(1, 128, 128, launch_s=1e-3)
+    assert time.bound == "latency"
+    assert time.seconds == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "share", "waves"),
+    [(100, 1.0, 1.0), (101, 1.0, 2.0), (250, 1.0, 3.0), (250, 0.0, 2.5), (250, 0.5, 2.75), (1, 1.0, 1.0)],
+)
+def test_wave_quantisation(tiles, share, waves):
+    assert tile_waves(SCALAR, tiles, 100.0, share) == pytest.approx(waves)
+
+
+def test_one_tile_more_than_a_wave_costs_a_wave():
+    full = ideal_gemm(128, 12800, 1 << 16, NO_MEMORY_LIMIT)  # 100 tiles
+    over = ideal_gemm(128, 12801, 1 << 16, NO_MEMORY_LIMIT)  # 101 tiles
+    assert over.seconds == pytest.approx(2 * full.seconds, rel=1e-6)
+
+
+def test_tile_quantisation():
+    # 129 rows need two rows of tiles; arithmetic is that of 256
+    assert ideal_gemm(129, 12800, 1 << 16).compute_s == ideal_gemm(256, 12800, 1 << 16).compute_s
+
+
+def test_split_k_fills_idle_cores():
+    alone = ideal_gemm(128, 1280, 1 << 16)  # 10 tiles on 100 cores
+    split = ideal_gemm(128, 1280, 1 << 16, max_split_k=16.0)
+    assert split.compute_s == pytest.approx(alone.compute_s / 10)
+
+
+def test_tiles_that_cannot_win_are_skipped_without_changing_the_result():
+    tiles = ((256, 128), (128, 128), (64, 128), (64, 64), (256, 64))
+    assert useful_tiles(tiles, 30) == ((64, 128), (64, 64))
+    assert useful_tiles(tiles, 200) == tiles
+    for m in (1, 63, 64, 65, 128, 129, 300):
+        scalar = ideal_gemm(m, 5000, 4096, tiles=tiles).seconds
+        array = gemm_time(
+            ARRAY, LIMITS, IDEAL_GEMM.model_copy(update={"tiles": tiles}), np.array([m]), 5000.0, 4096.0, 2.0, 2.0, 2.0
+        ).seconds
+        assert_allclose(array, scalar, rtol=1e-12)
+
+
+def test_asynchronous_chips_pay_the_fill_at_most_twice():
+    slow = ideal_gemm(128, 128000, 4096, wave_s=1e-5)  # ten waves
+    parameters = IDEAL_GEMM.model_copy(update={"wave_s": 1e-5})
+    fast = gemm_time(SCALAR, LIMITS._replace(asynchronous=True), parameters, 128, 128000, 4096, 2.0, 2.0, 2.0)
+    assert slow.seconds - fast.seconds == pytest.approx(8e-5, rel=1e-6)
+
+
+def test_smooth_maximum():
+    assert smooth_maximum(SCALAR, 3.0, 4.0, 2.0) == pytest.approx(5.0)
+    assert smooth_maximum(SCALAR, 3.0, 4.0, 1.0) == pytest.approx(7.0)
+    assert smooth_maximum(SCALAR, 3.0, 4.0, 500.0) == pytest.approx(4.0)
+    assert smooth_maximum(SCALAR, 3.0, 0.0, 2.0) == 3.0
+
+
+def test_decode_reads_kv_once_however_many_tokens_are_verified():
+    one = decode_time(SCALAR, LIMITS, IDEAL_DECODE, GQA, 100, 1, 100 * 8192)
+    five = decode_time(SCALAR, LIMITS, IDEAL_DECODE, GQA, 100, 5, 100 * 8192)
+    assert five.flops == pytest.approx(5 * one.flops)
+    assert five.memory_s == pytest.approx(one.memory_s, rel=0.01)  # only Q and the output grow
+    assert one.memory_s == pytest.approx(one.bytes / 1e12)
+
+
+def test_decode_is_limited_by_independent_work_items():
+    # 8 KV heads of one short sequence: 8 items of 100 cores draw 8 % of the bandwidth
+    time = decode_time(SCALAR, LIMITS, IDEAL_DECODE, GQA, 1, 1, 200)
+    assert time.memory_s == pytest.approx(time.bytes / (0.08 * 1e12))
+    # a long sequence is split into up to 12 parts each, 96 items
+    long = decode_time(SCALAR, LIMITS, IDEAL_DECODE, GQA, 1, 1, 100_000)
+    assert long.memory_s == pytest.approx(long.bytes / (0.96 * 1e12))
+
+
+def test_few_cores_per_kv_head_limit_a_tenstorrent_flash_decode():
+    one_head = AttentionShape(4, 1, 128, 128, 2 * 128 * 1.0625, "bfp8")
+    kernels = KernelLibrary("n150")
+    time = kernels.attention_decode(one_head, seqs=1, q_len=1, kv_tokens=65536)
+    # published: 53 GB/s over the 16 cores of one KV head (T3000), 191 GB/s over 64 cores (n150)
+    assert time.bytes / time.memory_s == pytest.approx(53.4e9, rel=0.1)
+    eight = AttentionShape(32, 8, 128, 128, 8 * 2 * 128 * 1.0625, "bfp8")
+    all_cores = kernels.attention_decode(eight, seqs=1, q_len=1, kv_tokens=65536)
+    assert all_cores.bytes / all_cores.memory_s == pytest.approx(191e9, rel=0.1)
+
+
+def test_warm_cache_is_faster_until_it_overflows():
+    kernels = KernelLibrary("h100-sxm", "sglang")
+    small = {"seqs": 16, "q_len": 1, "kv_tokens": 16 * 128}
+    large = {"seqs": 64, "q_len": 1, "kv_tokens": 64 * 8192}
+    assert kernels.attention_decode(GQA, **small, warm=True).memory_s < kernels.attention_decode(GQA, **small).memory_s
+    assert kernels.attention_decode(GQA, **large, warm=True) == kernels.attention_decode(GQA, **large)
+
+
+def test_prefill_compute_bound_limit():
+    length = 1 << 17
+    pairs = causal_pairs(SCALAR, length, length)
+    time = prefill_time(SCALAR, LIMITS, IDEAL_PREFILL, GQA, 1, length, pairs, length)
+    assert time.flops == 4.0 * 32 * 128 * pairs
+    assert time.seconds == pytest.approx(time.flops / 1e15, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "window"), [(1, 1, 0), (7, 7, 0), (3, 10, 0), (7, 7, 3), (4, 20, 6), (5, 5, 9), (1, 30, 8)]
+)
+def test_causal_pairs_and_window_by_counting(q_len, kv_len, window):
+    seen = [[j for j in range(i + 1) if not window or j > i - window] for i in range(kv_len - q_len, kv_len)]
+    assert causal_pairs(SCALAR, q_len, kv_len, window) == sum(map(len, seen))
+    assert windowed_length(SCALAR, q_len, kv_len, window) == kv_len - min(map(min, seen))
+    assert causal_pairs(ARRAY, np.array([q_len]), np.array([kv_len]), np.array([window]))[0] == sum(map(len, seen))
+
+
+def test_distinct_experts():
+    assert distinct_experts(SCALAR, 1, 128, 8) == pytest.approx(8)
+    assert distinct_experts(SCALAR, 2, 128, 8) == pytest.approx(128 * (1 - (1 - 8 / 128) ** 2))
+    assert distinct_experts(SCALAR, 100_000, 128, 8) == pytest.approx(128)
+
+
+def test_verification_is_not_free_on_moe():
+    kernels = KernelLibrary("h100-sxm")
+    shape = {"num_experts": 128, "experts_per_token": 8, "hidden": 2048, "intermediate": 768}
+    one, four = kernels.moe(tokens=1, **shape), kernels.moe(tokens=4, **shape)
+    dense = kernels.gemm(4, 12288, 4096).seconds / kernels.gemm(1, 12288, 4096).seconds
+    assert four.bytes / one.bytes > 3.5
+    assert four.seconds / one.seconds > 1.5 > 1.05 > dense
+
+
+def test_moe_parallelism_and_projections():
+    kernels = KernelLibrary("h100-sxm")
+    shape = {"tokens": 8192, "num_experts": 64, "experts_per_token": 4, "hidden": 4096, "intermediate": 2048}
+    whole = kernels.moe(**shape)
+    assert whole.flops == 2.0 * 8192 * 4 * 3 * 4096 * 2048
+    assert kernels.moe(**shape, gated=False).flops == pytest.approx(whole.flops * 2 / 3)
+    assert kernels.moe(**shape, expert_parallel=8).flops == pytest.approx(whole.flops / 8)
+    assert kernels.moe(**shape, tensor_parallel=2).flops == pytest.approx(whole.flops / 2)
+
+
+def test_elementwise():
+    kernels = KernelLibrary("h100-sxm")
+    parameters = kernels.parameters("elementwise")
+    time = kernels.elementwise(1e9, launches=3)
+    assert time.seconds == pytest.approx(3 * parameters.launch_s + 1e9 / (3.35e12 * parameters.memory_efficiency))
+
+
+def test_weight_only_and_quantised_gemm():
+    kernels = KernelLibrary("a100-sxm-80gb")
+    bf16, int4 = kernels.gemm(1, 16384, 16384, "bf16"), kernels.gemm(1, 16384, 16384, "int4")
+    assert 0.25 < int4.seconds / bf16.seconds < 0.4
+    assert int4.bytes < 0.27 * bf16.bytes
+    large = kernels.gemm(8192, 8192, 8192, "int4")
+    assert large.flops / large.seconds <= 312e12
+
+
+def test_no_work_takes_no_time():
+    kernels = KernelLibrary("h100-sxm")
+    assert kernels.gemm(0, 4096, 4096) == KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert kernels.attention_decode(GQA, seqs=0, q_len=1, kv_tokens=0).seconds == 0.0
+    assert kernels.attention_prefill(GQA, seqs=0, q_tokens=0, pairs=0, kv_tokens=0).seconds == 0.0
+    assert kernels.moe(tokens=0, num_experts=8, experts_per_token=2, hidden=64, intermediate=64).seconds == 0.0
+    assert kernels.elementwise(0.0).seconds == 0.0
+    assert kernels.collective("all_reduce", 0, 8, "nvlink4").seconds == 0.0
+    assert_allclose(kernels.gemm(np.array([0, 1]), 4096, 4096).seconds, [0.0, kernels.gemm(1, 4096, 4096).seconds])
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan")])
+def test_negative_and_nan_sizes_are_refused(bad):
+    kernels = KernelLibrary("h100-sxm")
+    with pytest.raises(ProfileError, match=">= 0"):
+        kernels.gemm(bad, 4096, 4096)
+    with pytest.raises(ProfileError, match=">= 0"):
+        kernels.attention_decode(GQA, seqs=bad, q_len=1, kv_tokens=10)
+    with pytest.raises(ProfileError, match=">= 0"):
+        kernels.gemm(np.array([1.0, bad]), 4096, 4096)
+
+
+def test_bound_of_arrays():
+    time = KernelLibrary("h100-sxm").gemm(
+        np.array([1, 16, 8192]), np.array([64, 16384, 8192]), np.array([64, 8192, 8192])
+    )
+    assert time.bound.tolist() == ["latency", "memory", "compute"]
