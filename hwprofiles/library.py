@@ -164,6 +164,40 @@ class KernelLibrary:
             lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm),
         )
 
+    def prefill_seconds(self, shape: AttentionShape) -> Callable[[Num, Num, Num, Num], Num]:
+        """``attention_prefill(...).seconds`` of one shape as a function of (seqs, q_tokens, pairs, kv_tokens).
+
+        For callers in a loop: everything that does not change is looked up once. All sizes must be > 0.
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        limits = self._attention_limit(shape.dtype, parameters.native_math)
+
+        def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
+            xp = SCALAR if pairs.__class__ in _PLAIN else ARRAY
+            return prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens).seconds
+
+        return seconds
+
+    def decode_seconds(self, shape: AttentionShape) -> Callable[[Num, Num, Num], Num]:
+        """``attention_decode(...).seconds`` (cold) of one shape as a function of (seqs, q_len, kv_tokens).
+
+        For callers in a loop, as ``prefill_seconds``; ``kv_tokens`` may be an array for equal ``seqs`` and ``q_len``.
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        limits = self._attention_limit(shape.dtype, parameters.native_math)
+
+        def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
+            xp = SCALAR if kv_tokens.__class__ in _PLAIN else ARRAY
+            return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens).seconds
+
+        return seconds
+
     def moe(
         self,
         *,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import catalogues, kernels, replays, runs
+from simulator.cli import calibrations, catalogues, kernels, replays, runs
 from simulator.errors import ForerunError
 
 EXIT_BAD_INPUT = 2
@@ -27,6 +27,7 @@ app = typer.Typer(
 runs.register(app)
 kernels.register(app)
 replays.register(app)
+calibrations.register(app)
 catalogues.register(app)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from simulator.cli import acceptance
 from simulator.cli.output import JsonOption, emit
 from simulator.errors import ForerunError
 
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
         "workloads", workloads_list, workloads_show, workloads_check, "azure-conv-2023", "trace.csv --format auto"
     )
     workloads.command("fit", epilog="Example: forerun workloads fit trace.csv --json workload.json")(workloads_fit)
+    acceptance.register(workloads)
     app.add_typer(workloads)
 
 

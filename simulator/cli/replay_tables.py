@@ -63,3 +63,19 @@ def replay_tables(document: dict[str, Any]) -> list[RenderableType]:
         )
     parts.append(worst)
     return parts
+
+
+def calibration_tables(document: dict[str, Any]) -> list[RenderableType]:
+    """Everything ``forerun calibrate`` prints."""
+    title = Text(f"{document['chip']}, library {document['library']}", style="bold")
+    title.append(f"  written: {', '.join(document['files'])}", style="dim not bold")
+    columns = ("family", "dtype", "rows", "held-out", "MAPE", "median", "coverage 90", "with residual")
+    table = titled_table("Errors on rows the fit has not seen (%)", *columns)
+    for one in document["families"]:
+        figures = [one[key] for key in ("held_out_mape", "held_out_median_ape", "coverage90", "residual_mape")]
+        counts = (f"{one['rows']:,}", f"{one['held_out_rows']:,}")
+        table.add_row(one["family"], one["dtype"], *counts, *(number(value, 3) for value in figures))
+    parts: list[RenderableType] = [title, table]
+    if document["skipped"]:
+        parts.append(pairs_table("Not used", [(reason, f"{rows:,}") for reason, rows in document["skipped"].items()]))
+    return parts

@@ -62,7 +62,7 @@ def kernels(
     from simulator.cli.replay_tables import replay_tables
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
-    from simulator.replay import broken, parse_limit, parse_split, replay_kernels, report_document
+    from simulator.replay import broken, load_residuals, parse_limit, parse_split, replay_kernels, report_document
     from traces.kernels import concatenate, read_kernels
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -70,7 +70,8 @@ def kernels(
     with checked_outputs(out, json_file):
         chosen = KernelLibrary(load_chip(chip), library)
         table = concatenate([read_kernels(file, format, device=device) for file in files])
-        report = replay_kernels(table, chosen, held_out, where or [], residual)
+        corrections = load_residuals(chip) if residual else None
+        report = replay_kernels(table, chosen, held_out, where or [], corrections)
         document = report_document(report)
         if out is not None:
             from dashboards.replay_report import write_replay_report

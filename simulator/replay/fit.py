@@ -95,13 +95,14 @@ def alternatives(parameters: FamilyParameters, dtype: str) -> list[dict[str, Any
     return []
 
 
-def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyParameters:
+def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0, structure: bool = True) -> FamilyParameters:
     """Fit the parameters of one family.
 
     Args:
         problem: the rows a fit may see.
         start: values to start from, and the prior: class defaults, or an earlier fit.
         seed: of the sub-sampling.
+        structure: whether to try other structures (tile rows, packing, splits ...); a few rows cannot tell them apart.
 
     Returns:
         Parameters with ``start``'s source.
@@ -110,7 +111,7 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
     search = sampled(problem, SEARCH_ROWS, generator)
     best = _solve(search, start, start)
     error = loss(search, best)
-    for change in alternatives(start, problem.dtype):
+    for change in alternatives(start, problem.dtype) if structure else ():
         if all(getattr(best, name) == value for name, value in change.items()):
             continue
         prior = start.model_copy(update=change)
@@ -120,8 +121,8 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
             best, error = candidate, now
     if len(search) == len(problem):
         return best
-    structure = {name: getattr(best, name) for name in type(best).model_fields if name not in best.free}
-    return _solve(sampled(problem, FINAL_ROWS, generator), best, start.model_copy(update=structure))
+    chosen = {name: getattr(best, name) for name in type(best).model_fields if name not in best.free}
+    return _solve(sampled(problem, FINAL_ROWS, generator), best, start.model_copy(update=chosen))
 
 
 def loss(problem: FitProblem, parameters: FamilyParameters) -> float:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from hwprofiles import KernelLibrary
 from simulator.errors import ForerunError
+from simulator.replay.evidence import apply_evidence
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import BASES, REGIMES, Prediction, predict_table
+from simulator.replay.residual import Residuals
 from simulator.replay.scores import Score, all_scores, dtype_labels, overall_score
 from simulator.replay.split import Split, training_rows
 from traces.kernels import OPS, SIZES, WORDS, KernelTable
@@ -61,7 +63,7 @@ def replay_kernels(
     kernels: KernelLibrary,
     split: Split | None = None,
     where: Sequence[str] = (),
-    residual: bool = False,
+    residuals: Residuals | None = None,
 ) -> ReplayReport:
     """Predict every row of a trace and score the predictions.
 
@@ -70,7 +72,7 @@ def replay_kernels(
         kernels: the chip's predictions.
         split: score only the rows a fit under this split does not see.
         where: conditions such as ``n>=1024`` that a row must meet, if its operation has that column.
-        residual: whether ``kernels`` carries the learned correction (recorded in the report).
+        residuals: the profile's learned corrections, put on top of physics; None = physics alone.
 
     Raises:
         ForerunError: rows of several devices, a wrong unit, a bad condition, or no row left to score.
@@ -80,6 +82,9 @@ def replay_kernels(
     prediction = predict_table(table, kernels)
     _add(skipped, prediction.refused)
     out, reasons = impossible_rows(table, prediction, kernels.chip)
+    apply_evidence(table, prediction, kernels)
+    if residuals is not None:
+        residuals.apply(table, prediction, kernels)
     _add(skipped, reasons)
     keep = np.isfinite(prediction.seconds) & ~out
     if split is not None:
@@ -89,7 +94,7 @@ def replay_kernels(
     if not keep.any():
         reasons_text = "; ".join(f"{rows} {reason}" for reason, rows in skipped.items()) or "the trace has none"
         raise ForerunError(f"{table.source}: no row left to score ({reasons_text})")
-    scored, predicted = table.where(keep), select(prediction, keep)
+    scored, predicted = table.where(keep), prediction.where(keep)
     return ReplayReport(
         kernels.chip.name,
         kernels.library,
@@ -100,7 +105,7 @@ def replay_kernels(
         overall_score(scored, predicted),
         skipped,
         split,
-        residual,
+        residuals is not None,
     )
 
 
@@ -140,22 +145,6 @@ def condition_rows(table: KernelTable, condition: str) -> NDArray[np.bool_]:
     column = table.size(name)
     met = {">=": np.greater_equal, "<=": np.less_equal, "=": np.equal}[sign](column, number)
     return np.asarray(met | ~has, dtype=np.bool_)
-
-
-def select(prediction: Prediction, rows: NDArray[Any]) -> Prediction:
-    """The prediction of some rows."""
-    return Prediction(
-        prediction.seconds[rows],
-        prediction.regime[rows],
-        prediction.basis[rows],
-        prediction.flops[rows],
-        prediction.bytes[rows],
-        prediction.warm[rows],
-        prediction.peak_flops[rows],
-        prediction.low[rows],
-        prediction.high[rows],
-        dict(prediction.refused),
-    )
 
 
 def report_document(report: ReplayReport) -> dict[str, Any]:

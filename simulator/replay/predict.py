@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,6 +66,7 @@ class Prediction:
         warm: whether operands may already be on the chip.
         peak_flops: dense peak of the math, FLOP/s.
         low, high: ends of the 90 % interval as factors on ``seconds``; NaN where none is known.
+        launch_s, compute_s, memory_s: the parts physics adds up.
         refused: reason -> rows that cannot be predicted.
     """
 
@@ -78,18 +79,24 @@ class Prediction:
     peak_flops: FloatArray
     low: FloatArray
     high: FloatArray
+    launch_s: FloatArray
+    compute_s: FloatArray
+    memory_s: FloatArray
     refused: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, rows: int) -> Prediction:
         """Nothing predicted yet."""
-        nan = [np.full(rows, np.nan) for _ in range(6)]
+        nan = [np.full(rows, np.nan) for _ in range(9)]
         code = np.full(rows, -1, dtype=np.int8)
-        return cls(nan[0], code, code.copy(), nan[1], nan[2], np.zeros(rows, dtype=bool), nan[3], nan[4], nan[5])
+        return cls(nan[0], code, code.copy(), nan[1], nan[2], np.zeros(rows, dtype=bool), *nan[3:])
 
     def put(self, rows: IndexArray, time: KernelTime, basis: str, peak: float, warm: bool) -> None:
         """Fill in ``rows``."""
         self.seconds[rows] = time.seconds
+        self.launch_s[rows] = time.launch_s
+        self.compute_s[rows] = time.compute_s
+        self.memory_s[rows] = time.memory_s
         self.flops[rows] = time.flops
         self.bytes[rows] = time.bytes
         self.peak_flops[rows] = peak
@@ -97,6 +104,11 @@ class Prediction:
         self.basis[rows] = BASES.index(basis)
         bound = np.asarray(time.bound)
         self.regime[rows] = np.select([bound == name for name in REGIMES], list(range(len(REGIMES))), -1)
+
+    def where(self, rows: NDArray[Any]) -> Prediction:
+        """The prediction of some rows."""
+        parts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "refused"}
+        return Prediction(**{name: values[rows] for name, values in parts.items()}, refused=dict(self.refused))
 
     def refuse(self, reason: str, rows: int) -> None:
         """Count rows that cannot be predicted."""

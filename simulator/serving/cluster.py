@@ -14,7 +14,7 @@ from simulator.serving.fast import FastReplica
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed, RoutedFeed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog, StepLog
-from simulator.serving.prefix_cache import PrefixCache
+from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.scheduler import SCHEDULERS
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer
@@ -78,10 +78,10 @@ class Cluster:
         scheduler = SCHEDULERS[self.scheduler](self.limits, cache)
         return ExactReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log).serve()
 
-    def _prefix_cache(self, log: RunLog) -> PrefixCache | None:
+    def _prefix_cache(self, log: RunLog) -> NoPrefixCache:
         hashes = log.stream.prefix_hashes
         if hashes is None or not self.prefix_caching:
-            return None
+            return NoPrefixCache()
         if hashes.block_tokens % self.limits.block_size:
             raise ForerunError(
                 f"engine.block_size: blocks of {self.limits.block_size} tokens cannot cache prefix hashes of "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -22,8 +22,7 @@ from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
-from simulator.serving.prefix_cache import PrefixCache
-from simulator.serving.sequence import NO_STEPS
+from simulator.serving.prefix_cache import NoPrefixCache
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
 
@@ -44,17 +43,17 @@ class _Live:
     last_token_s: float | None
     target: int
     """Tokens to put in the cache before it decodes: prompt, and what was generated before a preemption."""
+    units: list[int]
+    """Prefix-cache units that it holds."""
     computed: int = 0
     start: int = -1
     """First decode step; -1 while in prefill."""
     steps: int = 0
     """Decode steps it needs."""
-    units: list[int] = field(default_factory=list)
-    """Prefix-cache units that it holds."""
     cached: int | None = None
     """Prompt tokens found in the prefix cache when it first ran."""
-    path: IntArray = field(default_factory=lambda: NO_STEPS)
-    """Accepted draft tokens of each of them."""
+    path: IntArray | None = None
+    """Accepted draft tokens of each of them; None without speculation."""
 
 
 class _Future:
@@ -70,9 +69,10 @@ class _Future:
         at = start - self._base
         return self._totals[:, at : at + steps]
 
-    def at(self, row: int, step: int) -> int:
-        """Total at one step."""
-        return int(self._totals[row, step - self._base])
+    def at(self, step: int) -> list[int]:
+        """All totals at one step."""
+        totals: list[int] = self._totals[:, step - self._base].tolist()
+        return totals
 
     def range(self, row: int, start: int, stop: int) -> IntArray:
         """Totals of the steps from ``start`` up to ``stop``."""
@@ -104,18 +104,21 @@ class FastReplica:
         timer: EngineTimer,
         limits: EngineLimits,
         sampler: AcceptanceSampler | None,
-        cache: PrefixCache | None,
+        cache: NoPrefixCache,
         log: RunLog,
     ) -> None:
         self._env = env
         self._index = index
         self._feed = feed
+        self._shared = feed.shared
+        """Whether simulated time must pass step by step for others to see; alone, only idle time is waited for."""
         self._timer = timer
         self._limits = limits
         self._sampler = sampler
         self._cache = cache
         self._log = log
         self._windows = timer.windows
+        self._zeros = (0,) * len(timer.windows)
         longest = max(map(sum, zip(log.input_tokens, log.output_tokens, strict=True)), default=0)
         longest = min(longest, limits.num_blocks * limits.block_size) + limits.query_len + limits.lookahead_tokens + 2
         context = np.arange(longest, dtype=np.int64)
@@ -140,7 +143,7 @@ class FastReplica:
         """Advance from structural event to structural event until no request will ever come."""
         now = 0.0
         while True:
-            if self._feed.shared:
+            if self._shared:
                 yield from self._wait(Phase(self._env, PLAN))
             self._collect(now)
             if not self._running and not self._waiting:
@@ -157,44 +160,48 @@ class FastReplica:
         log = self._log
         for request in self._feed.take(now):
             log.replica[request] = self._index
-            self._waiting.append(_Live(request, 0, 0, None, log.input_tokens[request]))
+            self._waiting.append(_Live(request, 0, 0, None, log.input_tokens[request], []))
 
     def _advance(self, now: float) -> Generator[simpy.Event, Any, float]:
         """Plan one step at ``now`` and run it, together with the equal steps that follow; returns the time after."""
         limits = self._limits
-        held, preempted = self._make_room(now)
+        totals, preempted = self._make_room(now)
+        held = totals[self._block_row]
         budget = limits.max_num_batched_tokens - self._decoding * limits.query_len
         chunks: list[tuple[_Live, int]] = []
         partial = self._partial
         if partial is not None:
             chunk = min(partial.target - partial.computed, budget)
             needed = limits.blocks(partial.computed + chunk)
-            if held + needed - self._shared_blocks > limits.num_blocks:
+            if held + needed - self._cache.shared_blocks > limits.num_blocks:
                 self._preempt_partial()
                 preempted = True
             else:
                 held += needed
                 budget -= chunk
                 if chunk:
-                    self._cache_prompt(partial, chunk)
+                    self._cache.add(partial.index, partial.units, partial.computed + chunk)
                     chunks.append((partial, chunk))
         if not preempted and self._waiting:
             held = self._admit(chunks, budget, held)
         if chunks:
-            return (yield from self._mixed_step(now, chunks, held - self._shared_blocks))
-        return (yield from self._decode(now, single=preempted))
+            return (yield from self._mixed_step(now, chunks, held - self._cache.shared_blocks, totals))
+        return (yield from self._decode(now, preempted, totals))
 
-    def _make_room(self, now: float) -> tuple[int, bool]:
+    def _make_room(self, now: float) -> tuple[list[int], bool]:
         """Preempt from the end of the batch until this step's blocks fit.
 
         Returns:
-            Blocks of the decoding requests in this step, and whether anything had to go.
+            Totals of the decoding requests in this step, and whether anything had to go.
         """
         preempted = False
         while True:
-            held = self._future.at(self._block_row, self._step)
-            if held + self._partial_blocks - self._shared_blocks <= self._limits.num_blocks:
-                return held, preempted
+            totals = self._future.at(self._step)
+            held = totals[self._block_row] - self._cache.shared_blocks
+            if self._partial is not None:
+                held += self._partial_blocks
+            if held <= self._limits.num_blocks:
+                return totals, preempted
             preempted = True
             if self._partial is not None:
                 self._preempt_partial()
@@ -207,7 +214,7 @@ class FastReplica:
         self._partial = None
         victim.computed = 0
         self._evict_idle(self._limits.num_blocks)
-        self._drop_units(victim)
+        self._cache.release(victim.units)
         del self._running[victim.index]
         self._waiting.appendleft(victim)
         self._log.preemptions[victim.index] += 1
@@ -220,16 +227,17 @@ class FastReplica:
         self._finishing[victim.start + victim.steps - 1].remove(victim)
         self._decoding -= 1
         self._evict_idle(self._limits.num_blocks)
-        self._drop_units(victim)
+        self._cache.release(victim.units)
         delivered = done
         if self._sampler is not None:
+            assert victim.path is not None
             taken = victim.path[:done]
             self._log.count_drafts(index, taken)
             delivered += int(taken.sum())
         generated = victim.generated + delivered
         target = self._log.input_tokens[index] + generated
         last = now if done else victim.last_token_s
-        self._waiting.appendleft(_Live(index, generated, victim.verify_steps + done, last, target))
+        self._waiting.appendleft(_Live(index, generated, victim.verify_steps + done, last, target, []))
         self._log.preemptions[index] += 1
 
     def _admit(self, chunks: list[tuple[_Live, int]], budget: int, held: int) -> int:
@@ -237,65 +245,48 @@ class FastReplica:
         limits = self._limits
         waiting, running, cache = self._waiting, self._running, self._cache
         usable = limits.num_blocks - limits.watermark_blocks
-        units: list[int] = []
-        cached = in_use = 0
         while waiting and budget > 0 and len(running) < limits.max_num_seqs:
             live = waiting[0]
-            if cache is not None:
-                cache.shrink(limits.num_blocks - held + cache.shared_blocks)
-                units, cached, in_use = cache.match(live.index, live.target)
+            cache.shrink(limits.num_blocks - held + cache.shared_blocks)
+            units, cached, in_use = cache.match(live.index, live.target)
             tokens = live.target - cached
             if tokens > budget:
                 if not limits.chunked_prefill:
                     break
                 tokens = budget
             blocks = limits.blocks(cached + tokens)
-            if held + blocks - in_use - self._shared_blocks > usable:
+            if held + blocks - in_use - cache.shared_blocks > usable:
                 break
             waiting.popleft()
             running[live.index] = live
-            if cache is not None:
-                cache.hold(units)
-                live.units = units
-                live.computed = cached
-                live.cached = cached if live.cached is None else live.cached
-                self._cache_prompt(live, tokens)
+            cache.hold(units)
+            live.units = units
+            live.computed = cached
+            if live.cached is None:
+                live.cached = cached
+            cache.add(live.index, units, cached + tokens)
             chunks.append((live, tokens))
             held += blocks
             budget -= tokens
         return held
 
-    @property
-    def _shared_blocks(self) -> int:
-        """Blocks that several running requests count as their own."""
-        return 0 if self._cache is None else self._cache.shared_blocks
-
-    def _cache_prompt(self, live: _Live, chunk: int) -> None:
-        """Offer the prompt blocks that this step completes to later requests."""
-        if self._cache is not None:
-            self._cache.add(live.index, live.units, live.computed + chunk)
-
     def _evict_idle(self, held: int) -> None:
         """Evict cached blocks that no request uses for the ``held`` blocks that requests do use."""
-        if self._cache is not None:
-            self._cache.shrink(self._limits.num_blocks - held)
+        self._cache.shrink(self._limits.num_blocks - held)
 
-    def _drop_units(self, live: _Live) -> None:
-        """A request lets go of its cached prompt."""
-        if self._cache is not None:
-            self._cache.release(live.units)
-            live.units = []
-
-    def _mixed_step(self, now: float, chunks: list[tuple[_Live, int]], held: int) -> Generator[simpy.Event, Any, float]:
+    def _mixed_step(
+        self, now: float, chunks: list[tuple[_Live, int]], held: int, totals: list[int]
+    ) -> Generator[simpy.Event, Any, float]:
         """One step with prompts in it, beside the decoding batch."""
         log = self._log
-        work = self._work(chunks)
+        work = self._work(chunks, tuple(totals[: self._block_row]))
         seconds: float = on_grid(self._timer.seconds(work))
         running, waiting = len(self._running), len(self._waiting)
         decoding = self._decoding
-        delivered = decoding if self._sampler is None else self._future.at(self._token_row, self._step)
+        delivered = decoding if self._sampler is None else totals[-1]
         end = now + seconds
-        yield from self._until(end)
+        if self._shared:
+            yield from self._until(end)
         self._step += 1
         self._partial = None
         self._evict_idle(held)
@@ -313,7 +304,7 @@ class FastReplica:
         log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
         return end
 
-    def _work(self, chunks: list[tuple[_Live, int]]) -> StepWork[int]:
+    def _work(self, chunks: list[tuple[_Live, int]], decode_keys: tuple[int, ...]) -> StepWork[int]:
         windows = self._windows
         size = len(windows)
         pairs, keys, sampled_keys = [0] * size, [0] * size, [0] * size
@@ -328,7 +319,6 @@ class FastReplica:
                 keys[w] += keys_read(computed + chunk, chunk, window)
                 if completes:
                     sampled_keys[w] += keys_read(live.target + 1, 1, window)
-        decode_keys = tuple(self._future.at(w, self._step) for w in range(size))
         return StepWork(
             len(chunks),
             tokens,
@@ -353,7 +343,7 @@ class FastReplica:
         remaining = log.output_tokens[live.index] - live.generated
         if not remaining:
             del self._running[live.index]
-            self._drop_units(live)
+            self._cache.release(live.units)
             log.finish(live.index, now)
             self._feed.finished(now)
             return
@@ -378,6 +368,7 @@ class FastReplica:
             needs = self._needs[:, live.target + 1 + done : live.target + 1 + live.steps]
             apply(future, needs, out=future)
             return
+        assert live.path is not None
         delivered = live.path + 1
         context = live.target + self._limits.query_len + np.cumsum(delivered) - delivered
         remaining = self._log.output_tokens[live.index] - live.generated
@@ -385,12 +376,11 @@ class FastReplica:
         apply(future[:-1], self._needs[:, context[done:]], out=future[:-1])
         apply(future[-1], delivered[done:], out=future[-1])
 
-    def _decode(self, now: float, single: bool) -> Generator[simpy.Event, Any, float]:
+    def _decode(self, now: float, single: bool, totals: list[int]) -> Generator[simpy.Event, Any, float]:
         """Decode steps of one unchanged batch: one, or as many as nothing structural cuts short."""
         first = self._step
-        size = len(self._windows)
-        zeros = (0,) * size
-        keys = tuple(self._future.at(w, first) for w in range(size))
+        zeros = self._zeros
+        keys = tuple(totals[: self._block_row])
         work: StepWork[Any] = StepWork(0, 0, zeros, zeros, 0, zeros, self._decoding, self._limits.query_len, keys)
         seconds: float = on_grid(self._timer.seconds(work))
         admits = not self._waiting and len(self._running) < self._limits.max_num_seqs
@@ -399,17 +389,20 @@ class FastReplica:
         if arrival < inf:
             stop = min(stop, first + int((arrival - now) / max(seconds, 1e-9)) + 2)
         if stop - first <= SHORT_SPAN:
-            return (yield from self._decode_step(now, seconds, work))
+            return (yield from self._decode_step(now, seconds, work, totals))
         return (yield from self._decode_span(now, stop, work, arrival, admits))
 
-    def _decode_step(self, now: float, seconds: float, work: StepWork[int]) -> Generator[simpy.Event, Any, float]:
+    def _decode_step(
+        self, now: float, seconds: float, work: StepWork[int], totals: list[int]
+    ) -> Generator[simpy.Event, Any, float]:
         """One pure decode step."""
         step = self._step
-        held = self._future.at(self._block_row, step) + self._partial_blocks - self._shared_blocks
-        delivered = self._decoding if self._sampler is None else self._future.at(self._token_row, step)
+        held = totals[self._block_row] + self._partial_blocks - self._cache.shared_blocks
+        delivered = self._decoding if self._sampler is None else totals[-1]
         running, waiting = len(self._running), len(self._waiting)
         end = now + seconds
-        yield from self._until(end)
+        if self._shared:
+            yield from self._until(end)
         self._step = step + 1
         self._evict_idle(held)
         self._complete(step, end)
@@ -422,9 +415,9 @@ class FastReplica:
         """Pure decode steps up to ``stop``, fewer where blocks run short or an arrival can be admitted."""
         first = self._step
         blocks = self._future.range(self._block_row, first, stop)
-        beside = self._partial_blocks - self._shared_blocks
+        beside = self._partial_blocks - self._cache.shared_blocks
         room = self._limits.num_blocks - beside
-        if self._cache is not None and self._waiting:
+        if self._waiting:
             # Evicting what the first in the queue would reuse can make it small enough to be admitted.
             room -= self._cache.idle_blocks
         if int(blocks[-1]) > room:
@@ -475,16 +468,15 @@ class FastReplica:
         for live in self._finishing.pop(step, ()):
             del self._running[live.index]
             self._decoding -= 1
-            self._drop_units(live)
+            self._cache.release(live.units)
             if self._sampler is not None:
+                assert live.path is not None
                 log.count_drafts(live.index, live.path)
             log.finish(live.index, now)
             self._feed.finished(now)
 
     def _until(self, end: float) -> Generator[simpy.Event, Any, None]:
-        """Wait until ``end``; not at all when nobody else could tell the difference."""
-        if not self._feed.shared:
-            return
+        """Wait until ``end``."""
         yield from self._wait(self._env.timeout(max(0.0, end - self._env.now)))
 
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, None]:
@@ -497,7 +489,7 @@ class FastReplica:
 
     def _until_cut(self, ends: NDArray[np.float64], admits: bool) -> Generator[simpy.Event, Any, NDArray[np.float64]]:
         """Wait for the last of ``ends``; an arrival that could be admitted cuts the span at the step in progress."""
-        if not self._feed.shared:
+        if not self._shared:
             return ends
         event = self._env.timeout(max(0.0, float(ends[-1]) - self._env.now))
         while not event.processed:

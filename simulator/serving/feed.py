@@ -65,7 +65,8 @@ class OpenFeed:
 
     def next_s(self) -> float:
         """Time of the next arrival."""
-        return self._arrival_s[self._next]
+        time: float = self._arrival_s[self._next]
+        return time
 
     def finished(self, now: float) -> None:
         """Arrivals do not depend on completions."""

@@ -5,7 +5,30 @@ from __future__ import annotations
 from traces import PrefixHashes
 
 
-class PrefixCache:
+class NoPrefixCache:
+    """Stands in where nothing is cached."""
+
+    shared_blocks = 0
+    idle_blocks = 0
+
+    def match(self, request: int, tokens: int) -> tuple[list[int], int, int]:
+        """Nothing is found."""
+        return [], 0, 0
+
+    def hold(self, units: list[int]) -> None:
+        """Nothing to hold."""
+
+    def add(self, request: int, units: list[int], computed_tokens: int) -> None:
+        """Nothing is kept."""
+
+    def release(self, units: list[int]) -> None:
+        """Nothing was held."""
+
+    def shrink(self, free_blocks: int) -> None:
+        """Nothing to evict."""
+
+
+class PrefixCache(NoPrefixCache):
     """Units of cached prompt, shared by the running requests and kept in LRU order when none of them needs them.
 
     A unit is one hash of the trace: ``block_tokens`` prompt tokens (fewer at the end of a prompt), in whole engine

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from simulator.serving.limits import EngineLimits
-from simulator.serving.prefix_cache import PrefixCache
+from simulator.serving.prefix_cache import NoPrefixCache
 from simulator.serving.sequence import Sequence
 from simulator.timing import StepWork, causal_pairs, keys_read
 
@@ -52,7 +52,7 @@ class StepPlan:
 class Scheduler(ABC):
     """Waiting queue, batch and block pool of one replica."""
 
-    def __init__(self, limits: EngineLimits, cache: PrefixCache | None = None) -> None:
+    def __init__(self, limits: EngineLimits, cache: NoPrefixCache) -> None:
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -69,7 +69,7 @@ class Scheduler(ABC):
     @property
     def used_blocks(self) -> int:
         """Blocks that running sequences hold, shared ones counted once."""
-        return self._held_blocks - (self._cache.shared_blocks if self._cache is not None else 0)
+        return self._held_blocks - self._cache.shared_blocks
 
     @property
     def has_work(self) -> bool:
@@ -102,22 +102,19 @@ class Scheduler(ABC):
         return True
 
     def _free(self, sequence: Sequence) -> None:
-        if self._cache is not None:
-            self._cache.release(sequence.units)
-            sequence.units = []
+        self._cache.release(sequence.units)
+        sequence.units = []
         self._held_blocks -= sequence.blocks
         sequence.blocks = 0
 
     def _evict_idle(self) -> None:
         """Evict cached blocks that no sequence uses for those that sequences do use."""
-        if self._cache is not None:
-            self._cache.shrink(self.limits.num_blocks - self.used_blocks)
+        self._cache.shrink(self.limits.num_blocks - self.used_blocks)
 
     def _preempt_last(self) -> Sequence:
         """Throw the latest sequence out of the batch; its cache is recomputed when it comes back first in the queue."""
         victim = self.running.pop()
-        if self._cache is not None:
-            self._cache.shrink(0)
+        self._cache.shrink(0)
         self._free(victim)
         victim.computed_tokens = 0
         victim.decoding = False
@@ -140,7 +137,8 @@ class Scheduler(ABC):
         limits = self.limits
         while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
             sequence = self.waiting[0]
-            units, cached, in_use = self._cached_start(sequence)
+            self._evict_idle()
+            units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
             tokens = sequence.known_tokens - cached
             if whole_prompts and tokens > budget:
                 break
@@ -154,17 +152,9 @@ class Scheduler(ABC):
             plan.chunks.append((sequence, chunk))
             budget -= chunk
 
-    def _cached_start(self, sequence: Sequence) -> tuple[list[int], int, int]:
-        """Cached units that the prompt starts with, tokens they spare, and their blocks that are in use already."""
-        if self._cache is None:
-            return [], 0, 0
-        self._evict_idle()
-        return self._cache.match(sequence.index, sequence.known_tokens)
-
     def _start(self, sequence: Sequence, units: list[int], cached: int, blocks: int) -> None:
         """A sequence joins the batch with the cached start of its prompt."""
-        if self._cache is not None:
-            self._cache.hold(units)
+        self._cache.hold(units)
         sequence.units = units
         sequence.computed_tokens = cached
         if sequence.cached_tokens is None:
@@ -175,8 +165,7 @@ class Scheduler(ABC):
 
     def _cache_prompt(self, sequence: Sequence, computed_tokens: int) -> None:
         """Offer the prompt blocks that this step completes to later requests."""
-        if self._cache is not None:
-            self._cache.add(sequence.index, sequence.units, computed_tokens)
+        self._cache.add(sequence.index, sequence.units, computed_tokens)
 
 
 class UnifiedScheduler(Scheduler):
@@ -236,7 +225,7 @@ class PrefillFirstScheduler(Scheduler):
 class StaticScheduler(Scheduler):
     """A batch is filled once and runs until its last request is done; finished requests keep their place as padding."""
 
-    def __init__(self, limits: EngineLimits, cache: PrefixCache | None = None) -> None:
+    def __init__(self, limits: EngineLimits, cache: NoPrefixCache) -> None:
         super().__init__(limits, cache)
         self._padding: list[Sequence] = []
 
@@ -273,7 +262,8 @@ class StaticScheduler(Scheduler):
             sequence = self.waiting[0]
             last = sequence.input_tokens + sequence.output_tokens - 2
             blocks = max(limits.blocks(sequence.known_tokens), limits.decode_blocks(last))
-            units, cached, in_use = self._cached_start(sequence)
+            self._evict_idle()
+            units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
             if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
                 break
             self.waiting.popleft()

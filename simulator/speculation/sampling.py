@@ -3,11 +3,10 @@
 Whatever the drafter proposes, the tokens that come out are distributed as if the target had sampled them one by one.
 Chains are verified by rejection sampling (Leviathan et al. 2023; Chen et al. 2023). Trees are verified by *recursive
 rejection sampling without replacement* (Jeon et al., "Recursive Speculative Decoding", 2024; Chen et al., "Sequoia",
-2024): siblings are distinct candidates drawn one after the other; after each rejection the target's distribution becomes
-the normalised residual and the drafter's loses the rejected token. Multi-round rejection with replacement, as in
-SpecInfer (Miao et al. 2023), is the same loop in which the drafter's distribution stays; ``replacement=True`` gives it.
-Temperature 0 is the limit in which both distributions are certain: a draft token is accepted if it is the target's
-likeliest.
+2024): siblings are distinct candidates drawn one after the other; after each rejection the target's distribution
+becomes the normalised residual and the drafter's loses the rejected token. Multi-round rejection with replacement, as
+in SpecInfer (Miao et al. 2023), is the same loop in which the drafter's distribution stays: ``replacement=True``.
+Temperature 0 is the limit in which the target is certain: a draft token is accepted if it is the target's likeliest.
 """
 
 from __future__ import annotations
@@ -105,7 +104,8 @@ def verify_candidates(
     """The token of one position, and whether it is one of the candidates.
 
     Each candidate x in turn is accepted with chance ``min(1, p(x) / q(x))``; after a rejection p becomes the residual
-    and q loses x. When all are rejected the token is drawn from what is left of p. The token has the target's distribution.
+    and q loses x. When all are rejected the token is drawn from what is left of p. Either way it is distributed as the
+    target's own.
 
     Args:
         candidates: as ``draw_candidates`` drew them from ``draft``.

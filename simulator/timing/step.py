@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,9 @@ class StepTimer:
     _layer_seconds: list[float] = field(init=False)
     _head_seconds: list[float] = field(init=False)
     _attention: list[tuple[AttentionShape, int, int]] = field(init=False)
+    """Shape, window and number of layers of each kind of attention."""
+    _attention_seconds: list[tuple[Callable[..., Any], Callable[..., Any], int, int]] = field(init=False)
+    """The same as functions: prefill, decode, window, layers."""
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _floor_s: float = field(init=False)
@@ -99,6 +102,11 @@ class StepTimer:
             key = (self.deployment.attention_shape(attention), windows.index(attention.window))
             merged[key] = merged.get(key, 0) + group.count
         self._attention = [(shape, window, count) for (shape, window), count in merged.items()]
+        kernels = self.deployment.kernels
+        self._attention_seconds = [
+            (kernels.prefill_seconds(shape), kernels.decode_seconds(shape), window, count)
+            for shape, window, count in self._attention
+        ]
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
         distinct, inverse = np.unique(padded, return_inverse=True)
@@ -121,26 +129,13 @@ class StepTimer:
         tokens = work.prefill_tokens + decoding * work.query_len
         if logit_rows is None:
             logit_rows = decoding * work.query_len + work.sampled_prefills
-        kernels = self.deployment.kernels
         total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
-        for shape, window, count in self._attention:
+        for prefill, decode, window, count in self._attention_seconds:
             if decoding:
-                total += (
-                    count
-                    * kernels.attention_decode(
-                        shape, seqs=decoding, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
-                    ).seconds
-                )
+                total += count * decode(decoding, work.query_len, work.decode_kv_tokens[window])
             if work.prefill_seqs:
-                total += (
-                    count
-                    * kernels.attention_prefill(
-                        shape,
-                        seqs=work.prefill_seqs,
-                        q_tokens=work.prefill_tokens,
-                        pairs=work.prefill_pairs[window],
-                        kv_tokens=work.prefill_kv_tokens[window],
-                    ).seconds
+                total += count * prefill(
+                    work.prefill_seqs, work.prefill_tokens, work.prefill_pairs[window], work.prefill_kv_tokens[window]
                 )
         if not self._eager[tokens]:
             return total

@@ -1,0 +1,134 @@
+"""``forerun workloads fit-acceptance`` and ``curves``: acceptance of draft tokens, from engine logs or published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.output import JsonOption, emit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Logs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="vLLM or SGLang log, Prometheus counters, benchmark JSON; several: one for each number of draft tokens.",
+        show_default=False,
+    ),
+]
+
+
+def register(workloads: typer.Typer) -> None:
+    """Add the commands to the group ``workloads``."""
+    workloads.command(
+        "fit-acceptance", epilog="Example: forerun workloads fit-acceptance vllm.log --json acceptance.json"
+    )(workloads_fit_acceptance)
+    workloads.command("curves", epilog="Example: forerun workloads curves --json -")(workloads_curves)
+
+
+def workloads_fit_acceptance(files: Logs, json_file: JsonOption = None) -> int:
+    """Fit acceptance of draft tokens from an engine's own report: level, decay, and the block for a scenario."""
+    from simulator.speculation.fit_report import fit_acceptance
+
+    document = fit_acceptance(files)
+    emit(document, json_file, fit_tables(document))
+    return 0
+
+
+def workloads_curves(json_file: JsonOption = None) -> int:
+    """List the published acceptance curves that a scenario can name."""
+    from simulator.cli.tables import percent, titled_table
+    from simulator.speculation import curve_names, load_curve
+
+    rows = [curve_row(load_curve(name)) for name in curve_names()]
+    table = titled_table("Acceptance curves", "name", "task", "temperature", "K up to", "level", "decay", left=True)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["task"],
+            "-" if row["temperature"] is None else f"{row['temperature']:g}",
+            str(row["positions"] or "any"),
+            percent(row["level"]),
+            f"{row['decay']:.3f}",
+        )
+    emit(rows, json_file, table)
+    return 0
+
+
+def curve_row(curve: Any) -> dict[str, Any]:
+    """One curve of the catalogue as plain data."""
+    from simulator.speculation.curves import UNLIMITED
+
+    fit = curve.fit
+    fields = ("name", "method", "target", "drafter", "task", "temperature", "source", "note")
+    return {field: getattr(curve, field) for field in fields} | {
+        "positions": None if curve.positions == UNLIMITED else curve.positions,
+        "level": fit.model.level,
+        "decay": fit.model.decay,
+    }
+
+
+def fit_tables(document: dict[str, Any]) -> list[RenderableType]:
+    """What was measured, how the fit meets it, and the blocks to paste."""
+    from rich.text import Text
+
+    from simulator.cli.tables import number, pairs_table, percent, titled_table
+
+    parts: list[RenderableType] = []
+    for log in document["logs"]:
+        rows = [
+            ("Format", f"{log['format']}, {log['records']:,} records"),
+            ("Draft tokens per step", number(log["num_speculative_tokens"])),
+            ("Drafts", number(_whole(log["num_drafts"]))),
+            ("Acceptance length", f"{log['acceptance_length']:.3f} (bonus token included)"),
+        ]
+        parts += [Text(log["source"], style="bold"), pairs_table("", rows)]
+        if log["per_position"] is not None:
+            table = titled_table("By position", "position", "share of drafts", "given the one before")
+            conditional = log["conditional"] + [None] * len(log["per_position"])
+            for position, (share, rate) in enumerate(zip(log["per_position"], conditional, strict=False), start=1):
+                table.add_row(str(position), percent(share), percent(rate))
+            parts.append(table)
+    fit = document["fit"]
+    if fit is not None:
+        parts.append(pairs_table("Fit: level x decay per position", _fit_rows(fit)))
+    for key, label in (("acceptance", "As measured"), ("acceptance_by_decay", "For any number of draft tokens")):
+        if document[key] is not None:
+            parts.append(Text(f"{label}:\n  acceptance: {_flow(document[key])}"))
+    if document["predicted_lengths"] is not None:
+        lengths = "  ".join(
+            f"{row['num_speculative_tokens']}: {row['acceptance_length']:.2f}" for row in document["predicted_lengths"]
+        )
+        parts.append(Text(f"Acceptance length by number of draft tokens:\n  {lengths}"))
+    else:
+        parts.append(Text("One number shows no decay with depth: give rates per position, or runs with other depths."))
+    return parts
+
+
+def _fit_rows(fit: dict[str, Any]) -> list[tuple[str, str]]:
+    def with_error(value: float | None, error: float | None) -> str:
+        shown = "-" if value is None else f"{value:.4f}"
+        return shown if error is None else f"{shown} +- {error:.4f}"
+
+    rows = [
+        ("Level", with_error(fit["level"], fit["level_error"])),
+        ("Decay", with_error(fit["decay"], fit["decay_error"])),
+        ("Worst error", f"{fit['worst_error_percent']:.2f} % of the {fit['quantity'].replace('_', ' ')}"),
+    ]
+    if fit["deviance"] is not None and fit["degrees"]:
+        rows.append(("Deviance", f"{fit['deviance']:.1f} at {fit['degrees']} degrees of freedom"))
+    return rows
+
+
+def _flow(block: dict[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(block, default_flow_style=True, sort_keys=False, width=10_000)).strip()
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,350 @@
+"""Fits a chip's kernel parameters to measured kernels, and learns what physics leaves over; each with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import Chip, KernelLibrary, Source
+from hwprofiles.catalogue import load_defaults
+from hwprofiles.parameters import FamilyParameters
+from hwprofiles.records import Fit
+from simulator.errors import ForerunError
+from simulator.replay.evidence import conformal_intervals, inside_ranges, seen_ranges
+from simulator.replay.fit import fit
+from simulator.replay.fit_problem import FitProblem, core_rows, family_rows, make_problem
+from simulator.replay.kernels import check_devices
+from simulator.replay.light_speed import impossible_rows
+from simulator.replay.predict import REGIMES, predict_table
+from simulator.replay.residual import Correction, Key, Residuals, learn, save_residuals
+from simulator.replay.split import Split, training_rows
+from traces.kernels import KernelTable
+
+FloatArray = NDArray[np.float64]
+
+MIN_ROWS = 5
+"""Fewest rows that a family's parameters are moved for."""
+FEW_ROWS = 60
+"""Below this every row is fitted and the error comes from folds; the structure of the class defaults is kept."""
+FOLDS = 5
+INTERVAL_SPLIT = Split(0.5, 90)
+"""Which half of the held-out rows the intervals come from; the other half is what they are judged on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFit:
+    """One fitted parameter set and its errors on rows it has not seen, in percent."""
+
+    family: str
+    dtype: str
+    rows: int
+    held_out_rows: int
+    held_out_mape: float
+    held_out_median_ape: float
+    coverage90: float | None
+    residual_mape: float | None
+    parameters: FamilyParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A chip with fitted parameters, the corrections learned on top, and what was left out."""
+
+    chip: Chip
+    library: str
+    fits: tuple[FamilyFit, ...]
+    residuals: Residuals
+    skipped: dict[str, int]
+    source: str
+    split: Split
+
+
+def calibrate(
+    table: KernelTable,
+    chip: Chip,
+    library: str = "generic",
+    split: Split | None = None,
+    residual: bool = True,
+    seed: int = 0,
+    reference: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Fit every kernel family of which a trace has rows.
+
+    The physical parameters are fitted on the training split, judged on the rest. With fewer than ``FEW_ROWS`` rows all are
+    fitted, drawn towards the defaults of the chip's class, and judged by leaving out a fifth at a time.
+
+    Args:
+        table: measured kernels.
+        chip: whose limits they obey.
+        library: the name the fit is stored under.
+        split: which shapes a fit may see.
+        residual: whether to learn the correction too.
+        seed: of every random choice.
+        reference: what the profile says it was fitted on; default: the trace's files.
+        progress: called with (families done, families).
+
+    Raises:
+        ForerunError: rows of several devices, a wrong unit, or no family with enough rows.
+    """
+    split = split or Split()
+    check_devices(table)
+    skipped = dict(table.skipped)
+    table = _of_library(table, library, skipped)
+    prediction = predict_table(table, KernelLibrary(chip, library))
+    out, reasons = impossible_rows(table, prediction, chip)
+    for reason, rows in (prediction.refused | reasons).items():
+        skipped[reason] = skipped.get(reason, 0) + rows
+    table = table.where(np.isfinite(prediction.seconds) & ~out)
+    found = family_rows(table)
+    sets: dict[str, dict[str, FamilyParameters]] = {}
+    fits: list[FamilyFit] = []
+    corrections: dict[Key, Correction] = {}
+    for done, ((family, dtype), index) in enumerate(found.items()):
+        if progress is not None:
+            progress(done, len(found))
+        rows = table.where(index)
+        if len(rows) < MIN_ROWS:
+            skipped[f"too few {family} {dtype} rows to fit"] = len(rows)
+            continue
+        parameters, few = _fit_family(rows, chip, family, dtype, split, seed)
+        source = reference or _reference(table)
+        one, correction = _judged(rows, chip, family, dtype, parameters, split, few, source, residual, seed)
+        sets.setdefault(family, {})[dtype] = one.parameters
+        fits.append(one)
+        if correction is not None:
+            corrections[library, family, dtype] = correction
+    if not fits:
+        raise ForerunError(f"{table.source}: no kernel family has the {MIN_ROWS} rows a fit needs")
+    own = {name: {family: dict(found) for family, found in families.items()} for name, families in chip.kernels.items()}
+    for family, by_dtype in sets.items():
+        own.setdefault(library, {}).setdefault(family, {}).update(by_dtype)
+    fitted = chip.model_copy(update={"kernels": own})
+    return Calibration(fitted, library, tuple(fits), Residuals(corrections), skipped, table.source, split)
+
+
+def start_parameters(chip: Chip, family: str, dtype: str) -> FamilyParameters:
+    """The defaults of the chip's class for a family and format, at the chip's clock."""
+    sets = load_defaults(chip.kind)[family]
+    found = next(sets[name] for name in (dtype, "bf16", "fp16", "any", *sets) if name in sets)
+    return found.at_clock(chip.compute.clock_hz).model_copy(update={"reference_clock_hz": None})
+
+
+def _fit_family(
+    rows: KernelTable, chip: Chip, family: str, dtype: str, split: Split, seed: int
+) -> tuple[FamilyParameters, bool]:
+    start = start_parameters(chip, family, dtype)
+    few = len(rows) < FEW_ROWS
+    if few:
+        return fit(make_problem(chip, family, dtype, rows), start, seed, structure=False), True
+    seen = rows.where(training_rows(rows, split))
+    core = seen.where(core_rows(family, seen))
+    return fit(make_problem(chip, family, dtype, core), start, seed), False
+
+
+def _judged(
+    rows: KernelTable,
+    chip: Chip,
+    family: str,
+    dtype: str,
+    parameters: FamilyParameters,
+    split: Split,
+    few: bool,
+    reference: str,
+    residual: bool,
+    seed: int,
+) -> tuple[FamilyFit, Correction | None]:
+    """Errors of a fit on rows it has not seen, and the parameter set with that evidence; the correction, if any."""
+    training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, split)
+    core = core_rows(family, rows)
+    seen = rows.where(training & core)
+    op = rows.word("op").names[rows.word("op").codes[0]]
+    ranges = seen_ranges(op, seen)
+    predicted, regime = make_problem(chip, family, dtype, rows).times(parameters)
+    codes = np.select([regime == name for name in REGIMES], list(range(len(REGIMES))), 1).astype(np.int8)
+    if few:
+        predicted = _folded(rows, chip, family, dtype, parameters, seed)
+    ratio = rows.measured_s / predicted
+    inside = inside_ranges(ranges, rows)
+    held_out = np.ones(len(rows), dtype=bool) if few else ~training
+    half = training_rows(rows, INTERVAL_SPLIT)
+    calibration, judged = (held_out, held_out) if few else (held_out & half, held_out & ~half)
+    intervals = conformal_intervals(ratio[calibration], codes[calibration], inside[calibration])
+    error = np.abs(1.0 / ratio - 1.0)[held_out & core] * 100.0
+    source = Source(
+        kind="fitted",
+        reference=reference,
+        date=date.today().strftime("%Y-%m"),
+        rows=len(seen),
+        held_out_mape=round(float(error.mean()), 2),
+    )
+    kept = parameters.model_copy(update={"source": source, "fit": Fit(ranges=ranges, intervals=intervals)})
+    correction, residual_mape = None, None
+    if residual and not few:
+        correction, residual_mape = _learned(rows, chip, family, dtype, kept, op, training, half, held_out & core, seed)
+    coverage = _coverage(ratio[judged], codes[judged], inside[judged], kept.fit) if judged.any() and not few else None
+    return (
+        FamilyFit(
+            family, dtype, len(seen), len(error), float(error.mean()), float(np.median(error)), coverage, residual_mape, kept
+        ),
+        correction,
+    )  # fmt: skip
+
+
+def _learned(
+    rows: KernelTable,
+    chip: Chip,
+    family: str,
+    dtype: str,
+    parameters: FamilyParameters,
+    op: str,
+    training: NDArray[np.bool_],
+    half: NDArray[np.bool_],
+    judged: NDArray[np.bool_],
+    seed: int,
+) -> tuple[Correction | None, float | None]:
+    from simulator.replay.fit_problem import chip_with
+
+    kernels = KernelLibrary(chip_with(chip, family, dtype, parameters), "fit")
+    prediction = predict_table(rows, kernels)
+    correction = learn(op, family, rows.where(training), chip, prediction.where(training), seed)
+    if correction is None:
+        return None, None
+    corrected = predict_table(rows, kernels)
+    Residuals({("fit", family, dtype): correction}).apply(rows, corrected, kernels)
+    ratio = rows.measured_s / corrected.seconds
+    calibration = ~training & half
+    inside = inside_ranges(correction.ranges, rows)
+    intervals = conformal_intervals(ratio[calibration], corrected.regime[calibration], inside[calibration])
+    error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0)
+    return Correction(correction.trees, correction.names, correction.ranges, intervals), error
+
+
+def _folded(
+    rows: KernelTable, chip: Chip, family: str, dtype: str, parameters: FamilyParameters, seed: int
+) -> FloatArray:
+    """Predictions of every row by a fit that has not seen it."""
+    predicted = np.empty(len(rows))
+    fold = np.random.default_rng(seed).permutation(len(rows)) % min(FOLDS, len(rows))
+    start = start_parameters(chip, family, dtype)
+    whole = make_problem(chip, family, dtype, rows)
+    for number in np.unique(fold):
+        rest: FitProblem = whole.where(fold != number)
+        predicted[fold == number] = whole.seconds(fit(rest, start, seed, structure=False))[fold == number]
+    return predicted
+
+
+def _coverage(
+    ratio: FloatArray, regime: NDArray[np.int8], inside: NDArray[np.bool_], evidence: Fit | None
+) -> float | None:
+    if evidence is None or "all" not in evidence.intervals:
+        return None
+    intervals = evidence.intervals
+    keys = [
+        (REGIMES[code] if REGIMES[code] in intervals else "all") if within else ("outside" if "outside" in intervals else "all")
+        for code, within in zip(regime, inside, strict=True)
+    ]
+    ends = np.array([intervals[key] for key in keys])
+    return float(np.mean((ratio >= ends[:, 0]) & (ratio <= ends[:, 1])) * 100.0)
+
+
+def _of_library(table: KernelTable, library: str, skipped: dict[str, int]) -> KernelTable:
+    """Only rows of ``library``, where the trace has some; collectives of NCCL serve every library."""
+    names = table.word("library")
+    wanted = names.equals(library)
+    if library == "generic" or not wanted.any():
+        return table
+    keep = wanted | names.equals("") | names.equals("nccl")
+    if not keep.all():
+        skipped[f"another library than {library}"] = int((~keep).sum())
+    return table.where(keep)
+
+
+def _reference(table: KernelTable) -> str:
+    names = [Path(name).name for name in table.source.split(", ")]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more files" if len(names) > 3 else "")
+    return f"fitted on {shown} ({table.format})"
+
+
+def write_profile(calibration: Calibration, path: str | Path) -> list[Path]:
+    """Write the profile as YAML, and its corrections beside it when there are any.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ForerunError: the name does not end in .yaml or .yml.
+        OSError: a file cannot be written.
+    """
+    from simulator.metrics.files import write_text_atomically
+
+    target = Path(path)
+    if target.suffix not in (".yaml", ".yml"):
+        raise ForerunError(f"{target}: a profile is a .yaml file")
+    write_text_atomically(target, profile_text(calibration))
+    if not calibration.residuals.corrections:
+        return [target]
+    return [target, save_residuals(calibration.residuals, target)]
+
+
+def profile_text(calibration: Calibration) -> str:
+    """The profile as YAML: the chip as given, with the fitted parameter sets."""
+    import yaml
+
+    data = calibration.chip.model_dump(mode="json", exclude_none=True, exclude_defaults=False)
+    head = (
+        f"# {calibration.chip.name}: kernel parameters of library '{calibration.library}' fitted by forerun calibrate\n"
+        f"# on {_reference_line(calibration.source)}\n"
+    )
+    return head + yaml.safe_dump(_rounded(data), sort_keys=False, width=120, default_flow_style=None)
+
+
+def _reference_line(source: str) -> str:
+    names = [Path(name).name for name in source.split(", ")]
+    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers to six digits, so that a profile can be read."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def calibration_document(calibration: Calibration) -> dict[str, Any]:
+    """What ``forerun calibrate --json`` writes."""
+    from simulator.metrics.document import forerun_version
+
+    families = [
+        {
+            "family": one.family,
+            "dtype": one.dtype,
+            "rows": one.rows,
+            "held_out_rows": one.held_out_rows,
+            "held_out_mape": one.held_out_mape,
+            "held_out_median_ape": one.held_out_median_ape,
+            "coverage90": one.coverage90,
+            "residual_mape": one.residual_mape,
+            "parameters": {name: value for name, value in one.parameters.vector().items()},
+        }
+        for one in calibration.fits
+    ]
+    return {
+        "chip": calibration.chip.name,
+        "library": calibration.library,
+        "source": calibration.source,
+        "split": calibration.split._asdict(),
+        "families": families,
+        "skipped": calibration.skipped,
+        "version": forerun_version(),
+    }
+
+

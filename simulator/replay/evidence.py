@@ -1,0 +1,108 @@
+"""What a fit rests on: the shapes it saw and the spread of what it got wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import KernelLibrary
+from simulator.replay.predict import BASES, REGIMES, Prediction
+from traces.kernels import OPS, KernelTable
+
+FloatArray = NDArray[np.float64]
+Ranges = dict[str, tuple[float, float]]
+Intervals = dict[str, tuple[float, float]]
+
+COVERAGE = 0.90
+MIN_REGIME_ROWS = 30
+OUTSIDE = "outside"
+"""Key of the interval of shapes outside the fitted range; ``all`` is that of every regime together."""
+
+
+def seen_ranges(op: str, table: KernelTable) -> Ranges:
+    """Smallest and largest value of every size of an operation."""
+    return {
+        name: (float(table.size(name).min()), float(table.size(name).max()))
+        for name in (*OPS[op].needed, *OPS[op].optional)
+    }
+
+
+def inside_ranges(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -> NDArray[np.bool_]:
+    """Rows whose every size lies in its range."""
+    inside = np.ones(len(table), dtype=bool)
+    for name, (low, high) in ranges.items():
+        values = table.size(name)
+        inside &= (values >= low) & (values <= high)
+    return inside
+
+
+def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: NDArray[np.bool_]) -> Intervals:
+    """Ends of the 90 % interval, as factors on a prediction, by regime.
+
+    Args:
+        ratio: measured over predicted seconds of rows no fit has seen.
+        regime: code into ``REGIMES`` per row.
+        inside: rows inside the fitted range; the others get an interval of their own.
+
+    Source: Papadopoulos et al., "Inductive confidence machines for regression" (2002), doi:10.1007/3-540-36755-1_29
+        (split conformal prediction), with two-sided quantiles of the ratio.
+    """
+    if not len(ratio):
+        return {}
+    core = ratio[inside] if inside.sum() >= MIN_REGIME_ROWS else ratio
+    found = {"all": _interval(core)}
+    for code, name in enumerate(REGIMES):
+        part = ratio[inside & (regime == code)]
+        if len(part) >= MIN_REGIME_ROWS:
+            found[name] = _interval(part)
+    outside = ratio[~inside]
+    if len(outside) >= MIN_REGIME_ROWS:
+        found[OUTSIDE] = _interval(outside)
+    return found
+
+
+def _interval(ratio: FloatArray) -> tuple[float, float]:
+    """Quantiles with the finite-sample correction of conformal prediction."""
+    tail = (1.0 - COVERAGE) / 2.0
+    reach = min(1.0, (1.0 - tail) * (1.0 + 1.0 / len(ratio)))
+    low, high = np.quantile(ratio, [1.0 - reach, reach])
+    return float(f"{low:.4g}"), float(f"{high:.4g}")
+
+
+def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLibrary) -> None:
+    """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one."""
+    for (family, dtype), rows in stored_rows(table, prediction).items():
+        fit = kernels.parameters(family, dtype).fit
+        if fit is None:
+            continue
+        inside = inside_ranges(fit.ranges, table.where(rows))
+        weaker = ~inside & (prediction.basis[rows] == BASES.index("calibrated"))
+        prediction.basis[rows[weaker]] = BASES.index("extrapolated")
+        put_intervals(prediction, rows, fit.intervals, inside)
+
+
+def put_intervals(
+    prediction: Prediction,
+    rows: NDArray[np.intp],
+    intervals: Mapping[str, tuple[float, float]],
+    inside: NDArray[np.bool_],
+) -> None:
+    """Set the ends of the interval of ``rows``."""
+    if "all" not in intervals:
+        return
+    ends = np.array([intervals.get(name, intervals["all"]) for name in REGIMES])
+    chosen = ends[prediction.regime[rows]]
+    chosen = np.where(inside[:, None], chosen, np.array(intervals.get(OUTSIDE, intervals["all"])))
+    prediction.low[rows], prediction.high[rows] = chosen[:, 0], chosen[:, 1]
+
+
+def stored_rows(table: KernelTable, prediction: Prediction) -> dict[tuple[str, str], NDArray[np.intp]]:
+    """Predicted rows by family and format of the stored operand."""
+    from simulator.replay.fit_problem import family_rows
+
+    known = np.isfinite(prediction.seconds)
+    return {key: rows[known[rows]] for key, rows in family_rows(table).items() if known[rows].any()}
+
+

@@ -1,0 +1,92 @@
+"""What the learned correction looks at: the shape of a kernel and how physics sees it, as numbers by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import Chip
+from simulator.replay.predict import FAMILIES
+from traces.kernels import OPS, KernelTable
+
+FloatArray = NDArray[np.float64]
+
+TILE = 128
+PHYSICS = ("seconds", "balance", "launch", "waves", "last_wave")
+"""Features of physics: log time, log of compute over memory time, share of launch, waves of tiles over the cores, and
+how full the last one is."""
+_ALIGNED = ("m", "q_len", "kv_len", "tokens")
+"""Sizes whose divisibility by powers of two matters to tiles."""
+
+
+def feature_names(family: str) -> tuple[str, ...]:
+    """Names of the features of a family."""
+    op = next(name for name in OPS if FAMILIES.get(name) == family)
+    sizes = [*OPS[op].needed, *OPS[op].optional]
+    extra = ["uneven"] if family == "moe" else ["warm"] if family == "attention_decode" else []
+    aligned = [f"align:{name}" for name in sizes if name in _ALIGNED]
+    group = ["group"] if family.startswith("attention") else []
+    return (*sizes, *aligned, *group, *extra, *PHYSICS)
+
+
+def feature_matrix(
+    names: tuple[str, ...], table: KernelTable, chip: Chip, seconds: FloatArray, parts: dict[str, FloatArray]
+) -> FloatArray:
+    """One column per name.
+
+    Args:
+        names: of ``feature_names``.
+        table: rows of one family.
+        chip: gives the number of cores.
+        seconds: predicted by physics.
+        parts: ``launch_s``, ``compute_s`` and ``memory_s`` of physics.
+    """
+    tiles = _tiles(table)
+    waves = tiles / chip.compute.usable_cores
+    known: dict[str, Any] = {
+        "seconds": np.log2(seconds),
+        "balance": np.log2((parts["compute_s"] + 1e-9) / (parts["memory_s"] + 1e-9)),
+        "launch": parts["launch_s"] / seconds,
+        "waves": np.log2(waves + 1e-3),
+        "last_wave": waves / np.maximum(1.0, np.ceil(waves)),
+    }
+    columns = []
+    for name in names:
+        if name in known:
+            columns.append(known[name])
+        elif name.startswith("align:"):
+            size = table.size(name.partition(":")[2])
+            columns.append(np.minimum(9.0, np.log2(np.maximum(1, size & -size))))
+        elif name == "group":
+            columns.append(np.log2(np.maximum(1, table.size("num_heads")) / np.maximum(1, table.size("num_kv_heads"))))
+        elif name == "uneven":
+            spread = table.word("distribution")
+            columns.append(np.array([_unevenness(text) for text in spread.names])[spread.codes])
+        elif name == "warm":
+            columns.append(table.word("cache").equals("warm").astype(np.float64))
+        else:
+            columns.append(np.log2(1.0 + table.size(name)))
+    return np.stack(columns, axis=1)
+
+
+def _tiles(table: KernelTable) -> FloatArray:
+    """Independent pieces of work, roughly."""
+    if "m" in table.sizes:
+        return np.asarray(np.ceil(table.size("m") / TILE) * np.ceil(table.size("n") / TILE), dtype=np.float64)
+    if "num_heads" in table.sizes:
+        kv_heads = np.maximum(1, table.size("num_kv_heads"))
+        rows = np.ceil(table.size("q_len") * table.size("num_heads") / kv_heads / TILE)
+        return np.asarray(table.size("batch") * kv_heads * rows, dtype=np.float64)
+    if "tokens" in table.sizes:
+        return np.asarray(table.size("tokens") * table.size("experts_per_token") / TILE, dtype=np.float64)
+    return np.ones(len(table))
+
+
+def _unevenness(name: str) -> float:
+    """The exponent in ``power_law_1.2``; 0 for balanced or not told."""
+    try:
+        return float(name.rpartition("_")[2])
+    except ValueError:
+        return 0.0

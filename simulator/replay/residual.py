@@ -1,0 +1,169 @@
+"""The learned layer: small corrections on top of physics, never faster than light, and gone when switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import Chip, KernelLibrary
+from simulator.errors import ForerunError
+from simulator.replay.boosted_trees import Trees, fit_trees
+from simulator.replay.evidence import Intervals, Ranges, inside_ranges, put_intervals, seen_ranges, stored_rows
+from simulator.replay.features import feature_matrix, feature_names
+from simulator.replay.light_speed import light_seconds
+from simulator.replay.predict import Prediction
+from traces.kernels import KernelTable
+
+FloatArray = NDArray[np.float64]
+Key = tuple[str, str, str]
+"""Library, family, stored format."""
+
+MIN_ROWS = 300
+MAX_ROWS = 20_000
+CHECK_SHARE = 0.15
+LARGEST = np.log(3.0)
+"""A correction never exceeds a factor of three; what needs more is missing physics."""
+SUFFIX = ".residual.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """The correction of one parameter set: where it was learned, and its 90 % intervals."""
+
+    trees: Trees
+    names: tuple[str, ...]
+    ranges: Ranges
+    intervals: Intervals
+
+    def log_factors(self, table: KernelTable, chip: Chip, prediction: Prediction) -> FloatArray:
+        """Logarithm of what physics must be multiplied with; 0 outside the shapes it was learned on."""
+        matrix = _matrix(self.names, table, chip, prediction)
+        factors = np.clip(self.trees(matrix), -LARGEST, LARGEST)
+        return np.where(inside_ranges(self.ranges, table), factors, 0.0)
+
+
+def learn(
+    op: str, family: str, table: KernelTable, chip: Chip, prediction: Prediction, seed: int = 0
+) -> Correction | None:
+    """Learn the correction of one parameter set from training rows; None when there are too few or it does not help.
+
+    Args:
+        op: operation of the rows.
+        family: of kernel parameters.
+        table: training rows.
+        chip: their chip.
+        prediction: of physics, for these rows.
+        seed: of the sub-sampling and of the rows that decide how many trees are kept.
+    """
+    if len(table) < MIN_ROWS:
+        return None
+    generator = np.random.default_rng(seed)
+    chosen = np.arange(len(table))
+    if len(table) > MAX_ROWS:
+        chosen = np.sort(generator.choice(len(table), MAX_ROWS, replace=False))
+    part, physics = table.where(chosen), prediction.where(chosen)
+    names = feature_names(family)
+    target = np.clip(np.log(part.measured_s / physics.seconds), -LARGEST, LARGEST)
+    check = generator.random(len(part)) < CHECK_SHARE
+    matrix = _matrix(names, part, chip, physics)
+    trees = fit_trees(matrix, target, check)
+    if np.abs(target - trees(matrix))[check].mean() >= np.abs(target)[check].mean():
+        return None
+    return Correction(trees, names, seen_ranges(op, part), {})
+
+
+class Residuals:
+    """The corrections of one profile, by library, family and format."""
+
+    def __init__(self, corrections: Mapping[Key, Correction]) -> None:
+        self.corrections = dict(corrections)
+
+    def apply(self, table: KernelTable, prediction: Prediction, kernels: KernelLibrary) -> None:
+        """Correct the predicted seconds of the rows that have a correction, and their intervals."""
+        light = light_seconds(prediction, kernels.chip)
+        for (family, dtype), rows in stored_rows(table, prediction).items():
+            correction = self.find(kernels, family, dtype)
+            if correction is None:
+                continue
+            part = table.where(rows)
+            factors = np.exp(correction.log_factors(part, kernels.chip, prediction.where(rows)))
+            corrected = np.maximum(prediction.seconds[rows] * factors, light[rows])
+            prediction.seconds[rows] = corrected
+            put_intervals(prediction, rows, correction.intervals, inside_ranges(correction.ranges, part))
+
+    def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
+        """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""
+        for library in dict.fromkeys((kernels.library, "generic")):
+            if dtype in kernels.chip.kernels.get(library, {}).get(family, {}):
+                return self.corrections.get((library, family, dtype))
+        return None
+
+
+def residual_path(profile: str | Path) -> Path:
+    """The file of corrections that belongs to a profile: beside the YAML file, or inside the catalogue."""
+    text = str(profile)
+    if text.endswith((".yaml", ".yml")):
+        return Path(text).with_suffix(SUFFIX)
+    import hwprofiles
+
+    return Path(hwprofiles.__file__).parent / "chips" / f"{text}{SUFFIX}"
+
+
+def load_residuals(profile: str | Path) -> Residuals:
+    """Read the corrections of a profile.
+
+    Raises:
+        ForerunError: it has none, or the file is damaged.
+    """
+    path = residual_path(profile)
+    if not path.is_file():
+        raise ForerunError(f"{profile}: no learned correction belongs to this profile ({path.name}); run without --residual")
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            keys = [tuple(str(text).split("/")) for text in data["keys"]]
+            corrections = {(key[0], key[1], key[2]): _unpacked(data, "/".join(key)) for key in keys}
+    except (OSError, ValueError, KeyError, EOFError) as problem:
+        raise ForerunError(f"{path}: damaged file of corrections ({' '.join(str(problem).split())[:100]})") from None
+    return Residuals(corrections)
+
+
+def save_residuals(residuals: Residuals, profile: str | Path) -> Path:
+    """Write the corrections beside a profile and return the file's path."""
+    path = residual_path(profile)
+    arrays: dict[str, NDArray[np.generic]] = {}
+    keys = []
+    for key, correction in residuals.corrections.items():
+        place = "/".join(key)
+        keys.append(place)
+        arrays[f"{place}/feature"] = correction.trees.feature.astype(np.int8)
+        arrays[f"{place}/threshold"] = correction.trees.threshold
+        arrays[f"{place}/leaf"] = correction.trees.leaf.astype(np.float16)
+        arrays[f"{place}/names"] = np.array(correction.names)
+        for name, pairs in (("ranges", correction.ranges), ("intervals", correction.intervals)):
+            arrays[f"{place}/{name}"] = np.array(list(pairs.values()), dtype=np.float64).reshape(-1, 2)
+            arrays[f"{place}/{name}_names"] = np.array(list(pairs), dtype=np.str_)
+    np.savez_compressed(path, keys=np.array(keys), **arrays)  # type: ignore[arg-type]
+    return path
+
+
+def _unpacked(data: Mapping[str, NDArray[np.generic]], place: str) -> Correction:
+    pairs = []
+    for name in ("ranges", "intervals"):
+        values = np.asarray(data[f"{place}/{name}"], dtype=np.float64)
+        keys = [str(text) for text in data[f"{place}/{name}_names"]]
+        pairs.append({key: (float(low), float(high)) for key, (low, high) in zip(keys, values, strict=True)})
+    trees = Trees(
+        np.asarray(data[f"{place}/feature"], dtype=np.int16),
+        np.asarray(data[f"{place}/threshold"], dtype=np.float32),
+        np.asarray(data[f"{place}/leaf"], dtype=np.float32),
+    )
+    return Correction(trees, tuple(str(text) for text in data[f"{place}/names"]), pairs[0], pairs[1])
+
+
+def _matrix(names: tuple[str, ...], table: KernelTable, chip: Chip, prediction: Prediction) -> FloatArray:
+    parts = {name: getattr(prediction, name) for name in ("launch_s", "compute_s", "memory_s")}
+    return feature_matrix(names, table, chip, prediction.seconds, parts)

@@ -1,0 +1,114 @@
+"""Closed forms against published tables, against each other in their limits, and at their break-even."""
+
+import csv
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import ForerunError
+from simulator.speculation import expected_length, expected_tokens, iid_alpha, speedup
+from simulator.speculation.closed_form import (
+    best_num_tokens,
+    break_even_alpha,
+    break_even_length,
+    operations_factor,
+    time_ratio,
+)
+
+LEVIATHAN_TABLE_1 = [
+    (0.6, 2, 1.96, 1.53),
+    (0.7, 3, 2.53, 1.58),
+    (0.8, 2, 2.44, 1.23),
+    (0.8, 5, 3.69, 1.63),
+    (0.9, 2, 2.71, 1.11),
+    (0.9, 10, 6.86, 1.60),
+]
+"""alpha, gamma, gain in time, factor of operations, all for a drafter that costs nothing."""
+alphas, costs = st.floats(0.0, 1.0), st.floats(0.0, 1.0)
+
+
+@pytest.mark.parametrize(("alpha", "tokens", "faster", "operations"), LEVIATHAN_TABLE_1)
+def test_leviathan_table_1(alpha, tokens, faster, operations):
+    assert speedup(alpha, tokens, 0.0) == pytest.approx(faster, abs=0.0051)
+    assert operations_factor(alpha, tokens, 0.0) == pytest.approx(operations, abs=0.0051)
+
+
+def test_leviathan_table_1_as_collected(shared_data):
+    with (shared_data / "published" / "theory.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["table"] == "leviathan_t1"]
+    assert len(rows) >= 12
+    for row in rows:
+        values = dict(part.split("=") for part in row["case"].split() if "=" in part)
+        formula = speedup if row["field"] == "speed" else operations_factor
+        assert formula(float(values["alpha"]), int(values["gamma"]), 0.0) == pytest.approx(
+            float(row["value"]), abs=0.006
+        )
+
+
+def test_leviathan_table_2_prediction(shared_data):
+    """The paper's own predicted gains, from its alpha, gamma and cost; its measured gains differ by up to a third."""
+    predicted = {1: 3.16, 2: 3.25, 3: 2.50, 4: 2.26, 5: 2.35, 6: 1.93, 7: 2.40, 8: 2.62, 9: 2.02, 10: 1.89}
+    predicted |= {11: 1.80, 12: 1.54}
+    with (shared_data / "published" / "speedup_measured.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["group"] == "leviathan_t2"]
+    assert rows
+    for row in rows:
+        gain = speedup(float(row["alpha"]), int(row["k"]), float(row["c_ratio"]))
+        assert gain == pytest.approx(predicted[int(row["id"].rpartition("-")[2])], abs=0.05), row["id"]
+
+
+@given(alphas, st.integers(0, 12))
+def test_expected_tokens_is_the_sum_of_its_powers(alpha, tokens):
+    assert expected_tokens(alpha, tokens) == pytest.approx(sum(alpha**i for i in range(tokens + 1)), rel=1e-9)
+    assert expected_length([alpha] * tokens) == pytest.approx(expected_tokens(alpha, tokens), rel=1e-9)
+
+
+@given(st.lists(alphas, min_size=1, max_size=8))
+def test_length_of_any_rates_lies_between_those_of_the_worst_and_the_best(rates):
+    length = expected_length(rates)
+    assert expected_tokens(min(rates), len(rates)) - 1e-12 <= length <= expected_tokens(max(rates), len(rates)) + 1e-12
+
+
+@given(alphas, st.integers(1, 10), costs)
+def test_magicdec_with_verification_at_the_price_of_a_step_is_leviathan(alpha, tokens, cost):
+    """T_V = T_T and T_D = c T_T: the time ratio is the inverse of theorem 3.8, to 1e-9."""
+    ratio = time_ratio(expected_tokens(alpha, tokens), tokens, draft_s=cost * 0.02, verify_s=0.02, target_s=0.02)
+    assert 1.0 / ratio == pytest.approx(speedup(alpha, tokens, cost), rel=1e-9)
+
+
+@given(st.floats(0.01, 0.99), costs)
+def test_improvement_exists_where_alpha_exceeds_the_cost(alpha, cost):
+    """Leviathan 2023, corollary 3.9; where it exists one token already gives (1 + a) / (1 + c)."""
+    best = best_num_tokens(alpha, cost) if not (cost < 1e-3 and alpha > 0.98) else 1
+    if alpha > cost * (1 + 1e-9):
+        assert best >= 1
+        assert speedup(alpha, best, cost) >= (1 + alpha) / (1 + cost) * (1 - 1e-12)
+    elif alpha < cost * (1 - 1e-9):
+        assert best == 0
+
+
+@given(st.floats(0.1, 0.95), st.floats(0.01, 0.5))
+def test_best_number_of_tokens_is_the_argmax(alpha, cost):
+    gains = [speedup(alpha, tokens, cost) for tokens in range(60)]
+    assert speedup(alpha, best_num_tokens(alpha, cost), cost) == pytest.approx(max(gains), rel=1e-12)
+
+
+def test_the_gain_is_bounded_by_the_oracle():
+    """A free drafter with endless drafts: 1 / (1 - a)."""
+    assert speedup(0.8, 400, 0.0) == pytest.approx(5.0, rel=1e-9)
+    with pytest.raises(ForerunError, match="more than"):
+        best_num_tokens(1.0, 0.0)
+
+
+@given(st.integers(1, 8), st.floats(1e-4, 5e-3), st.floats(0.005, 0.03), st.floats(0.005, 0.03))
+def test_at_break_even_speculation_costs_what_it_saves(tokens, draft_s, verify_s, target_s):
+    alpha = break_even_alpha(tokens, draft_s, verify_s, target_s)
+    if alpha is None:
+        assert time_ratio(tokens + 1, tokens, draft_s, verify_s, target_s) > 1 - 1e-12
+    elif alpha == 0.0:
+        assert time_ratio(1.0, tokens, draft_s, verify_s, target_s) <= 1 + 1e-12
+    else:
+        ratio = time_ratio(expected_tokens(alpha, tokens), tokens, draft_s, verify_s, target_s)
+        assert ratio == pytest.approx(1.0, rel=1e-8)
+        assert iid_alpha(break_even_length(tokens, draft_s, verify_s, target_s), tokens) == alpha

@@ -1,0 +1,143 @@
+"""Level x decay against published acceptance: fitted on shallow drafts, asked about deep ones."""
+
+import csv
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from simulator.errors import ForerunError
+from simulator.speculation import LevelDecay, curve_names, fit_lengths, load_curve
+from simulator.speculation.curves import UNLIMITED
+
+QWEN = {1: 1.93, 2: 2.73, 3: 3.39, 4: 3.97, 5: 4.41, 6: 4.8, 7: 5.04, 8: 5.21}
+"""Qwen3.5-397B MTP, thinking on (InferenceX golden_al_distribution @843c625)."""
+EAGLE3 = {2: 2.36, 3: 2.79, 4: 3.08, 5: 3.32, 6: 3.46, 7: 3.54}
+"""Llama-3.1-8B-Instruct, MT-bench (vLLM issue 20780)."""
+
+
+def golden(shared_data):
+    curves = defaultdict(dict)
+    with (shared_data / "serving" / "spec_acceptance_golden_al.csv").open() as file:
+        for row in csv.DictReader(file):
+            name = f"{row['source'].rpartition('/')[2]}, {row['thinking_mode']}"
+            curves[name][int(row["num_speculative_tokens"])] = float(row["accept_length"])
+    return curves
+
+
+def errors(curve, fitted_up_to):
+    """Percentage error of the acceptance length at K = 5..8 when fitted on K = 1..fitted_up_to."""
+    model = fit_lengths({k: length for k, length in curve.items() if k <= fitted_up_to}).model
+    return {k: 100 * (model.acceptance_length(k) / curve[k] - 1) for k in curve if k > 4}
+
+
+@pytest.mark.parametrize(("fitted_up_to", "median", "worst"), [(3, 5.0, 15.0), (4, 2.5, 12.0)])
+def test_golden_curves_at_five_to_eight(shared_data, fitted_up_to, median, worst):
+    """The worst are not the model's: measured lengths that fall with K (a block drafter run per depth: 3.77, 3.73, 3.47
+    at K = 6, 7, 8) or whose marginal rate rises (0.41 then 0.48), which no draft of one stream can give."""
+    found = {name: errors(curve, fitted_up_to) for name, curve in golden(shared_data).items()}
+    pooled = np.abs([error for by_k in found.values() for error in by_k.values()])
+    table = "\n".join(f"{name}: " + " ".join(f"{e:+.1f}" for e in by_k.values()) for name, by_k in found.items())
+    print(f"fitted on K = 1..{fitted_up_to}: median {np.median(pooled):.2f} %, worst {pooled.max():.1f} %\n{table}")
+    assert np.median(pooled) < median
+    assert pooled.max() < worst
+
+
+def test_one_rate_for_all_positions_does_not_do(shared_data):
+    """Fitted at K = 1, the i.i.d. formula is far off at K = 8 on every golden curve."""
+    off = [
+        100 * (LevelDecay(curve[1] - 1).acceptance_length(8) / curve[8] - 1) for curve in golden(shared_data).values()
+    ]
+    assert min(off) > 15
+    assert max(off) > 80
+
+
+def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):
+    """EAGLE-3 heads on SGLang, fitted at 3 and 5 draft tokens, asked at 7: 60 curves nobody tuned on."""
+    curves = defaultdict(dict)
+    with (shared_data / "serving" / "specforge_specbundle.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["is_baseline"] == "0" and row["topk"] == "1":
+                name = (row["model"], row["draft_model"], row["benchmark"], row["batch_size"])
+                curves[name][int(row["num_steps"])] = float(row["accept_length"])
+    found = [
+        100 * (fit_lengths({3: curve[3], 5: curve[5]}).model.acceptance_length(7) / curve[7] - 1)
+        for curve in curves.values()
+        if {3, 5, 7} <= set(curve)
+    ]
+    print(f"{len(found)} curves: median {np.median(np.abs(found)):.2f} %, worst {max(map(abs, found)):.2f} %")
+    assert len(found) > 50
+    assert np.median(np.abs(found)) < 1.0
+    assert max(map(abs, found)) < 5.0
+
+
+@pytest.mark.parametrize(
+    ("curve", "fitted", "asked", "tolerance"),
+    [
+        (QWEN, (1, 2, 3, 4), (5, 6, 7, 8), 3.5),
+        (QWEN, (1, 2, 3), (5, 6, 7, 8), 10.0),
+        (EAGLE3, (2, 3, 4), (5, 6, 7), 2.0),
+    ],
+)
+def test_published_values_always(curve, fitted, asked, tolerance):
+    model = fit_lengths({k: curve[k] for k in fitted}).model
+    for k in asked:
+        assert abs(100 * (model.acceptance_length(k) / curve[k] - 1)) < tolerance, k
+
+
+def test_every_curve_of_the_catalogue_is_sound():
+    assert len(curve_names()) > 40
+    for name in curve_names():
+        curve = load_curve(name)
+        assert curve.source
+        assert len(curve.source) > 20, "a curve without a source does not enter the catalogue"
+        for tokens in range(1, min(curve.positions, 12) + 1):
+            survival = curve.survival(tokens)
+            assert len(survival) == tokens
+            assert (np.diff(np.concatenate(([1.0], survival, [0.0]))) <= 1e-12).all(), name
+
+
+def test_a_curve_meets_its_published_lengths():
+    for name in curve_names():
+        curve = load_curve(name)
+        for tokens, length in (curve.lengths or {}).items():
+            assert 1 + curve.survival(tokens).sum() == pytest.approx(length, abs=1e-9), (name, tokens)
+
+
+def test_catalogue_equals_what_was_collected(shared_data):
+    with (shared_data / "published" / "acceptance.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for name, method in (("eagle3-llama-3.1-8b-mt-bench", "eagle3"), ("eagle-llama-3.1-8b-mt-bench", "eagle")):
+        collected = {
+            int(row["index"]): float(row["value"])
+            for row in rows
+            if (row["method"], row["model"], row["quantity"]) == (method, "LLaMA-3.1-8B-Instruct", "accept_len_at_k")
+            and "20780" in row["source"]
+        }
+        assert load_curve(name).lengths == collected
+    for depth, head in enumerate(load_curve("medusa-vicuna-7b").heads):
+        for rank, share in enumerate(head, start=1):
+            quantity = f"head{depth}_top{rank}_accuracy"
+            values = [float(r["value"]) for r in rows if r["model"] == "Vicuna-7B" and r["quantity"] == quantity]
+            assert values == [share]
+
+
+def test_rates_beyond_the_last_position_continue_their_decay():
+    curve = load_curve("eagle3-minimax-m3-mixed")
+    deep = curve.survival(6)
+    assert deep[:3].tolist() == [0.76, 0.56, 0.43]
+    conditional = deep[3:] / deep[2:-1]
+    assert ((conditional > 0.5) & (conditional < 0.9)).all()
+
+
+def test_a_wrong_name_is_one_line_with_the_nearest():
+    with pytest.raises(ForerunError, match=r"did you mean 'eagle3-llama-3\.1-8b-mt-bench'") as error:
+        load_curve("eagle3-llama-3.1-8b-mtbench")
+    assert "\n" not in str(error.value)
+
+
+def test_only_curves_with_ranks_grow_trees():
+    assert sum(load_curve("medusa-vicuna-7b").rank_rates()[0]) == pytest.approx(0.7799)
+    with pytest.raises(ForerunError, match="first candidate"):
+        load_curve("eagle3-llama-3.1-8b-mt-bench").rank_rates()
+    assert load_curve("draft-model-lamda-137b-8b").positions == UNLIMITED
