@@ -36,8 +36,9 @@ def calibrate(
     """Fit kernel efficiencies to measured kernels and write a profile that --chip and hardware.chip accept."""
     from hwprofiles import load_chip
     from simulator.cli.replay_tables import calibration_tables
-    from simulator.replay import calibrate as fit_chip
-    from simulator.replay import calibration_document, parse_split, write_profile
+    from simulator.replay import parse_split
+    from simulator.replay.calibrate import calibrate as fit_chip
+    from simulator.replay.calibrate import calibration_document, write_profile
     from traces.kernels import concatenate, read_kernels
 
     with checked_outputs(None, json_file), Progress(json_file != "-", "fitting") as bar:

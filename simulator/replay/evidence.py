@@ -74,7 +74,7 @@ def _interval(ratio: FloatArray) -> tuple[float, float]:
 def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLibrary) -> None:
     """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one."""
     for (family, dtype), rows in stored_rows(table, prediction).items():
-        fit = kernels.parameters(family, dtype).fit
+        fit = getattr(kernels.parameters(family, dtype), "fit", None)
         if fit is None:
             continue
         inside = inside_ranges(fit.ranges, table.where(rows))

@@ -72,7 +72,7 @@ def best_num_tokens(alpha: float, cost_ratio: float, most: int = MOST_TOKENS) ->
     Source: Leviathan et al. 2023, section 3.5 and corollary 3.9.
 
     Raises:
-        ForerunError: free drafts that are always accepted, for which more is always better.
+        ForerunError: drafts so cheap, or accepted so often, that more than ``most`` are better still.
     """
     best = 0
     for tokens in range(1, most + 1):

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,18 @@ WANTED = (
     "vLLM 'SpecDecoding metrics:' lines, vLLM's Prometheus counters (vllm:spec_decode_...), vLLM benchmark JSON "
     "(spec_decode_... keys) or SGLang 'accept len:' lines"
 )
-_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_WHOLE = r"(\d{1,15})"
+_NUMBER = r"(\d{1,15}(?:\.\d{0,30})?(?:[eE][-+]?\d{1,2})?)"
 _VLLM = re.compile(r"SpecDecoding metrics:(.*)", re.DOTALL)
 _VLLM_LENGTH = re.compile(rf"Mean acceptance length: {_NUMBER}")
-_VLLM_ACCEPTED = re.compile(r"Accepted: (\d+) tokens")
-_VLLM_DRAFTED = re.compile(r"Drafted: (\d+) tokens")
+_VLLM_ACCEPTED = re.compile(rf"Accepted: {_WHOLE} tokens")
+_VLLM_DRAFTED = re.compile(rf"Drafted: {_WHOLE} tokens")
 _VLLM_RATES = re.compile(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)")
 _SAMPLE = re.compile(rf"^vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{{(.*)\}})?\s+{_NUMBER}(?:\s+\d+)?\s*$")
+_POSITION = re.compile(r'(?:^|,)\s*position="(\d{1,6})"')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_SGLANG = re.compile(rf"#running-req: (\d+),.*?accept len: {_NUMBER}")
-_SGLANG_ARGUMENT = re.compile(r"speculative_(num_steps|eagle_topk|num_draft_tokens)=(\d+)")
+_SGLANG = re.compile(rf"#running-req: {_WHOLE},.*?accept len: {_NUMBER}")
+_SGLANG_ARGUMENT = re.compile(r"speculative_(num_steps|eagle_topk|num_draft_tokens)=(\d{1,6})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,8 @@ class _Counters:
             if value < 0:
                 raise ForerunError(f"{self.source}: the counter {name} falls; did the engine restart between scrapes?")
             if name == "accepted_tokens_per_pos":
-                position = int(dict(_LABEL.findall(labels)).get("position", "-1"))
+                label = _POSITION.search(labels)
+                position = int(label[1]) if label else -1
                 positions[position] = positions.get(position, 0.0) + value
             else:
                 totals[name] = totals.get(name, 0.0) + value
@@ -306,7 +310,8 @@ def _checked(log: AcceptanceLog) -> AcceptanceLog:
     """A log whose length its draft tokens can give."""
     positions = log.num_speculative_tokens
     most = None if positions is None else positions + 1.01
-    if log.acceptance_length < 1.0 or (most is not None and log.acceptance_length > most):
+    length = log.acceptance_length
+    if not isfinite(length) or length < 1.0 or (most is not None and length > most):
         raise ForerunError(
             f"{log.source}: acceptance length {log.acceptance_length:.3f} is impossible with "
             f"{positions} draft tokens (it counts the bonus token)"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hwprofiles import AttentionShape, KernelTime
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
 from simulator.timing.work import StepWork
 
 FloatArray = NDArray[np.float64]
@@ -71,8 +72,8 @@ class StepTimer:
     """Prices engine steps of one model on one replica.
 
     Linear layers, norms, MoE and collectives depend on the number of tokens alone and are tabulated once; attention
-    depends on the contexts and is computed at each step. ``seconds`` prices one step with plain floats; ``costs``
-    prices many at once and says what bounds them. Both use the same tables and the same kernel formulas.
+    depends on the contexts too. ``seconds`` prices one step, interpolating decode attention between nearby
+    contexts (``DecodeTable``); ``costs`` prices many at once by the formulas and says what bounds them.
     """
 
     deployment: Deployment
@@ -85,8 +86,8 @@ class StepTimer:
     _head_seconds: list[float] = field(init=False)
     _attention: list[tuple[AttentionShape, int, int]] = field(init=False)
     """Shape, window and number of layers of each kind of attention."""
-    _attention_seconds: list[tuple[Callable[..., Any], Callable[..., Any], int, int]] = field(init=False)
-    """The same as functions: prefill, decode, window, layers."""
+    _attention_seconds: list[tuple[DecodeTable, Callable[..., Any], list[float], int, int]] = field(init=False)
+    """The same as functions: decode, prefill, one fresh prompt by its length; then window and number of layers."""
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _floor_s: float = field(init=False)
@@ -103,10 +104,11 @@ class StepTimer:
             merged[key] = merged.get(key, 0) + group.count
         self._attention = [(shape, window, count) for (shape, window), count in merged.items()]
         kernels = self.deployment.kernels
-        self._attention_seconds = [
-            (kernels.prefill_seconds(shape), kernels.decode_seconds(shape), window, count)
-            for shape, window, count in self._attention
-        ]
+        self._attention_seconds = []
+        for shape, window, count in self._attention:
+            prefill = kernels.prefill_seconds(shape)
+            fresh = fresh_prompt_seconds(prefill, windows[window], self.max_tokens)
+            self._attention_seconds.append((DecodeTable(kernels.decode_seconds(shape)), prefill, fresh, window, count))
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
         distinct, inverse = np.unique(padded, return_inverse=True)
@@ -130,13 +132,16 @@ class StepTimer:
         if logit_rows is None:
             logit_rows = decoding * work.query_len + work.sampled_prefills
         total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
-        for prefill, decode, window, count in self._attention_seconds:
+        prefilling, prompt = work.prefill_seqs, work.prefill_tokens
+        for decode, prefill, fresh, window, count in self._attention_seconds:
             if decoding:
                 total += count * decode(decoding, work.query_len, work.decode_kv_tokens[window])
-            if work.prefill_seqs:
-                total += count * prefill(
-                    work.prefill_seqs, work.prefill_tokens, work.prefill_pairs[window], work.prefill_kv_tokens[window]
-                )
+            if prefilling:
+                keys = work.prefill_kv_tokens[window]
+                if prefilling == 1 and keys == prompt:
+                    total += count * fresh[prompt]
+                else:
+                    total += count * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
         if not self._eager[tokens]:
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)

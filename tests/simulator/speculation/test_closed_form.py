@@ -39,7 +39,7 @@ def test_leviathan_table_1_as_collected(shared_data):
         rows = [row for row in csv.DictReader(file) if row["table"] == "leviathan_t1"]
     assert len(rows) >= 12
     for row in rows:
-        values = dict(part.split("=") for part in row["case"].split() if "=" in part)
+        values = dict(part.split("=") for part in row["case"].split()[:2])
         formula = speedup if row["field"] == "speed" else operations_factor
         assert formula(float(values["alpha"]), int(values["gamma"]), 0.0) == pytest.approx(
             float(row["value"]), abs=0.006
@@ -77,10 +77,10 @@ def test_magicdec_with_verification_at_the_price_of_a_step_is_leviathan(alpha, t
     assert 1.0 / ratio == pytest.approx(speedup(alpha, tokens, cost), rel=1e-9)
 
 
-@given(st.floats(0.01, 0.99), costs)
+@given(st.floats(0.01, 0.99), st.floats(1e-3, 1.0))
 def test_improvement_exists_where_alpha_exceeds_the_cost(alpha, cost):
     """Leviathan 2023, corollary 3.9; where it exists one token already gives (1 + a) / (1 + c)."""
-    best = best_num_tokens(alpha, cost) if not (cost < 1e-3 and alpha > 0.98) else 1
+    best = best_num_tokens(alpha, cost)
     if alpha > cost * (1 + 1e-9):
         assert best >= 1
         assert speedup(alpha, best, cost) >= (1 + alpha) / (1 + cost) * (1 - 1e-12)
@@ -98,7 +98,7 @@ def test_the_gain_is_bounded_by_the_oracle():
     """A free drafter with endless drafts: 1 / (1 - a)."""
     assert speedup(0.8, 400, 0.0) == pytest.approx(5.0, rel=1e-9)
     with pytest.raises(ForerunError, match="more than"):
-        best_num_tokens(1.0, 0.0)
+        best_num_tokens(0.9999, 0.0)
 
 
 @given(st.integers(1, 8), st.floats(1e-4, 5e-3), st.floats(0.005, 0.03), st.floats(0.005, 0.03))

@@ -44,11 +44,13 @@ def test_golden_curves_at_five_to_eight(shared_data, fitted_up_to, median, worst
 
 
 def test_one_rate_for_all_positions_does_not_do(shared_data):
-    """Fitted at K = 1, the i.i.d. formula is far off at K = 8 on every golden curve."""
+    """Fitted at K = 1, the i.i.d. formula over-predicts K = 8 on every golden curve, by a fifth on the middle one."""
     off = [
         100 * (LevelDecay(curve[1] - 1).acceptance_length(8) / curve[8] - 1) for curve in golden(shared_data).values()
     ]
-    assert min(off) > 15
+    print(f"i.i.d. from K = 1, error at K = 8: {min(off):.0f} to {max(off):.0f} %")
+    assert min(off) > 5
+    assert np.median(off) > 20
     assert max(off) > 80
 
 

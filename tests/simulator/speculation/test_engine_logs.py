@@ -1,0 +1,255 @@
+"""Acceptance from the files that engines write, each in its own format."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ForerunError
+from simulator.speculation import fit_survival, read_acceptance
+from simulator.speculation.engine_logs import lengths_by_tokens
+from simulator.speculation.fit_report import fit_acceptance
+
+VLLM_LINE = (
+    "(APIServer pid=1) INFO 05-30 07:21:10 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 2.89, "
+    "Accepted throughput: 0.36 tokens/s, Drafted throughput: 1.15 tokens/s, Accepted: 104 tokens, Drafted: 330 tokens, "
+    "Per-position acceptance rate: 0.691, 0.491, 0.291, 0.182, 0.164, 0.073, Avg Draft acceptance rate: 31.5%"
+)
+OTHER_LINE = "INFO 05-30 07:21:10 [loggers.py:271] Engine 000: Avg prompt throughput: 453.7 tokens/s, Running: 0 reqs"
+SGLANG_ARGUMENTS = (
+    "[2026-01-27 11:01:00] server_args=ServerArgs(model_path='m', speculative_algorithm='EAGLE', "
+    "speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4, max_running_requests=64)"
+)
+SGLANG_LINES = [
+    "[2026-01-27 11:02:00 TP0] Decode batch, #running-req: 8, #token: 900, token usage: 0.01, accept len: 2.00, "
+    "accept rate: 0.33, cuda graph: True, gen throughput (token/s): 900.11, #queue-req: 0",
+    "[2026-01-27 11:02:02 TP0] Decode batch. #running-req: 24, #token: 900, token usage: 0.01, accept len: 3.00, "
+    "gen throughput (token/s): 900.11, #queue-req: 0",
+]
+SCRAPE = """\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} %d
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} %d
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} %d
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} %d
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} %d
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text, name="engine.log"):
+        path = tmp_path / name
+        path.write_text(text if isinstance(text, str) else "\n".join(text) + "\n")
+        return path
+
+    return write
+
+
+def test_vllm_lines_give_the_counts_behind_them(written):
+    """330 drafted tokens at six per draft are 55 drafts; 104 accepted."""
+    log = read_acceptance(written([OTHER_LINE, VLLM_LINE, "noise", VLLM_LINE]))
+    assert (log.format, log.records, log.num_speculative_tokens) == ("vllm-log", 2, 6)
+    assert (log.num_drafts, log.draft_tokens, log.accepted_tokens) == (110, 660, 208)
+    assert log.per_position == pytest.approx((0.691, 0.491, 0.291, 0.182, 0.164, 0.073))
+    assert log.acceptance_length == pytest.approx(1 + 104 / 55, abs=2e-3)
+
+
+def test_lines_weigh_by_their_drafts(written):
+    """300 drafts that accept everything and 100 that accept nothing: 75 %."""
+
+    def line(accepted, drafted, rates):
+        return (
+            f"SpecDecoding metrics: Mean acceptance length: 2.00, Accepted: {accepted} tokens, "
+            f"Drafted: {drafted} tokens, Per-position acceptance rate: {rates}, Avg Draft acceptance rate: nan%"
+        )
+
+    log = read_acceptance(written([line(600, 600, "1.000, 1.000"), line(0, 200, "0.000, 0.000")]))
+    assert log.per_position == (0.75, 0.75)
+    assert log.num_drafts == 400
+    assert log.acceptance_length == 2.5
+
+
+def test_a_changing_number_of_positions_is_refused_with_the_line(written):
+    shorter = VLLM_LINE.replace("0.691, 0.491, 0.291, 0.182, 0.164, 0.073", "0.691, 0.491")
+    with pytest.raises(ForerunError, match=r"engine\.log:2: the number of positions changes to 2"):
+        read_acceptance(written([VLLM_LINE, shorter]))
+
+
+def test_prometheus_counters(written):
+    log = read_acceptance(written(SCRAPE % (1000, 2000, 1100, 700, 400)))
+    assert (log.format, log.records, log.num_speculative_tokens) == ("vllm-prometheus", 1, 2)
+    assert log.per_position == (0.7, 0.4)
+    assert log.acceptance_length == pytest.approx(2.1)
+
+
+def test_two_scrapes_leave_what_happened_between(written):
+    text = SCRAPE % (1000, 2000, 1100, 700, 400) + SCRAPE % (3000, 6000, 3300, 2300, 1000)
+    log = read_acceptance(written(text))
+    assert (log.num_drafts, log.accepted_tokens, log.records) == (2000, 2200, 2)
+    assert log.per_position == (0.8, 0.3)
+
+
+def test_engines_are_summed_and_models_kept_apart(written):
+    one = SCRAPE % (100, 200, 110, 70, 40)
+    log = read_acceptance(written(one + one.replace('engine="0"', 'engine="1"')))
+    assert log.num_drafts == 200
+    with pytest.raises(ForerunError, match="counters of 2 models"):
+        read_acceptance(written(one + one.replace('model_name="m"', 'model_name="other"')))
+    with pytest.raises(ForerunError, match="restart"):
+        read_acceptance(written(SCRAPE % (1000, 2000, 1100, 700, 400) + SCRAPE % (10, 20, 11, 7, 4)))
+
+
+def test_benchmark_json_of_vllm_and_our_own_summary(written):
+    keys = {
+        "spec_decode_acceptance_rate": 50.0,
+        "spec_decode_acceptance_length": 2.8,
+        "spec_decode_num_drafts": 5,
+        "spec_decode_draft_tokens": 15,
+        "spec_decode_accepted_tokens": 9,
+        "spec_decode_per_position_acceptance_rates": [1.0, 0.6, 0.2],
+    }
+    plain = read_acceptance(written(json.dumps(keys), "bench.json"))
+    nested = read_acceptance(written(json.dumps({"summary": keys}), "summary.json"))
+    assert plain.per_position == nested.per_position == (1.0, 0.6, 0.2)
+    assert (plain.format, plain.num_speculative_tokens, plain.num_drafts) == ("vllm-bench", 3, 5)
+    del keys["spec_decode_per_position_acceptance_rates"]
+    assert read_acceptance(written(json.dumps(keys), "bench.json")).num_speculative_tokens == 3
+    with pytest.raises(ForerunError, match="was speculation on"):
+        read_acceptance(written('{"completed": 3}', "bench.json"))
+    with pytest.raises(ForerunError, match="must be a number"):
+        read_acceptance(written('{"spec_decode_acceptance_length": "2.8"}', "bench.json"))
+
+
+def test_sglang_lines_weigh_by_their_running_requests(written):
+    log = read_acceptance(written([SGLANG_ARGUMENTS, *SGLANG_LINES]))
+    assert (log.format, log.records, log.num_speculative_tokens) == ("sglang-log", 2, 3)
+    assert log.acceptance_length == pytest.approx((8 * 2.0 + 24 * 3.0) / 32)
+    assert log.per_position is None
+
+
+def test_a_tree_of_sglang_is_not_taken_for_a_chain(written):
+    tree = SGLANG_ARGUMENTS.replace("eagle_topk=1", "eagle_topk=4")
+    assert read_acceptance(written([tree, *SGLANG_LINES])).num_speculative_tokens is None
+    assert read_acceptance(written(SGLANG_LINES)).num_speculative_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "says nothing about accepted draft tokens"),
+        (OTHER_LINE, "SpecDecoding metrics:"),
+        ("{", "says nothing"),
+        ("vllm:spec_decode_num_drafts_total 0\n", "missing or 0"),
+        (SCRAPE % (1000, 2000, 1100, 400, 700), "rises at position 2"),
+        (SCRAPE % (1000, 2000, 2100, 1400, 700), "outside 0 to 1"),
+        ('{"spec_decode_acceptance_length": 0.5}', "impossible"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(written, text, words):
+    with pytest.raises(ForerunError, match=words) as error:
+        read_acceptance(written(text))
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files_and_folders_are_named(tmp_path):
+    with pytest.raises(ForerunError, match="no such file"):
+        read_acceptance(tmp_path / "absent.log")
+    with pytest.raises(ForerunError, match="is a folder"):
+        read_acceptance(tmp_path)
+
+
+PIECES = st.sampled_from(
+    [
+        *VLLM_LINE.split(" "),
+        *"SpecDecoding metrics: Accepted: tokens Drafted: 0 -1 1e400 nan inf 0.5, 99999999999999999999 \n \n \n".split(
+            " "
+        ),
+        *"#running-req: 8, accept len: 2.5, accept len: 0, speculative_num_steps=3 speculative_eagle_topk=x".split(" "),
+        *SCRAPE.replace("%d", "7").splitlines(keepends=True),
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 3\n',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9"} 3\n',
+        *'{ } [ ] "spec_decode_acceptance_length": 2.5 , NaN "summary": null true'.split(" "),
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(PIECES, max_size=60), st.sampled_from([" ", ""]))
+def test_nothing_but_one_line_comes_of_any_file(tmp_path_factory, pieces, between):
+    path = tmp_path_factory.getbasetemp() / "any.log"
+    path.write_text(between.join(pieces))
+    try:
+        document = fit_acceptance([path])
+    except ForerunError as error:
+        assert "\n" not in str(error)
+    else:
+        json.dumps(document, allow_nan=False)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.sampled_from([None, 1.0, 50.0, 1e6]))
+def test_any_shares_are_fitted(rates, drafts):
+    survival = np.cumprod(rates).tolist()
+    fit = fit_survival(survival, drafts)
+    assert 0 <= fit.model.level <= 1
+    assert fit.model.acceptance_length(len(rates)) <= len(rates) + 1
+    assert all(
+        np.isfinite(v) for v in (fit.level_error, fit.decay_error, fit.deviance, fit.worst_error) if v is not None
+    )
+
+
+def test_a_fit_reports_level_decay_and_the_block_to_paste(written):
+    counts = (0.8 * np.cumprod([1.0, 0.72]) * 1000).round().astype(int)
+    document = fit_acceptance([written(SCRAPE % (1000, 2000, counts.sum(), *counts))])
+    fit = document["fit"]
+    assert fit["level"] == pytest.approx(0.8, abs=1e-3)
+    assert fit["decay"] == pytest.approx(0.9, abs=1e-3)
+    assert fit["level_error"] == pytest.approx((0.8 * 0.2 / 1000) ** 0.5, rel=0.05)
+    assert fit["worst_error_percent"] < 0.01
+    assert document["acceptance"] == {"per_position": [0.8, 0.576]}
+    assert document["acceptance_by_decay"] == {"alpha": 0.8, "decay": 0.9}
+    assert document["predicted_lengths"][1]["acceptance_length"] == pytest.approx(1 + 0.8 + 0.576, abs=1e-3)
+    json.dumps(document, allow_nan=False)
+
+
+def test_one_length_is_no_decay(written):
+    document = fit_acceptance([written([SGLANG_ARGUMENTS, *SGLANG_LINES])])
+    assert document["fit"]["decay"] is None
+    assert document["acceptance"] == {"acceptance_length": 2.75}
+    assert document["acceptance_by_decay"] is None
+    assert document["predicted_lengths"] is None
+    assert fit_acceptance([written(SGLANG_LINES)])["fit"] is None
+
+
+def test_runs_of_different_depths_are_fitted_together(written):
+    deeper = [line.replace("2.00", "2.40").replace("3.00", "3.60") for line in SGLANG_LINES]
+    files = [
+        written([SGLANG_ARGUMENTS, *SGLANG_LINES], "k3.log"),
+        written([SGLANG_ARGUMENTS.replace("num_steps=3", "num_steps=6"), *deeper], "k6.log"),
+    ]
+    document = fit_acceptance(files)
+    assert document["fit"]["at"] == [3, 6]
+    assert document["fit"]["worst_error_percent"] < 1e-4
+    assert document["acceptance"] is None
+    with pytest.raises(ForerunError, match="a second file with 3"):
+        lengths_by_tokens([read_acceptance(files[0]), read_acceptance(files[0])])
+
+
+def test_measured_counters_are_fitted(shared_data):
+    """gpt-oss-120b EAGLE-3: the level is the first position's rate, the length meets the measured one within 2 %."""
+    with (shared_data / "serving" / "gptoss_eagle3_per_position_acceptance.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if int(row["num_spec_tokens"]) > 1]
+    assert rows
+    for row in rows:
+        positions = int(row["num_spec_tokens"])
+        survival = [float(row[f"pos{i}_accept_rate"]) for i in range(positions)]
+        fit = fit_survival(survival, float(row["drafts"]))
+        assert fit.model.level == pytest.approx(survival[0], abs=0.03)
+        assert fit.model.acceptance_length(positions) == pytest.approx(float(row["accept_length"]), rel=0.02)

@@ -1,0 +1,212 @@
+"""Speculative sampling is lossless: what comes out is the target's, whatever the drafter."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from scipy.stats import chisquare
+
+from simulator.errors import ForerunError
+from simulator.speculation import expected_tokens
+from simulator.speculation.sampling import (
+    acceptance_chance,
+    chain_step,
+    draw,
+    draw_candidates,
+    generate,
+    residual,
+    token_distribution,
+    total_variation,
+    tree_step,
+    verify_candidates,
+    verify_fixed,
+)
+from simulator.speculation.tree import full_tree
+from simulator.speculation.tree_acceptance import expected_tree_length, node_chances
+
+VOCABULARY = 4
+
+
+def model(seed, scale=1.5):
+    """A model whose next token hangs on the last one."""
+    logits = np.random.default_rng(seed).normal(scale=scale, size=(VOCABULARY, VOCABULARY))
+    table = [token_distribution(row) for row in logits]
+    return lambda context: table[context[-1]]
+
+
+def constant(distribution):
+    return lambda context: np.asarray(distribution)
+
+
+@st.composite
+def distributions(draw_value):
+    weights = draw_value(st.lists(st.floats(0.0, 1.0), min_size=VOCABULARY, max_size=VOCABULARY))
+    values = np.array(weights) + (sum(weights) == 0)
+    return values / values.sum()
+
+
+@given(distributions(), distributions())
+def test_acceptance_is_one_minus_total_variation(target, draft):
+    assert acceptance_chance(target, draft) == pytest.approx(1 - total_variation(target, draft), abs=1e-12)
+
+
+@given(distributions(), distributions())
+def test_accepted_and_residual_parts_add_up_to_the_target(target, draft):
+    """min(p, q) + (1 - sum min(p, q)) * residual = p: the proof of losslessness, in numbers."""
+    accepted = np.minimum(target, draft)
+    assert_allclose(accepted + (1 - accepted.sum()) * residual(target, draft), target, atol=1e-12)
+
+
+def test_single_tokens_are_accepted_at_that_rate():
+    target, draft, generator = model(1)((0,)), model(2)((0,)), np.random.default_rng(3)
+    expected, draws = acceptance_chance(target, draft), 20_000
+    assert 0.2 < expected < 0.8
+    hits = sum(verify_candidates([draw(draft, generator)], target, draft, generator)[1] for _ in range(draws))
+    assert abs(hits / draws - expected) < 3 * np.sqrt(expected * (1 - expected) / draws)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_candidates_leave_the_target_unchanged(count, replacement):
+    target, draft, generator = model(5)((1,)), model(6)((1,)), np.random.default_rng(7)
+    counts = np.zeros(VOCABULARY)
+    for _ in range(8_000):
+        candidates = draw_candidates(draft, count, generator, replacement)
+        counts[verify_candidates(candidates, target, draft, generator, replacement)[0]] += 1
+    assert chisquare(counts, target * 8_000).pvalue > 1e-4
+
+
+def test_the_test_would_notice_a_lossy_verification():
+    """Accepting every candidate outright gives the drafter's distribution; keeping p after a rejection biases too."""
+    target, draft, generator = model(5)((1,)), model(6)((1,)), np.random.default_rng(7)
+    outright, unchanged = np.zeros(VOCABULARY), np.zeros(VOCABULARY)
+    for _ in range(8_000):
+        token = draw(draft, generator)
+        outright[token] += 1
+        accepted = generator.random() * draft[token] < target[token]
+        unchanged[token if accepted else draw(target, generator)] += 1
+    assert chisquare(outright, target * 8_000).pvalue < 1e-6
+    assert chisquare(unchanged, target * 8_000).pvalue < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("widths", "replacement"), [((), False), ((1, 1, 1), False), ((2, 2), False), ((3, 2, 1), False), ((2, 2), True)]
+)
+def test_pairs_of_tokens_have_the_targets_joint_distribution(widths, replacement):
+    """Chi-square over the first two tokens, whichever steps they came from."""
+    target, drafter, generator = model(11), model(12), np.random.default_rng(13)
+    counts, draws = np.zeros((VOCABULARY, VOCABULARY)), 6_000
+    for _ in range(draws):
+        tokens, _ = generate(
+            lambda context: tree_step(target, drafter, context, widths, generator, replacement), (0,), 2
+        )
+        counts[tokens] += 1
+    expected = np.array([target((0,))[first] * target((first,)) for first in range(VOCABULARY)])
+    assert chisquare(counts.ravel(), expected.ravel() * draws).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 6])
+def test_a_chain_of_equal_acceptance_gives_leviathans_length(tokens):
+    """The same p and q in every context: 1 - TV is alpha, and steps yield (1 - a^(g+1)) / (1 - a) tokens."""
+    target, drafter = constant([0.4, 0.3, 0.2, 0.1]), constant([0.1, 0.3, 0.3, 0.3])
+    alpha, generator = acceptance_chance(target(()), drafter(())), np.random.default_rng(17)
+    lengths = np.array([len(chain_step(target, drafter, (), tokens, generator)) for _ in range(6_000)])
+    error = lengths.std() / np.sqrt(len(lengths))
+    assert abs(lengths.mean() - expected_tokens(alpha, tokens)) < 3 * error
+
+
+def test_more_candidates_are_accepted_more_often():
+    target, draft, generator = model(21)((2,)), model(22)((2,)), np.random.default_rng(23)
+    rates = []
+    for count in (1, 2, 3):
+        hits = sum(
+            verify_candidates(draw_candidates(draft, count, generator), target, draft, generator)[1]
+            for _ in range(4_000)
+        )
+        rates.append(hits / 4_000)
+    assert rates[0] < rates[1] < rates[2]
+
+
+def test_candidates_without_replacement_are_distinct():
+    generator = np.random.default_rng(29)
+    assert sorted(draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator)) == [0, 1]
+    assert len(draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator, replacement=True)) == 4
+
+
+@given(distributions(), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), st.integers(0, 99))
+def test_fixed_candidates_only_save_a_pass(target, candidates, seed):
+    token, accepted = verify_fixed(candidates, target, np.random.default_rng(seed))
+    assert accepted == (token in candidates)
+    assert target[token] > 0
+
+
+def test_fixed_candidates_are_accepted_with_the_targets_chance():
+    target, generator = model(31)((0,)), np.random.default_rng(37)
+    hits = sum(verify_fixed([1, 3], target, generator)[1] for _ in range(8_000))
+    chance = target[1] + target[3]
+    assert abs(hits / 8_000 - chance) < 3 * np.sqrt(chance * (1 - chance) / 8_000)
+
+
+def test_fixed_candidates_are_the_oracle_of_the_tree_model():
+    """Two fixed candidates per node, verified for real, yield what the disjoint chances by rank say."""
+    first, second = np.array([0.5, 0.25, 0.15, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])
+    rates = [[first[0], first[1]], [second[3], second[2]]]
+    tree, generator = full_tree([2, 2]), np.random.default_rng(39)
+    lengths = []
+    for _ in range(6_000):
+        tokens = 1
+        for candidates, target in (([0, 1], first), ([3, 2], second)):
+            if not verify_fixed(candidates, target, generator)[1]:
+                break
+            tokens += 1
+        lengths.append(tokens)
+    error = np.std(lengths) / np.sqrt(len(lengths))
+    assert abs(np.mean(lengths) - expected_tree_length(node_chances(tree, rates))) < 3 * error
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.lists(st.integers(1, 3), max_size=3))
+def test_greedy_speculation_writes_what_greedy_decoding_writes(target_seed, draft_seed, widths):
+    logits = np.random.default_rng(target_seed).normal(size=(VOCABULARY, VOCABULARY))
+
+    def target(context):
+        return token_distribution(logits[context[-1]], temperature=0.0)
+
+    drafter, generator = model(draft_seed), np.random.default_rng(41)
+    tokens, steps = generate(lambda context: tree_step(target, drafter, context, widths, generator), (0,), 10)
+    plain = [0]
+    for _ in range(10):
+        plain.append(int(np.argmax(logits[plain[-1]])))
+    assert list(tokens) == plain[1:]
+    assert 10 / (len(widths) + 1) <= steps <= 10
+
+
+def test_a_perfect_drafter_is_never_rejected_and_earns_the_bonus_token():
+    target, generator = model(43), np.random.default_rng(47)
+    for _ in range(200):
+        assert len(chain_step(target, target, (0,), 4, generator)) == 5
+
+
+def test_temperature():
+    logits = np.array([1.0, 3.0, 3.0, 0.0])
+    assert_allclose(token_distribution(logits, 0.0), [0, 1, 0, 0])
+    assert_allclose(token_distribution(logits, 1e-3), [0, 0.5, 0.5, 0], atol=1e-12)
+    with pytest.raises(ForerunError, match="temperature"):
+        token_distribution(logits, -1.0)
+
+
+def test_the_example_runs(project_root):
+    out = subprocess.run(
+        [sys.executable, "examples/lossless_sampling.py", "--draws", "300"],
+        cwd=project_root,
+        env={"PYTHONPATH": str(project_root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "1 - TV" in out
+    assert len(out.splitlines()) == 5
