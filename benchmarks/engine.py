@@ -51,7 +51,7 @@ CASES = {
     **{f"chat-busy-{n}": scenario(CHAT, n, 60.0) for n in (1_000, 10_000, 100_000, 1_000_000)},
     "chat-idle-10000": scenario(CHAT, 10_000, 2.0),
     "chat-overload-100000": scenario(CHAT, 100_000, 200.0),
-    "constant-busy-100000": scenario(CONSTANT, 100_000, 30.0),
+    "constant-busy-100000": scenario(CONSTANT, 100_000, 33.0),
     "chat-speculation-100000": scenario(CHAT, 100_000, 50.0, speculation=EAGLE_LIKE),
     "chat-64-replicas-200000": scenario(CHAT, 200_000, 64 * 60.0, replicas=64),
 }

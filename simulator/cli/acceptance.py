@@ -117,8 +117,10 @@ def _fit_rows(fit: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("Level", with_error(fit["level"], fit["level_error"])),
         ("Decay", with_error(fit["decay"], fit["decay_error"])),
-        ("Worst error", f"{fit['worst_error_percent']:.2f} % of the {fit['quantity'].replace('_', ' ')}"),
+        ("Error of the acceptance length", f"{fit['length_error_percent']:.2f} %"),
     ]
+    if fit["rate_error"] is not None:
+        rows.append(("Largest error of a rate", f"{100 * fit['rate_error']:.1f} points"))
     if fit["deviance"] is not None and fit["degrees"]:
         rows.append(("Deviance", f"{fit['deviance']:.1f} at {fit['degrees']} degrees of freedom"))
     return rows

@@ -83,7 +83,8 @@ def _goodness(fit: AcceptanceFit) -> Document:
         "at": list(fit.at),
         "observed": list(fit.observed),
         "predicted": list(fit.predicted),
-        "worst_error_percent": 100.0 * fit.worst_error,
+        "length_error_percent": 100.0 * fit.length_error,
+        "rate_error": fit.rate_error,
         "deviance": fit.deviance,
         "degrees": fit.degrees,
     }

@@ -101,10 +101,18 @@ class AcceptanceFit:
     """Positions less fitted numbers."""
 
     @property
-    def worst_error(self) -> float:
-        """Largest ``|predicted - observed| / observed``."""
-        pairs = zip(self.predicted, self.observed, strict=True)
-        return max(abs(p - o) / o if o else abs(p - o) for p, o in pairs)
+    def length_error(self) -> float:
+        """Largest ``|predicted / measured - 1|`` of the acceptance length, at the K that were measured."""
+        if self.quantity == "acceptance_length":
+            return max(abs(p / o - 1.0) for p, o in zip(self.predicted, self.observed, strict=True))
+        return abs(expected_length(self.predicted) / expected_length(self.observed) - 1.0)
+
+    @property
+    def rate_error(self) -> float | None:
+        """Largest ``|predicted - measured|`` of a conditional rate; None where lengths were fitted."""
+        if self.quantity == "acceptance_length":
+            return None
+        return max(abs(p - o) for p, o in zip(self.predicted, self.observed, strict=True))
 
 
 def fit_lengths(lengths: Mapping[int, float]) -> AcceptanceFit:

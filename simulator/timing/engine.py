@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,23 +41,29 @@ class ModelTimer:
     draft: StepTimer | None = None
     num_speculative_tokens: int = 0
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Windows of the target, then those that only the drafter has."""
-        own = self.target.windows
-        if self.draft is None:
-            return own
-        return own + tuple(w for w in self.draft.windows if w not in own)
+    windows: tuple[int | None, ...] = field(init=False)
+    """Windows of the target, then those that only the drafter has."""
+    _draft_order: tuple[int, ...] | None = field(init=False, default=None)
+    """Where the drafter's windows stand among all; None where they are the same."""
+
+    def __post_init__(self) -> None:
+        self.windows = self.target.windows
+        if self.draft is not None:
+            self.windows += tuple(w for w in self.draft.windows if w not in self.target.windows)
+            if self.draft.windows != self.windows:
+                self._draft_order = tuple(self.windows.index(w) for w in self.draft.windows)
 
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of one step, host included."""
         host = self.target.deployment.framework
         total = self.target.seconds(work) + host.step_s + host.per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.draft is not None:
-            drafting = work.decode_seqs + work.sampled_prefills
-            total = total + self.draft.seconds(self._seen_by_draft(work), logit_rows=drafting)
-            if drafting and self.num_speculative_tokens > 1:
-                total = total + (self.num_speculative_tokens - 1) * self.draft.seconds(self._draft_pass(work))
+        if self.draft is None:
+            return total
+        drafting = work.decode_seqs + work.sampled_prefills
+        seen = self._seen_by_draft(work)
+        total = total + self.draft.seconds(seen, drafting)
+        if drafting and self.num_speculative_tokens > 1:
+            total = total + (self.num_speculative_tokens - 1) * self.draft.seconds(self._draft_pass(seen, drafting))
         return total
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
@@ -65,19 +71,21 @@ class ModelTimer:
         host = self.target.deployment.framework
         total = self.target.costs(work)
         total.host_s += host.step_s + host.per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.draft is not None:
-            drafting = work.decode_seqs + work.sampled_prefills
-            total.add(self.draft.costs(self._seen_by_draft(work), logit_rows=drafting))
-            if self.num_speculative_tokens > 1:
-                passes = np.where(drafting > 0, self.num_speculative_tokens - 1.0, 0.0)
-                total.add(self.draft.costs(self._draft_pass(work)), passes)
+        if self.draft is None:
+            return total
+        drafting = work.decode_seqs + work.sampled_prefills
+        seen = self._seen_by_draft(work)
+        total.add(self.draft.costs(seen, drafting))
+        if self.num_speculative_tokens > 1:
+            passes = np.where(drafting > 0, self.num_speculative_tokens - 1.0, 0.0)
+            total.add(self.draft.costs(self._draft_pass(seen, drafting)), passes)
         return total
 
     def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
         """The same tokens, with the window entries in the drafter's order."""
-        assert self.draft is not None
-        own = self.windows
-        order = [own.index(window) for window in self.draft.windows]
+        order = self._draft_order
+        if order is None:
+            return work
         return work._replace(
             prefill_pairs=tuple(work.prefill_pairs[i] for i in order),
             prefill_kv_tokens=tuple(work.prefill_kv_tokens[i] for i in order),
@@ -85,18 +93,16 @@ class ModelTimer:
             decode_kv_tokens=tuple(work.decode_kv_tokens[i] for i in order),
         )
 
-    def _draft_pass(self, work: StepWork[Any]) -> StepWork[Any]:
-        """One of the K-1 single-token passes, at the mean context of them all."""
+    def _draft_pass(self, seen: StepWork[Any], drafting: Any) -> StepWork[Any]:
+        """One of the K-1 single-token passes over ``drafting`` sequences, at the mean context of them all."""
         assert self.draft is not None
-        drafting = work.decode_seqs + work.sampled_prefills
         grown = drafting * (self.num_speculative_tokens // 2)
         zero = 0 * drafting
-        empty = tuple(zero for _ in self.draft.windows)
-        seen = self._seen_by_draft(work)
-        contexts = tuple(
+        contexts = [
             decoding + sampled + (grown if window is None else zero)
             for decoding, sampled, window in zip(
                 seen.decode_kv_tokens, seen.sampled_kv_tokens, self.draft.windows, strict=True
             )
-        )
-        return StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + 1, contexts)
+        ]
+        empty = (zero,) * len(contexts)
+        return StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + 1, tuple(contexts))

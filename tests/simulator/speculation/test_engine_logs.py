@@ -2,10 +2,10 @@
 
 import csv
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -166,32 +166,28 @@ def test_missing_files_and_folders_are_named(tmp_path):
         read_acceptance(tmp_path)
 
 
+WORDS = """SpecDecoding metrics: Accepted: tokens Drafted: 0 -1 1e400 nan inf 0.5, 99999999999999999999
+#running-req: 8, accept len: 2.5, accept len: 0, speculative_num_steps=3 speculative_eagle_topk=x
+{ } [ ] "spec_decode_acceptance_length": 2.5 , NaN "summary": null true"""
 PIECES = st.sampled_from(
     [
         *VLLM_LINE.split(" "),
-        *"SpecDecoding metrics: Accepted: tokens Drafted: 0 -1 1e400 nan inf 0.5, 99999999999999999999 \n \n \n".split(
-            " "
-        ),
-        *"#running-req: 8, accept len: 2.5, accept len: 0, speculative_num_steps=3 speculative_eagle_topk=x".split(" "),
+        *WORDS.split(),
+        *"\n\n\n",
         *SCRAPE.replace("%d", "7").splitlines(keepends=True),
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 3\n',
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9"} 3\n',
-        *'{ } [ ] "spec_decode_acceptance_length": 2.5 , NaN "summary": null true'.split(" "),
     ]
 )
 
 
 @settings(max_examples=300)
 @given(st.lists(PIECES, max_size=60), st.sampled_from([" ", ""]))
-def test_nothing_but_one_line_comes_of_any_file(tmp_path_factory, pieces, between):
+def test_any_file_is_read_or_refused(tmp_path_factory, pieces, between):
     path = tmp_path_factory.getbasetemp() / "any.log"
     path.write_text(between.join(pieces))
-    try:
-        document = fit_acceptance([path])
-    except ForerunError as error:
-        assert "\n" not in str(error)
-    else:
-        json.dumps(document, allow_nan=False)
+    with suppress(ForerunError):
+        json.dumps(fit_acceptance([path]), allow_nan=False)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.sampled_from([None, 1.0, 50.0, 1e6]))
@@ -200,9 +196,8 @@ def test_any_shares_are_fitted(rates, drafts):
     fit = fit_survival(survival, drafts)
     assert 0 <= fit.model.level <= 1
     assert fit.model.acceptance_length(len(rates)) <= len(rates) + 1
-    assert all(
-        np.isfinite(v) for v in (fit.level_error, fit.decay_error, fit.deviance, fit.worst_error) if v is not None
-    )
+    numbers = (fit.level_error, fit.decay_error, fit.deviance, fit.length_error, fit.rate_error)
+    assert all(np.isfinite(number) for number in numbers if number is not None)
 
 
 def test_a_fit_reports_level_decay_and_the_block_to_paste(written):
@@ -212,7 +207,8 @@ def test_a_fit_reports_level_decay_and_the_block_to_paste(written):
     assert fit["level"] == pytest.approx(0.8, abs=1e-3)
     assert fit["decay"] == pytest.approx(0.9, abs=1e-3)
     assert fit["level_error"] == pytest.approx((0.8 * 0.2 / 1000) ** 0.5, rel=0.05)
-    assert fit["worst_error_percent"] < 0.01
+    assert fit["length_error_percent"] < 0.01
+    assert fit["rate_error"] < 1e-3
     assert document["acceptance"] == {"per_position": [0.8, 0.576]}
     assert document["acceptance_by_decay"] == {"alpha": 0.8, "decay": 0.9}
     assert document["predicted_lengths"][1]["acceptance_length"] == pytest.approx(1 + 0.8 + 0.576, abs=1e-3)
@@ -236,7 +232,7 @@ def test_runs_of_different_depths_are_fitted_together(written):
     ]
     document = fit_acceptance(files)
     assert document["fit"]["at"] == [3, 6]
-    assert document["fit"]["worst_error_percent"] < 1e-4
+    assert document["fit"]["length_error_percent"] < 1e-4
     assert document["acceptance"] is None
     with pytest.raises(ForerunError, match="a second file with 3"):
         lengths_by_tokens([read_acceptance(files[0]), read_acceptance(files[0])])

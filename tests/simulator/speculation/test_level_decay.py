@@ -51,7 +51,7 @@ def test_exact_lengths_give_exact_parameters(level, decay, deepest):
     fit = fit_lengths({k: model.acceptance_length(k) for k in range(1, deepest + 1)})
     assert fit.model.level == pytest.approx(level, abs=1e-5)
     assert fit.model.decay == pytest.approx(decay, abs=1e-3)
-    assert fit.worst_error < 1e-6
+    assert fit.length_error < 1e-6
 
 
 @given(st.floats(0.2, 0.99), decays)
