@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from hwprofiles.records import Fraction, NonNegative, Positive, Record, Share, Source
+from hwprofiles.records import Fit, Fraction, NonNegative, Positive, Record, Share, Source
 
 Bound = tuple[float, float]
 
@@ -16,6 +16,8 @@ class FamilyParameters(Record):
     """Parameters a calibration may move, with the interval it may search."""
 
     source: Source
+    fit: Fit | None = None
+    """Ranges and intervals of a fit, where one was made."""
     reference_clock_hz: Positive | None = None
     """Core clock of the chip that times were fitted on: class defaults scale their times by it, a chip's own set has
     none."""

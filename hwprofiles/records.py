@@ -63,6 +63,16 @@ class Record(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
 
+class Fit(Record):
+    """What a fitted parameter set rests on, beyond its source: the shapes it saw and how far off it is."""
+
+    ranges: dict[str, tuple[NonNegative, NonNegative]] = Field(default_factory=dict)
+    """Smallest and largest value of every size among the fitted rows; a shape outside is extrapolated."""
+    intervals: dict[str, tuple[NonNegative, NonNegative]] = Field(default_factory=dict)
+    """Ends of the 90 % interval as factors on a prediction, from rows the fit has not seen: by what bounds the kernel
+    (``latency``, ``memory``, ``compute``), over ``all`` of them, and ``outside`` the fitted ranges."""
+
+
 class Source(Record):
     """Where a group of numbers comes from."""
 

@@ -22,7 +22,7 @@ from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
-from simulator.serving.prefix_cache import NoPrefixCache
+from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
 
@@ -63,6 +63,8 @@ class _Future:
         self._horizon = horizon
         self._base = 0
         self._totals = np.zeros((rows, 4 * horizon + 4096), dtype=np.int64)
+        self.full_at = 3 * horizon + 4094
+        """Step from which on the totals of a newcomer might not fit."""
 
     def window(self, start: int, steps: int) -> IntArray:
         """The totals of ``steps`` steps from ``start`` on, one row per quantity; writable."""
@@ -79,14 +81,13 @@ class _Future:
         return self._totals[row, start - self._base : stop - self._base]
 
     def forget_before(self, step: int) -> None:
-        """Make room: steps before ``step`` are never asked for again."""
+        """Make room: steps before ``step`` are never asked for again. Due when ``step`` reaches ``full_at``."""
         passed = step - self._base
         size = self._totals.shape[1]
-        if passed + self._horizon + 2 < size:
-            return
         self._totals[:, : size - passed] = self._totals[:, passed:].copy()
         self._totals[:, size - passed :] = 0
         self._base = step
+        self.full_at = step + size - self._horizon - 2
 
 
 class FastReplica:
@@ -116,6 +117,7 @@ class FastReplica:
         self._limits = limits
         self._sampler = sampler
         self._cache = cache
+        self._caching = isinstance(cache, PrefixCache)
         self._log = log
         self._windows = timer.windows
         self._zeros = (0,) * len(timer.windows)
@@ -154,7 +156,8 @@ class FastReplica:
                 now = max(now, self._env.now)
                 continue
             now = yield from self._advance(now)
-            self._future.forget_before(self._step)
+            if self._step >= self._future.full_at:
+                self._future.forget_before(self._step)
 
     def _collect(self, now: float) -> None:
         log = self._log
@@ -245,10 +248,13 @@ class FastReplica:
         limits = self._limits
         waiting, running, cache = self._waiting, self._running, self._cache
         usable = limits.num_blocks - limits.watermark_blocks
+        units: list[int] = []
+        cached = in_use = 0
         while waiting and budget > 0 and len(running) < limits.max_num_seqs:
             live = waiting[0]
-            cache.shrink(limits.num_blocks - held + cache.shared_blocks)
-            units, cached, in_use = cache.match(live.index, live.target)
+            if self._caching:
+                cache.shrink(limits.num_blocks - held + cache.shared_blocks)
+                units, cached, in_use = cache.match(live.index, live.target)
             tokens = live.target - cached
             if tokens > budget:
                 if not limits.chunked_prefill:
@@ -259,12 +265,13 @@ class FastReplica:
                 break
             waiting.popleft()
             running[live.index] = live
-            cache.hold(units)
-            live.units = units
-            live.computed = cached
-            if live.cached is None:
-                live.cached = cached
-            cache.add(live.index, units, cached + tokens)
+            if self._caching:
+                cache.hold(units)
+                live.units = units
+                live.computed = cached
+                if live.cached is None:
+                    live.cached = cached
+                cache.add(live.index, units, cached + tokens)
             chunks.append((live, tokens))
             held += blocks
             budget -= tokens
@@ -289,7 +296,8 @@ class FastReplica:
             yield from self._until(end)
         self._step += 1
         self._partial = None
-        self._evict_idle(held)
+        if self._caching:
+            self._evict_idle(held)
         for live, tokens in chunks:
             if log.scheduled_s[live.index] != log.scheduled_s[live.index]:
                 log.scheduled_s[live.index] = now
@@ -404,7 +412,8 @@ class FastReplica:
         if self._shared:
             yield from self._until(end)
         self._step = step + 1
-        self._evict_idle(held)
+        if self._caching:
+            self._evict_idle(held)
         self._complete(step, end)
         self._log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
         return end

@@ -46,7 +46,12 @@ class ModelTimer:
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
     """Where the drafter's windows stand among all; None where they are the same."""
 
+    _step_s: float = field(init=False)
+    _per_sequence_s: float = field(init=False)
+
     def __post_init__(self) -> None:
+        host = self.target.deployment.framework
+        self._step_s, self._per_sequence_s = host.step_s, host.per_sequence_s
         self.windows = self.target.windows
         if self.draft is not None:
             self.windows += tuple(w for w in self.draft.windows if w not in self.target.windows)
@@ -55,8 +60,7 @@ class ModelTimer:
 
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of one step, host included."""
-        host = self.target.deployment.framework
-        total = self.target.seconds(work) + host.step_s + host.per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        total = self.target.seconds(work) + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
         if self.draft is None:
             return total
         drafting = work.decode_seqs + work.sampled_prefills
@@ -68,9 +72,8 @@ class ModelTimer:
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
         """Costs of many steps, host included."""
-        host = self.target.deployment.framework
         total = self.target.costs(work)
-        total.host_s += host.step_s + host.per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        total.host_s += self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
         if self.draft is None:
             return total
         drafting = work.decode_seqs + work.sampled_prefills
