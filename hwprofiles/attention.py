@@ -154,10 +154,9 @@ def decode_time(
     rows = xp.minimum(parameters.tile_rows, xp.ceil(packed / parameters.row_step) * parameters.row_step)
     items = seqs * kv_heads * row_tiles
     length = kv_tokens / seqs
-    splits = 1.0
-    if heads >= parameters.min_group_to_split * kv_heads:
-        most = xp.minimum(xp.ceil(length / parameters.split_tokens), parameters.max_splits)
-        splits = xp.maximum(1.0, xp.minimum(cores // items, most))
+    most = xp.minimum(xp.ceil(length / parameters.split_tokens), parameters.max_splits)
+    most = xp.where(heads >= parameters.min_group_to_split * kv_heads, most, 1.0)
+    splits = xp.maximum(1.0, xp.minimum(cores // items, most))
     pieces = items * splits
     waves = xp.ceil(pieces / cores)
     bandwidth = limits.bandwidth * parameters.memory_efficiency
@@ -171,7 +170,7 @@ def decode_time(
     busy = waves * 2.0 * rows * width * length / splits / core_flops
     overhead = (waves - 1.0) * parameters.wave_s + seqs * parameters.sequence_s
     launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
-    if parameters.regroup_s and heads > kv_heads > 1:
-        launch = launch + xp.where(seqs > 1, parameters.regroup_s, 0.0)
+    if parameters.regroup_s:
+        launch = launch + xp.where((heads > kv_heads) & (kv_heads > 1) & (seqs > 1), parameters.regroup_s, 0.0)
     seconds = launch + smooth_maximum(xp, xp.maximum(busy, stream), overhead, parameters.overlap)
     return KernelTime(seconds, launch, busy, stream, flops, moved)

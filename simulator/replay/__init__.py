@@ -1,5 +1,6 @@
 """Predictions against measurements: kernels, and the calibration that follows from them."""
 
+from simulator.replay.calibrate import Calibration, FamilyFit, calibrate, calibration_document, write_profile
 from simulator.replay.gate import Limit, broken, parse_limit
 from simulator.replay.kernels import ReplayReport, replay_kernels, report_document, worst_rows
 from simulator.replay.predict import Prediction, predict_table
@@ -8,6 +9,8 @@ from simulator.replay.scores import Score
 from simulator.replay.split import Split, parse_split, training_rows
 
 __all__ = [
+    "Calibration",
+    "FamilyFit",
     "Limit",
     "Prediction",
     "ReplayReport",
@@ -15,6 +18,8 @@ __all__ = [
     "Score",
     "Split",
     "broken",
+    "calibrate",
+    "calibration_document",
     "load_residuals",
     "parse_limit",
     "parse_split",
@@ -25,4 +30,5 @@ __all__ = [
     "save_residuals",
     "training_rows",
     "worst_rows",
+    "write_profile",
 ]

@@ -72,8 +72,7 @@ def fit_trees(features: FloatArray, target: FloatArray, check: NDArray[np.bool_]
         for level, (column, cut) in enumerate(zip(columns, cuts, strict=True)):
             everywhere |= (binned[column] > cut).astype(np.int64) << level
         estimate += leaf[everywhere]
-        limits = [float(edges[column][cut]) if len(edges[column]) else np.inf for column, cut in zip(columns, cuts, strict=True)]
-        found.append((columns, limits, leaf))
+        found.append((columns, [_limit(edges[column], cut) for column, cut in zip(columns, cuts, strict=True)], leaf))
         errors.append(float(np.abs(target - estimate)[check].mean()) if check.any() else 0.0)
     kept = found[: int(np.argmin(errors)) + 1] if check.any() else found
     return Trees(
@@ -81,6 +80,10 @@ def fit_trees(features: FloatArray, target: FloatArray, check: NDArray[np.bool_]
         np.array([tree[1] for tree in kept], dtype=np.float32),
         np.stack([tree[2] for tree in kept]),
     )
+
+
+def _limit(edges: NDArray[np.float32], cut: int) -> float:
+    return float(edges[cut]) if len(edges) else float("inf")
 
 
 def _edges(values: NDArray[np.float32]) -> NDArray[np.float32]:

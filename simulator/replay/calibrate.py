@@ -16,8 +16,8 @@ from hwprofiles.catalogue import load_defaults
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit
 from simulator.errors import ForerunError
-from simulator.replay.evidence import conformal_intervals, inside_ranges, seen_ranges
-from simulator.replay.fit import fit
+from simulator.replay.evidence import conformal_intervals, inside_ranges, interval_ends, seen_ranges
+from simulator.replay.fit import FEW_ROWS, fit
 from simulator.replay.fit_problem import FitProblem, core_rows, family_rows, make_problem
 from simulator.replay.kernels import check_devices
 from simulator.replay.light_speed import impossible_rows
@@ -30,8 +30,6 @@ FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 5
 """Fewest rows that a family's parameters are moved for."""
-FEW_ROWS = 60
-"""Below this every row is fitted and the error comes from folds; the structure of the class defaults is kept."""
 FOLDS = 5
 INTERVAL_SPLIT = Split(0.5, 90)
 """Which half of the held-out rows the intervals come from; the other half is what they are judged on."""
@@ -77,8 +75,8 @@ def calibrate(
 ) -> Calibration:
     """Fit every kernel family of which a trace has rows.
 
-    The physical parameters are fitted on the training split, judged on the rest. With fewer than ``FEW_ROWS`` rows all are
-    fitted, drawn towards the defaults of the chip's class, and judged by leaving out a fifth at a time.
+    The physical parameters are fitted on the training split, judged on the rest. With fewer than ``FEW_ROWS`` rows all
+    are fitted, drawn towards the defaults of the chip's class, and judged by leaving out a fifth at a time.
 
     Args:
         table: measured kernels.
@@ -99,8 +97,8 @@ def calibrate(
     table = _of_library(table, library, skipped)
     prediction = predict_table(table, KernelLibrary(chip, library))
     out, reasons = impossible_rows(table, prediction, chip)
-    for reason, rows in (prediction.refused | reasons).items():
-        skipped[reason] = skipped.get(reason, 0) + rows
+    for reason, number in (prediction.refused | reasons).items():
+        skipped[reason] = skipped.get(reason, 0) + number
     table = table.where(np.isfinite(prediction.seconds) & ~out)
     found = family_rows(table)
     sets: dict[str, dict[str, FamilyParameters]] = {}
@@ -142,7 +140,7 @@ def _fit_family(
     start = start_parameters(chip, family, dtype)
     few = len(rows) < FEW_ROWS
     if few:
-        return fit(make_problem(chip, family, dtype, rows), start, seed, structure=False), True
+        return fit(make_problem(chip, family, dtype, rows), start, seed), True
     seen = rows.where(training_rows(rows, split))
     core = seen.where(core_rows(family, seen))
     return fit(make_problem(chip, family, dtype, core), start, seed), False
@@ -189,12 +187,8 @@ def _judged(
     if residual and not few:
         correction, residual_mape = _learned(rows, chip, family, dtype, kept, op, training, half, held_out & core, seed)
     coverage = _coverage(ratio[judged], codes[judged], inside[judged], kept.fit) if judged.any() and not few else None
-    return (
-        FamilyFit(
-            family, dtype, len(seen), len(error), float(error.mean()), float(np.median(error)), coverage, residual_mape, kept
-        ),
-        correction,
-    )  # fmt: skip
+    mape, median = float(error.mean()), float(np.median(error))
+    return FamilyFit(family, dtype, len(seen), len(error), mape, median, coverage, residual_mape, kept), correction
 
 
 def _learned(
@@ -236,7 +230,7 @@ def _folded(
     whole = make_problem(chip, family, dtype, rows)
     for number in np.unique(fold):
         rest: FitProblem = whole.where(fold != number)
-        predicted[fold == number] = whole.seconds(fit(rest, start, seed, structure=False))[fold == number]
+        predicted[fold == number] = whole.seconds(fit(rest, start, seed))[fold == number]
     return predicted
 
 
@@ -245,13 +239,8 @@ def _coverage(
 ) -> float | None:
     if evidence is None or "all" not in evidence.intervals:
         return None
-    intervals = evidence.intervals
-    keys = [
-        (REGIMES[code] if REGIMES[code] in intervals else "all") if within else ("outside" if "outside" in intervals else "all")
-        for code, within in zip(regime, inside, strict=True)
-    ]
-    ends = np.array([intervals[key] for key in keys])
-    return float(np.mean((ratio >= ends[:, 0]) & (ratio <= ends[:, 1])) * 100.0)
+    low, high = interval_ends(evidence.intervals, regime, inside)
+    return float(np.mean((ratio >= low) & (ratio <= high)) * 100.0)
 
 
 def _of_library(table: KernelTable, library: str, skipped: dict[str, int]) -> KernelTable:
@@ -333,7 +322,7 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
             "held_out_median_ape": one.held_out_median_ape,
             "coverage90": one.coverage90,
             "residual_mape": one.residual_mape,
-            "parameters": {name: value for name, value in one.parameters.vector().items()},
+            "parameters": one.parameters.vector(),
         }
         for one in calibration.fits
     ]
@@ -346,5 +335,3 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
         "skipped": calibration.skipped,
         "version": forerun_version(),
     }
-
-

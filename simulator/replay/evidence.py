@@ -74,7 +74,7 @@ def _interval(ratio: FloatArray) -> tuple[float, float]:
 def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLibrary) -> None:
     """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one."""
     for (family, dtype), rows in stored_rows(table, prediction).items():
-        fit = getattr(kernels.parameters(family, dtype), "fit", None)
+        fit = kernels.parameters(family, dtype).fit
         if fit is None:
             continue
         inside = inside_ranges(fit.ranges, table.where(rows))
@@ -92,10 +92,17 @@ def put_intervals(
     """Set the ends of the interval of ``rows``."""
     if "all" not in intervals:
         return
-    ends = np.array([intervals.get(name, intervals["all"]) for name in REGIMES])
-    chosen = ends[prediction.regime[rows]]
-    chosen = np.where(inside[:, None], chosen, np.array(intervals.get(OUTSIDE, intervals["all"])))
-    prediction.low[rows], prediction.high[rows] = chosen[:, 0], chosen[:, 1]
+    prediction.low[rows], prediction.high[rows] = interval_ends(intervals, prediction.regime[rows], inside)
+
+
+def interval_ends(
+    intervals: Mapping[str, tuple[float, float]], regime: NDArray[np.int8], inside: NDArray[np.bool_]
+) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper factor of every row; a regime without an interval of its own has that of ``all``."""
+    by_regime = np.array([intervals.get(name, intervals["all"]) for name in REGIMES])
+    outside = np.array(intervals.get(OUTSIDE, intervals["all"]))
+    ends = np.where(inside[:, None], by_regime[regime], outside)
+    return ends[:, 0], ends[:, 1]
 
 
 def stored_rows(table: KernelTable, prediction: Prediction) -> dict[tuple[str, str], NDArray[np.intp]]:
@@ -104,5 +111,3 @@ def stored_rows(table: KernelTable, prediction: Prediction) -> dict[tuple[str, s
 
     known = np.isfinite(prediction.seconds)
     return {key: rows[known[rows]] for key, rows in family_rows(table).items() if known[rows].any()}
-
-

@@ -19,11 +19,13 @@ FINAL_ROWS = 2500
 """Rows of the final fit; more change nothing for ten parameters."""
 ROBUST_SCALE = 0.08
 """Errors beyond this share count linearly, not squared: one slow code path must not bend the rest."""
-PRIOR = 0.12
+PRIOR = 0.3
 """Pull towards the starting values, in units of error per width of the allowed interval: it decides with 20 rows and
 vanishes with 2,000."""
-WORTH = 0.98
-"""An alternative structure must lower the error to this share of what it was."""
+FEW_ROWS = 60
+"""Below this a fit sees too little to tell most structures apart."""
+WORTH, WORTH_FEW = 0.98, 0.85
+"""An alternative structure must lower the error to this share of what it was; to the second with few rows."""
 
 _EVALUATIONS = 60
 
@@ -75,8 +77,10 @@ def coordinates(parameters: FamilyParameters) -> tuple[Coordinate, ...]:
     return tuple(found)
 
 
-def alternatives(parameters: FamilyParameters, dtype: str) -> list[dict[str, Any]]:
-    """Other structures worth trying, each as changed fields."""
+def alternatives(parameters: FamilyParameters, dtype: str, few: bool) -> list[dict[str, Any]]:
+    """Other structures worth trying, each as changed fields; with few rows only where libraries differ most."""
+    if few and not parameters.family.startswith("attention"):
+        return []
     narrow = dtype in ("fp8", "int8", "mxfp8", "fp4")
     if parameters.family == "gemm":
         options: list[dict[str, Any]] = [{"max_split_k": 1.0}, {"max_split_k": 4.0}]
@@ -95,14 +99,13 @@ def alternatives(parameters: FamilyParameters, dtype: str) -> list[dict[str, Any
     return []
 
 
-def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0, structure: bool = True) -> FamilyParameters:
+def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyParameters:
     """Fit the parameters of one family.
 
     Args:
         problem: the rows a fit may see.
         start: values to start from, and the prior: class defaults, or an earlier fit.
         seed: of the sub-sampling.
-        structure: whether to try other structures (tile rows, packing, splits ...); a few rows cannot tell them apart.
 
     Returns:
         Parameters with ``start``'s source.
@@ -111,13 +114,14 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0, structure: 
     search = sampled(problem, SEARCH_ROWS, generator)
     best = _solve(search, start, start)
     error = loss(search, best)
-    for change in alternatives(start, problem.dtype) if structure else ():
+    few = len(problem) < FEW_ROWS
+    for change in alternatives(start, problem.dtype, few):
         if all(getattr(best, name) == value for name, value in change.items()):
             continue
         prior = start.model_copy(update=change)
         candidate = _solve(search, best.model_copy(update=change), prior)
         now = loss(search, candidate)
-        if now < error * WORTH:
+        if now < error * (WORTH_FEW if few else WORTH):
             best, error = candidate, now
     if len(search) == len(problem):
         return best
@@ -157,6 +161,12 @@ def _solve(problem: FitProblem, start: FamilyParameters, prior: FamilyParameters
     first = np.array([coordinate.scaled(float(getattr(start, coordinate.name))) for coordinate in moved])
     first = np.clip(first, 1e-3, 1.0 - 1e-3)
     found = least_squares(
-        errors, first, bounds=(0.0, 1.0), loss="soft_l1", f_scale=ROBUST_SCALE, diff_step=1e-3, max_nfev=_EVALUATIONS
+        errors,
+        first,
+        bounds=(0.0, 1.0),
+        loss="soft_l1",
+        f_scale=ROBUST_SCALE,
+        diff_step=np.full(len(moved), 1e-3),
+        max_nfev=_EVALUATIONS,
     )
     return parameters_at(np.asarray(found.x, dtype=np.float64))

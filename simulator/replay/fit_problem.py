@@ -23,7 +23,7 @@ CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "attention_decode": {"head_dim": (128, 128), "window": (0, 0)},
     "collective": {"message_bytes": (1 << 20, 1 << 60)},
 }
-"""Shapes of today's language models: where a trace has enough of them, physics is fitted on them and not on odd sizes."""
+"""Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
 MIN_CORE_ROWS = 16
 
 _WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution")
@@ -78,12 +78,10 @@ def chip_with(chip: Chip, family: str, dtype: str, parameters: FamilyParameters)
 def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> FitProblem:
     """Prepare the calls that predict ``table``, whose rows all belong to ``family`` and ``dtype``."""
     columns: list[NDArray[Any]] = [table.word(name).codes for name in _WORDS]
-    if family.startswith("attention"):
-        columns += [table.size("num_heads"), table.size("num_kv_heads")]
     if family == "collective":
         columns.append(table.size("world_size"))
     if family == "moe":
-        columns += [(table.size("projections") != 2).astype(np.int64), (table.size("activated_experts") > 0).astype(np.int64)]
+        columns += [table.size("projections") == 2, table.size("activated_experts") > 0]
     parts = tuple((rows, _call(chip, family, table, rows)) for rows in equal_rows(columns))
     return FitProblem(chip, family, dtype, table, parts)
 

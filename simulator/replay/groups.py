@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 IndexArray = NDArray[np.intp]
 
 
-def equal_rows(columns: Sequence[NDArray[np.integer]]) -> Iterator[IndexArray]:
+def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[IndexArray]:
     """Indices of the rows of each combination of values that occurs; nothing for empty columns."""
     rows = len(columns[0])
     if not rows:

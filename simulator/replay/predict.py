@@ -87,9 +87,13 @@ class Prediction:
     @classmethod
     def empty(cls, rows: int) -> Prediction:
         """Nothing predicted yet."""
-        nan = [np.full(rows, np.nan) for _ in range(9)]
+        numbers: dict[str, Any] = {
+            item.name: np.full(rows, np.nan)
+            for item in fields(cls)
+            if item.name not in ("regime", "basis", "warm", "refused")
+        }
         code = np.full(rows, -1, dtype=np.int8)
-        return cls(nan[0], code, code.copy(), nan[1], nan[2], np.zeros(rows, dtype=bool), *nan[3:])
+        return cls(regime=code, basis=code.copy(), warm=np.zeros(rows, dtype=bool), **numbers)
 
     def put(self, rows: IndexArray, time: KernelTime, basis: str, peak: float, warm: bool) -> None:
         """Fill in ``rows``."""
@@ -178,8 +182,7 @@ def _attention(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, res
     if uneven.any():
         result.refuse("query heads are no multiple of the KV heads", int(uneven.sum()))
         rows = rows[~uneven]
-    heads, kv_heads = table.size("num_heads"), table.size("num_kv_heads")
-    for part in _by(table, rows, ("op", "dtype", "kv_dtype", "cache"), heads, kv_heads):
+    for part in _by(table, rows, ("op", "dtype", "kv_dtype", "cache")):
         dtype = _text(table, "dtype", part[0])
         kv_dtype = _text(table, "kv_dtype", part[0]) or dtype
         warm = _text(table, "cache", part[0]) == "warm"
@@ -188,7 +191,7 @@ def _attention(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, res
 
 
 def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
-    """Times of attention of one operation, format, cache state and number of heads.
+    """Times of attention of one operation, format and cache state.
 
     Raises:
         hwprofiles.ProfileError: the format of the KV cache is not known.
@@ -213,8 +216,8 @@ def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray)
 
 
 def attention_shapes(table: KernelTable, rows: IndexArray) -> AttentionShape:
-    """The layers of some rows with the same heads; widths are arrays."""
-    heads, kv_heads = (int(table.size(name)[rows[0]]) for name in ("num_heads", "num_kv_heads"))
+    """The layers of some rows, with an array for every number."""
+    heads, kv_heads = (_floats(table, name, rows) for name in ("num_heads", "num_kv_heads"))
     head_dim, v_dim, latent = (_floats(table, name, rows) for name in ("head_dim", "v_head_dim", "latent"))
     kv_dtype = _text(table, "kv_dtype", rows[0]) or _text(table, "dtype", rows[0])
     width = np.where(v_dim > 0, v_dim, head_dim)

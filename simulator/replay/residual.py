@@ -121,7 +121,7 @@ def load_residuals(profile: str | Path) -> Residuals:
     """
     path = residual_path(profile)
     if not path.is_file():
-        raise ForerunError(f"{profile}: no learned correction belongs to this profile ({path.name}); run without --residual")
+        raise ForerunError(f"{profile}: this profile has no learned correction ({path.name}); run without --residual")
     try:
         with np.load(path, allow_pickle=False) as data:
             keys = [tuple(str(text).split("/")) for text in data["keys"]]

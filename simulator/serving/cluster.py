@@ -68,6 +68,7 @@ class Cluster:
         else:
             _Router(self, env, served, log)
         env.run()
+        log.settle()
         return log
 
     def replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> Generator[simpy.Event]:

@@ -34,6 +34,9 @@ SCALARS = (
 )
 """Columns of a step row; four more follow for each attention window."""
 
+COUNTED_TOGETHER = 4096
+"""Requests whose drafts are counted at once."""
+
 
 class StepLog:
     """One row of floats per engine step, in a growing table."""
@@ -178,6 +181,8 @@ class RunLog:
     refusals: Counter[str] = field(init=False)
     completed: int = 0
     exact_steps: int = 0
+    _drafting: list[int] = field(default_factory=list)
+    _accepted: list[IntArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = len(self.stream)
@@ -206,9 +211,24 @@ class RunLog:
 
     def count_drafts(self, request: int, accepted: IntArray) -> None:
         """Verify steps of a request and how many draft tokens each accepted."""
-        self.drafts[request] += len(accepted)
-        self.accepted_tokens[request] += int(accepted.sum())
+        self._drafting.append(request)
+        self._accepted.append(accepted)
+        if len(self._drafting) >= COUNTED_TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count the verify steps noted since the last time."""
+        if not self._drafting:
+            return
+        lengths = np.array([len(steps) for steps in self._accepted])
+        accepted = np.concatenate(self._accepted)
+        requests = np.array(self._drafting)
+        np.add.at(np.frombuffer(self.drafts, dtype=np.int64), requests, lengths)
+        starts = np.cumsum(lengths) - lengths
+        totals = np.add.reduceat(np.append(accepted, 0), starts) * (lengths > 0)
+        np.add.at(np.frombuffer(self.accepted_tokens, dtype=np.int64), requests, totals)
         self.accepted_counts += np.bincount(accepted, minlength=self.positions + 1)
+        self._drafting, self._accepted = [], []
 
     def _ended(self) -> None:
         self.completed += 1

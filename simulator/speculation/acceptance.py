@@ -15,6 +15,9 @@ from simulator.speculation.spread import CLASSES, request_classes
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: the step of the Weyl sequence."""
+
 
 def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) -> FloatArray:
     """Chance that at least i draft tokens are accepted, pooled over requests, for i = 1..K; never rises.
@@ -101,8 +104,10 @@ class AcceptanceSampler:
     def __init__(self, survival: FloatArray, seed: int, spread: float = 0.0) -> None:
         self.num_speculative_tokens = len(survival)
         self._key = int(np.random.SeedSequence([seed, 0x5EC]).generate_state(1, np.uint64)[0])
-        self._thresholds = np.sort(survival)
-        self._by_class = np.sort(request_classes(survival, spread), axis=1) if spread else None
+        self._thresholds = _shares_of_range(survival)
+        self._by_class = _shares_of_range(request_classes(survival, spread)) if spread else None
+        self._steps_per_token = 1.15 / (1.0 + float(np.sum(survival)))
+        """Verify steps drawn at first per token needed: somewhat more than the mean."""
         self._class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
     def path(self, request: int, tokens: int, first_step: int = 0) -> IntArray:
@@ -116,37 +121,61 @@ class AcceptanceSampler:
             tokens: tokens to generate by decoding, >= 0.
             first_step: verify steps that the request has already had.
         """
-        uniforms = counter_uniforms(self._key, request, first_step, tokens)
-        rejected = np.searchsorted(self._of(request), uniforms, side="right")
-        accepted = self.num_speculative_tokens - rejected
-        steps = int(np.searchsorted(np.cumsum(accepted + 1), tokens)) + 1 if tokens else 0
-        return accepted[:steps]
+        if not tokens:
+            return np.empty(0, dtype=np.int64)
+        steps = min(tokens, int(tokens * self._steps_per_token) + 8)
+        while True:
+            bits = counter_bits(self._key, request, first_step, steps)
+            accepted = self.num_speculative_tokens - np.searchsorted(self._of(request), bits, side="right")
+            delivered = np.cumsum(accepted + 1)
+            if delivered[-1] >= tokens:
+                return accepted[: int(np.searchsorted(delivered, tokens)) + 1]
+            steps = min(tokens, 2 * steps)
 
-    def _of(self, request: int) -> FloatArray:
-        """Ascending acceptance thresholds of a request."""
+    def _of(self, request: int) -> NDArray[np.uint64]:
+        """Ascending acceptance thresholds of a request, as shares of 2^64."""
         if self._by_class is None:
             return self._thresholds
         row = int(counter_uniforms(self._class_key, request, 0, 1)[0] * CLASSES)
-        return np.asarray(self._by_class[row], dtype=np.float64)
+        thresholds: NDArray[np.uint64] = self._by_class[row]
+        return thresholds
+
+
+def _shares_of_range(rates: FloatArray) -> NDArray[np.uint64]:
+    """Rates as the 64-bit numbers below which a draw falls with that chance; ascending along the last axis."""
+    return np.sort(np.minimum(rates * 2.0**64, 2.0**64 - 2048.0).astype(np.uint64), axis=-1)
 
 
 def counter_uniforms(key: int, stream: int, first: int, count: int) -> FloatArray:
-    """``count`` uniform draws in [0, 1) from position ``first`` of a stream: a hash, so any part can be drawn alone.
+    """``count`` uniform draws in [0, 1) from position ``first`` of a stream, 53 bits each."""
+    return (counter_bits(key, stream, first, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def counter_bits(key: int, stream: int, first: int, count: int) -> NDArray[np.uint64]:
+    """64 random bits for each of ``count`` positions of a stream: a hash, so any part can be drawn alone.
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014,
     with Stafford's mix 13), applied to a Weyl sequence started at a mixed (key, stream).
     """
-    golden = 0x9E3779B97F4A7C15
-    start = _mix_scalar((key + (stream + 1) * golden) & 0xFFFFFFFFFFFFFFFF)
-    state = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-    state *= np.uint64(golden)
-    state += np.uint64(start)
+    start = _mix_scalar((key + (stream + 1) * GOLDEN) & 0xFFFFFFFFFFFFFFFF)
+    state = _weyl(first + count)[first:] + np.uint64(start)
     state ^= state >> np.uint64(30)
     state *= np.uint64(0xBF58476D1CE4E5B9)
     state ^= state >> np.uint64(27)
     state *= np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return state
+
+
+_weyl_steps = np.empty(0, dtype=np.uint64)
+
+
+def _weyl(count: int) -> NDArray[np.uint64]:
+    """The first ``count`` multiples of the golden ratio; kept, as every stream uses them."""
+    global _weyl_steps
+    if len(_weyl_steps) < count:
+        _weyl_steps = np.arange(1, max(count, 2 * len(_weyl_steps), 4096) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    return _weyl_steps[:count]
 
 
 def _mix_scalar(value: int) -> int:

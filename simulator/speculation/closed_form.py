@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from simulator.errors import ForerunError
 
@@ -96,6 +95,8 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
         )
     if acceptance_length == longest:
         return 1.0
+    from scipy.optimize import brentq  # slow to import, and most runs do without
+
     return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0 - 1e-12))
 
 

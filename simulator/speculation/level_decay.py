@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, least_squares
 
 from simulator.errors import ForerunError
 from simulator.speculation.closed_form import expected_length
@@ -70,6 +69,8 @@ class LevelDecay:
             )
         if acceptance_length == most:
             return LevelDecay(1.0, self.decay)
+        from scipy.optimize import brentq  # slow to import, and most runs do without
+
         level = brentq(
             lambda level: LevelDecay(level, self.decay).acceptance_length(num_speculative_tokens) - acceptance_length,
             0.0,
@@ -224,6 +225,7 @@ def extended(conditional: Sequence[float], positions: int) -> FloatArray:
 
 def _solve(residuals: Callable[[LevelDecay], FloatArray], level: float, decay: float) -> tuple[LevelDecay, FloatArray]:
     """The level and decay of least squared residuals, and the information matrix there."""
+    from scipy.optimize import least_squares  # slow to import, and most runs do without
 
     def of(point: FloatArray) -> FloatArray:
         return residuals(LevelDecay(float(point[0]), float(point[1])))

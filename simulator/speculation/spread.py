@@ -6,8 +6,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import betaincinv
 
 from simulator.errors import ForerunError
 
@@ -75,6 +73,8 @@ def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: Floa
         return np.zeros(len(ranks))
     if pooled >= weights.sum() * (1.0 - 1e-12):
         return np.ones(len(ranks))
+    from scipy.optimize import brentq  # slow to import, and most runs do without
+    from scipy.special import betaincinv
 
     def rates(mean: float) -> FloatArray:
         drawn = betaincinv(mean * concentration, (1.0 - mean) * concentration, ranks)
