@@ -13,6 +13,7 @@ from simulator.errors import ForerunError
 from simulator.llm import Architecture, load_architecture
 from simulator.scenario import Scenario
 from simulator.serving import (
+    FULL_ROWS,
     Cluster,
     EngineCounters,
     EngineLimits,
@@ -70,13 +71,19 @@ class Build:
     notes: tuple[str, ...]
 
 
-def simulate(scenario: Scenario, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> RunResult:
+def simulate(
+    scenario: Scenario,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    full_step_rows: int = FULL_ROWS,
+) -> RunResult:
     """Run a scenario to its end.
 
     Args:
         scenario: what to run.
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
+        full_step_rows: step records beyond which decode steps of one unchanged batch share a row.
 
     Raises:
         ForerunError: the model does not fit, or the scenario asks for something that is not modelled.
@@ -88,7 +95,7 @@ def simulate(scenario: Scenario, seed: int = 0, progress: Callable[[int, int], N
     stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    log = build.cluster.run(stream, progress)
+    log = build.cluster.run(stream, progress, full_step_rows)
     requests = _requests(log, build.cluster)
     steps = _steps(log, build.cluster.timer, scenario.hardware.tensor_parallel)
     ends = steps.start_s + steps.seconds
@@ -103,7 +110,7 @@ def simulate(scenario: Scenario, seed: int = 0, progress: Callable[[int, int], N
         kv=_kv_report(build, steps, requests, log),
         speculation=_speculation(log) if build.cluster.sampler is not None else None,
         engine=EngineCounters(
-            steps=len(steps),
+            steps=int(steps.steps.sum()),
             spans=log.steps.spans,
             exact_steps=log.exact_steps,
             simulated_s=float(ends.max()) if len(ends) else 0.0,
@@ -251,6 +258,7 @@ def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
         parts.append(timer.costs(work))
         keys.append(work.decode_kv_tokens[0])
     costs = Costs(*(np.concatenate([getattr(part, name) for part in parts]) for name in Costs.__slots__))
+    count = steps.column("steps")
     priced = costs.device_s + costs.host_s
     scale = np.divide(steps.column("seconds"), priced, out=np.ones_like(priced), where=priced > 0)
     return StepRecords(
@@ -271,8 +279,9 @@ def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
         interconnect_s=costs.interconnect_s * scale,
         latency_s=costs.latency_s * scale,
         host_s=costs.host_s * scale,
-        flops=costs.flops * chips,
-        bytes=costs.bytes * chips,
+        flops=costs.flops * count * chips,
+        bytes=costs.bytes * count * chips,
+        steps=steps.integers("steps"),
     )
 
 
@@ -281,11 +290,11 @@ def _gaps(log: RunLog, fast: bool) -> GapCounts:
     ones = np.ones(len(explicit), dtype=np.int64)
     if not fast:
         return GapCounts(explicit, ones)
-    decoding = log.steps.integers("decode_seqs")
+    decoding, steps = log.steps.integers("decode_seqs"), log.steps.integers("steps")
     delivered = decoding > 0
     return GapCounts(
-        np.concatenate((log.steps.column("seconds")[delivered], explicit)),
-        np.concatenate((decoding[delivered], ones)),
+        np.concatenate((log.steps.column("seconds")[delivered] / steps[delivered], explicit)),
+        np.concatenate(((decoding * steps)[delivered], ones)),
     )
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-TREES = 120
+TREES = 200
 DEPTH = 6
 RATE = 0.15
 BINS = 48

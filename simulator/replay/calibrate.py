@@ -17,7 +17,7 @@ from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit
 from simulator.errors import ForerunError
 from simulator.replay.evidence import conformal_intervals, inside_ranges, interval_ends, seen_ranges
-from simulator.replay.fit import FEW_ROWS, fit
+from simulator.replay.fit import FEW_ROWS, fit, loss
 from simulator.replay.fit_problem import FitProblem, core_rows, family_rows, make_problem
 from simulator.replay.kernels import check_devices
 from simulator.replay.light_speed import impossible_rows
@@ -111,7 +111,7 @@ def calibrate(
         if len(rows) < MIN_ROWS:
             skipped[f"too few {family} {dtype} rows to fit"] = len(rows)
             continue
-        parameters, few = _fit_family(rows, chip, family, dtype, split, seed)
+        parameters, few = _fit_family(rows, chip, library, family, dtype, split, seed)
         source = reference or _reference(table)
         one, correction = _judged(rows, chip, family, dtype, parameters, split, few, source, residual, seed)
         sets.setdefault(family, {})[dtype] = one.parameters
@@ -135,15 +135,22 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> FamilyParameters:
 
 
 def _fit_family(
-    rows: KernelTable, chip: Chip, family: str, dtype: str, split: Split, seed: int
+    rows: KernelTable, chip: Chip, library: str, family: str, dtype: str, split: Split, seed: int
 ) -> tuple[FamilyParameters, bool]:
     start = start_parameters(chip, family, dtype)
     few = len(rows) < FEW_ROWS
     if few:
         return fit(make_problem(chip, family, dtype, rows), start, seed), True
     seen = rows.where(training_rows(rows, split))
-    core = seen.where(core_rows(family, seen))
-    return fit(make_problem(chip, family, dtype, core), start, seed), False
+    problem = make_problem(chip, family, dtype, seen.where(core_rows(family, seen)))
+    found = [fit(problem, first, seed) for first in (start, *_earlier(chip, library, family, dtype))]
+    return min(found, key=lambda parameters: loss(problem, parameters)), False
+
+
+def _earlier(chip: Chip, library: str, family: str, dtype: str) -> list[FamilyParameters]:
+    """The set this chip already has, if any: a second place to start from."""
+    own = chip.kernels.get(library, {}).get(family, {})
+    return [own[dtype].model_copy(update={"fit": None})] if dtype in own else []
 
 
 def _judged(
@@ -286,7 +293,7 @@ def profile_text(calibration: Calibration) -> str:
     """The profile as YAML: the chip as given, with the fitted parameter sets."""
     import yaml
 
-    data = calibration.chip.model_dump(mode="json", exclude_none=True, exclude_defaults=False)
+    data = calibration.chip.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     head = (
         f"# {calibration.chip.name}: kernel parameters of library '{calibration.library}' fitted by forerun calibrate\n"
         f"# on {_reference_line(calibration.source)}\n"

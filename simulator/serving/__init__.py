@@ -3,7 +3,7 @@
 from simulator.serving.cluster import Cluster
 from simulator.serving.config import EngineConfig
 from simulator.serving.limits import EngineLimits
-from simulator.serving.log import RunLog, StepLog
+from simulator.serving.log import FULL_ROWS, RunLog, StepLog
 from simulator.serving.records import (
     EngineCounters,
     GapCounts,
@@ -14,6 +14,7 @@ from simulator.serving.records import (
 )
 
 __all__ = [
+    "FULL_ROWS",
     "Cluster",
     "EngineConfig",
     "EngineCounters",

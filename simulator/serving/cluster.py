@@ -13,7 +13,7 @@ from simulator.serving.exact import ExactReplica
 from simulator.serving.fast import FastReplica
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed, RoutedFeed
 from simulator.serving.limits import EngineLimits
-from simulator.serving.log import RunLog, StepLog
+from simulator.serving.log import FULL_ROWS, RunLog, StepLog
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.scheduler import SCHEDULERS
 from simulator.speculation import AcceptanceSampler
@@ -45,10 +45,21 @@ class Cluster:
             and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
         )
 
-    def run(self, stream: RequestStream, progress: Callable[[int, int], None] | None = None) -> RunLog:
-        """Serve every request of ``stream``; requests that can never be served are refused at once."""
+    def run(
+        self,
+        stream: RequestStream,
+        progress: Callable[[int, int], None] | None = None,
+        full_step_rows: int = FULL_ROWS,
+    ) -> RunLog:
+        """Serve every request of ``stream``; requests that can never be served are refused at once.
+
+        Args:
+            stream: the requests.
+            progress: called now and then with (requests ended, requests in all).
+            full_step_rows: step records beyond which decode steps of one batch share a row.
+        """
         positions = self.sampler.num_speculative_tokens if self.sampler is not None else 0
-        log = RunLog(stream, StepLog(len(self.timer.windows)), positions, progress)
+        log = RunLog(stream, StepLog(len(self.timer.windows), full_step_rows), positions, progress)
         served = []
         for request, (prompt, output) in enumerate(zip(log.input_tokens, log.output_tokens, strict=True)):
             reason = self.limits.refusal(prompt, output)

@@ -26,6 +26,7 @@ SCALARS = (
     "running",
     "waiting",
     "kv_blocks",
+    "steps",
     "prefill_seqs",
     "prefill_tokens",
     "sampled_prefills",
@@ -38,11 +39,22 @@ COUNTED_TOGETHER = 4096
 """Requests whose drafts are counted at once."""
 
 
-class StepLog:
-    """One row of floats per engine step, in a growing table."""
+FULL_ROWS = 1_000_000
+"""Rows up to which every engine step has its own."""
+MERGED_STEPS = 64
+"""Beyond, so many consecutive decode steps of one unchanged batch share a row."""
 
-    def __init__(self, windows: int) -> None:
+
+class StepLog:
+    """One row of floats per engine step, in a growing table.
+
+    Past ``full_rows`` rows, decode steps of one unchanged batch share rows, at most ``MERGED_STEPS`` to a row: seconds
+    and tokens are summed, keys and waiting requests averaged, blocks as of the last step.
+    """
+
+    def __init__(self, windows: int, full_rows: int = FULL_ROWS) -> None:
         self._windows = windows
+        self._full_rows = full_rows
         self._table = np.empty((1024, len(SCALARS) + 4 * windows))
         self._rows = 0
         self.spans = 0
@@ -74,6 +86,7 @@ class StepLog:
             running,
             waiting,
             kv_blocks,
+            1,
             prefill_seqs,
             prefill_tokens,
             sampled,
@@ -102,6 +115,16 @@ class StepLog:
     ) -> None:
         """Append a run of pure decode steps of one batch."""
         count = len(seconds)
+        self.spans += 1
+        steps: Any = 1
+        if self._rows + count > self._full_rows and count > 1:
+            firsts = np.arange(0, count, MERGED_STEPS)
+            steps = np.diff(np.append(firsts, count))
+            output_tokens = np.add.reduceat(np.broadcast_to(output_tokens, count), firsts)
+            start_s, seconds = start_s[firsts], np.add.reduceat(seconds, firsts)
+            waiting, kv_blocks = np.add.reduceat(waiting, firsts) // steps, kv_blocks[firsts + steps - 1]
+            decode_kv = tuple(np.add.reduceat(keys, firsts) // steps for keys in decode_kv)
+            count = len(firsts)
         if self._rows + count > len(self._table):
             self._grow(count)
         rows = self._table[self._rows : self._rows + count]
@@ -113,12 +136,12 @@ class StepLog:
         rows[:, 4] = running
         rows[:, 5] = waiting
         rows[:, 6] = kv_blocks
-        rows[:, 10] = decode_seqs
-        rows[:, 11] = query_len
+        rows[:, 7] = steps
+        rows[:, 11] = decode_seqs
+        rows[:, 12] = query_len
         for window, keys in enumerate(decode_kv):
             rows[:, len(SCALARS) + 3 * self._windows + window] = keys
         self._rows += count
-        self.spans += 1
 
     def column(self, name: str) -> FloatArray:
         """One scalar column."""
@@ -133,7 +156,7 @@ class StepLog:
         rows = self._table[start : min(stop, self._rows)]
         keys = rows[:, len(SCALARS) :].astype(np.int64).reshape(len(rows), 4, self._windows)
         by_window = [tuple(keys[:, kind, w] for w in range(self._windows)) for kind in range(4)]
-        count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[7:]}
+        count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[8:]}
         return StepWork(
             count["prefill_seqs"],
             count["prefill_tokens"],

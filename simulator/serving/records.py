@@ -43,7 +43,7 @@ class RequestRecords:
 
 @dataclass(frozen=True, slots=True)
 class StepRecords:
-    """One row per engine step.
+    """One row per engine step; in very long runs, per run of decode steps of one unchanged batch (see ``steps``).
 
     ``compute_s`` to ``host_s`` divide ``seconds`` by what bounded each kernel; ``flops`` and ``bytes`` are the useful
     work of the whole replica (all its chips).
@@ -70,9 +70,12 @@ class StepRecords:
     host_s: FloatArray
     flops: FloatArray
     bytes: FloatArray
+    steps: IntArray
+    """Engine steps that the row stands for: 1, or more where decode steps share a row. Seconds, tokens, FLOPs and bytes
+    are their sums, context lengths their mean."""
 
     def __len__(self) -> int:
-        """Number of engine steps."""
+        """Number of rows."""
         return len(self.start_s)
 
     def columns(self) -> dict[str, NDArray[np.generic]]:

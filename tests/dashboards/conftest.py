@@ -100,6 +100,7 @@ def _steps(rng: np.random.Generator, end_s: float) -> StepRecords:
         host_s=flat * 0.11,
         flops=flat * 1e14,
         bytes=flat * 2e12,
+        steps=np.ones(n, dtype=np.int64),
     )
 
 

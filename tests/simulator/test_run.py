@@ -178,3 +178,16 @@ def test_the_whole_azure_trace_is_served(shared_data, speculation):
         counters = result.speculation
         length = 1 + counters.accepted_tokens / counters.num_drafts
         assert abs(length - expected_tokens(0.7, 4)) < 0.02
+
+
+def test_shared_step_rows_keep_the_sums():
+    workload = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 1000, "num_requests": 30}
+    full, thin = (simulate(scenario(workload=workload), full_step_rows=rows) for rows in (10**6, 10))
+    assert len(thin.steps) < len(full.steps) / 20
+    assert thin.engine.steps == full.engine.steps == thin.steps.steps.sum()
+    for name in ("seconds", "output_tokens", "compute_s", "memory_s", "host_s", "flops", "bytes"):
+        assert_allclose(getattr(thin.steps, name).sum(), getattr(full.steps, name).sum(), rtol=1e-3, err_msg=name)
+    assert thin.gaps.count.sum() == full.gaps.count.sum()
+    gaps = [np.repeat(part.gaps.gap_s, part.gaps.count) for part in (full, thin)]
+    assert_allclose(np.percentile(gaps[1], [1, 50, 99]), np.percentile(gaps[0], [1, 50, 99]), rtol=5e-3)
+    assert_array_equal(thin.requests.finished_s, full.requests.finished_s)

@@ -42,6 +42,7 @@ def steps_of(start_s: list[float], seconds: list[float], **columns: Any) -> Step
         "query_len": np.ones(n, dtype=np.int64),
         "decode_kv_tokens": np.full(n, 200),
         "kv_blocks": np.full(n, 14),
+        "steps": np.ones(n, dtype=np.int64),
     }
     values |= {name: np.zeros(n) for name in ("compute_s", "interconnect_s", "latency_s", "host_s")}
     values |= {"memory_s": np.asarray(seconds), "flops": np.full(n, 1e9), "bytes": np.full(n, 1e6)}

@@ -1,0 +1,197 @@
+"""Calibration: it finds a truth it was not told, says how sure it is, and never makes anything faster than light."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_kernels import attention_rows, gemm_rows, measured
+
+from hwprofiles import KernelLibrary, load_chip
+from simulator.errors import ForerunError
+from simulator.replay import (
+    Split,
+    calibrate,
+    calibration_document,
+    load_residuals,
+    predict_table,
+    replay_kernels,
+    write_profile,
+)
+from simulator.replay.boosted_trees import fit_trees
+from simulator.replay.evidence import conformal_intervals
+from simulator.replay.light_speed import light_seconds
+from traces.kernels import KernelTable, concatenate
+
+CHIP = load_chip("h100-sxm")
+BARE = CHIP.model_copy(update={"kernels": {}})
+SPLIT = Split(0.7, 1)
+
+
+@pytest.fixture(scope="module")
+def calibration(kernels):
+    return calibrate(kernels, BARE, "sglang", residual=False)
+
+
+def test_a_fit_finds_the_truth_behind_noisy_rows(calibration, kernels):
+    for one in calibration.fits:
+        assert one.held_out_mape < 4.5, one  # the noise alone is 2.4 %
+    fresh = measured(gemm_rows(300, np.random.default_rng(77)), "h100-sxm", "sglang")
+    assert replay_kernels(fresh, KernelLibrary(calibration.chip, "sglang")).overall.mape < 4.0
+    before = replay_kernels(kernels, KernelLibrary(BARE, "sglang")).overall.mape
+    assert replay_kernels(kernels, KernelLibrary(calibration.chip, "sglang"), SPLIT).overall.mape < before
+
+
+def test_the_profile_says_what_it_rests_on(calibration):
+    one = calibration.fits[0]
+    source = one.parameters.source
+    assert source.kind == "fitted"
+    assert source.rows == one.rows
+    assert source.held_out_mape == pytest.approx(one.held_out_mape, abs=0.01)
+    assert one.parameters.fit.ranges["n"] == (1024.0, 19456.0)
+    assert KernelLibrary(calibration.chip, "sglang").basis("gemm", "bf16") == "calibrated"
+    document = calibration_document(calibration)
+    assert {family["family"] for family in document["families"]} == {"gemm", "attention_decode"}
+
+
+def test_intervals_cover_nine_in_ten_held_out_rows(calibration, kernels):
+    report = replay_kernels(kernels, KernelLibrary(calibration.chip, "sglang"), SPLIT)
+    assert 82 < report.overall.coverage90 < 98
+
+
+def test_shapes_outside_the_fit_are_extrapolated(calibration):
+    rows = gemm_rows(4, np.random.default_rng(0))
+    wide = KernelTable(
+        {**rows.sizes, "n": rows.sizes["n"] * 100},
+        rows.words,
+        rows.measured_s,
+        rows.std_s,
+        rows.count,
+        "made",
+        "forerun",
+    )
+    table = measured(concatenate([rows, wide]), "h100-sxm", "sglang")
+    report = replay_kernels(table, KernelLibrary(calibration.chip, "sglang"))
+    assert report.basis == "extrapolated"
+    assert report.prediction.basis.tolist() == [2] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_twenty_rows_per_family_are_enough(seed):
+    generator = np.random.default_rng(seed)
+    few = concatenate([gemm_rows(20, generator), attention_rows(20, generator)])
+    found = calibrate(measured(few, "h100-sxm", "sglang", 0.03, seed), BARE)
+    many = concatenate([gemm_rows(300, generator), attention_rows(300, generator)])
+    report = replay_kernels(measured(many, "h100-sxm", "sglang"), KernelLibrary(found.chip))
+    errors = {group.op: group.mape for group in report.groups if group.regime == "all"}
+    assert errors["gemm"] < 10
+    assert errors["attention_decode"] < 14
+    assert {one.residual_mape for one in found.fits} == {None}
+
+
+def test_a_written_profile_is_a_chip_like_any_other(calibration, tmp_path, kernels):
+    (path,) = write_profile(calibration, tmp_path / "mine.yaml")
+    chip = load_chip(path)
+    assert chip.memory == CHIP.memory
+    before = predict_table(kernels, KernelLibrary(calibration.chip, "sglang")).seconds
+    assert predict_table(kernels, KernelLibrary(chip, "sglang")).seconds == pytest.approx(before, rel=1e-4)
+    with pytest.raises(ForerunError, match=r"is a \.yaml file"):
+        write_profile(calibration, tmp_path / "mine.json")
+
+
+@pytest.fixture(scope="module")
+def bent():
+    """Kernels with a slow path that physics does not know: deep products on this made-up library take 40 % longer."""
+    generator = np.random.default_rng(8)
+    table = measured(gemm_rows(3000, generator), "h100-sxm", "sglang", 0.01)
+    slow = np.where(table.size("k") > 12000, 1.4, 1.0)
+    return KernelTable(table.sizes, table.words, table.measured_s * slow, table.std_s, table.count, "made", "forerun")
+
+
+def test_the_residual_learns_what_physics_cannot_say_and_can_be_switched_off(bent, tmp_path):
+    found = calibrate(bent, BARE)
+    files = write_profile(found, tmp_path / "mine.yaml")
+    assert [path.name for path in files] == ["mine.yaml", "mine.residual.npz"]
+    library = KernelLibrary(load_chip(files[0]))
+    physics = replay_kernels(bent, library, SPLIT)
+    corrected = replay_kernels(bent, library, SPLIT, residuals=load_residuals(files[0]))
+    assert corrected.overall.mape < 0.5 * physics.overall.mape
+    assert found.fits[0].residual_mape == pytest.approx(corrected.overall.mape, rel=0.2)
+    assert 82 < corrected.overall.coverage90 < 98
+    assert corrected.residual
+    assert not physics.residual
+
+
+def test_a_profile_without_corrections_says_so(calibration, tmp_path):
+    write_profile(calibration, tmp_path / "mine.yaml")
+    with pytest.raises(ForerunError, match="no learned correction"):
+        load_residuals(tmp_path / "mine.yaml")
+    (tmp_path / "mine.residual.npz").write_bytes(b"PK")
+    with pytest.raises(ForerunError, match="damaged"):
+        load_residuals(tmp_path / "mine.yaml")
+
+
+@pytest.fixture(scope="module")
+def too_fast(bent):
+    """A calibration on kernels just at the edge of what the light-speed rule lets pass."""
+    prediction = predict_table(bent, KernelLibrary(CHIP, "sglang"))
+    seconds = np.maximum(light_seconds(prediction, CHIP) / 1.09, 1e-6)
+    table = KernelTable(bent.sizes, bent.words, seconds, bent.std_s, bent.count, "made", "forerun")
+    return calibrate(table, BARE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 65536),
+    n=st.integers(1, 200_000),
+    k=st.integers(1, 200_000),
+    dtype=st.sampled_from(["bf16", "fp8", "int4", "fp32"]),
+)
+def test_no_calibrated_prediction_is_faster_than_light(too_fast, m, n, k, dtype):
+    rows = gemm_rows(1, np.random.default_rng(0), dtype)
+    sizes = {"m": np.array([m]), "n": np.array([n]), "k": np.array([k])}
+    table = KernelTable(sizes, rows.words, rows.measured_s, rows.std_s, rows.count, "made", "forerun")
+    library = KernelLibrary(too_fast.chip)
+    prediction = predict_table(table, library)
+    light = light_seconds(prediction, CHIP)
+    assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
+    too_fast.residuals.apply(table, prediction, library)
+    assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
+
+
+def test_too_few_rows_are_no_calibration():
+    with pytest.raises(ForerunError, match="rows a fit needs"):
+        calibrate(measured(gemm_rows(3, np.random.default_rng(0)), "h100-sxm", "sglang"), BARE)
+
+
+def test_other_libraries_rows_are_left_out(kernels):
+    half = len(kernels) // 2
+    words = dict(kernels.words)
+    words["library"] = type(words["op"])(
+        np.where(np.arange(len(kernels)) < half, 0, 1).astype(np.int32), ("sglang", "vllm")
+    )
+    table = KernelTable(kernels.sizes, words, kernels.measured_s, kernels.std_s, kernels.count, "made", "forerun")
+    found = calibrate(table, BARE, "vllm", residual=False)
+    assert found.skipped == {"another library than vllm": half}
+    assert set(found.chip.kernels) == {"vllm"}
+
+
+def test_trees_learn_a_step_and_a_slope():
+    generator = np.random.default_rng(0)
+    features = generator.uniform(0, 1, (2000, 3))
+    target = np.where(features[:, 0] > 0.5, 0.3, -0.1) + 0.2 * features[:, 1]
+    check = np.arange(2000) % 5 == 0
+    trees = fit_trees(features, target, check)
+    assert np.abs(trees(features) - target)[check].mean() < 0.02
+    assert len(trees.leaf) <= 200
+
+
+def test_conformal_intervals_cover_by_regime():
+    generator = np.random.default_rng(0)
+    regime = generator.integers(0, 3, 6000).astype(np.int8)
+    ratio = np.exp(generator.normal(0, 0.05 * (1 + regime)))
+    found = conformal_intervals(ratio[::2], regime[::2], np.ones(3000, dtype=bool))
+    for code, name in enumerate(("latency", "memory", "compute")):
+        fresh = ratio[1::2][regime[1::2] == code]
+        low, high = found[name]
+        assert np.mean((fresh >= low) & (fresh <= high)) == pytest.approx(0.9, abs=0.03)
+    assert conformal_intervals(np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0, dtype=bool)) == {}

@@ -1,0 +1,87 @@
+"""The commands: files in, tables, JSON and pages out, exit codes."""
+
+import json
+
+import pytest
+
+from simulator.cli import main
+from traces.kernels import write_kernels
+
+
+@pytest.fixture
+def trace(tmp_path, kernels):
+    return str(write_kernels(kernels, tmp_path / "trace.parquet"))
+
+
+def test_replay_writes_json_and_a_page(trace, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert (
+        main(
+            ["replay", "kernels", trace, "--chip", "h100-sxm", "--library", "sglang", "--json", "-", "--out", str(out)]
+        )
+        == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["overall"]["n"] == 700
+    assert json.loads((out / "replay.json").read_text()) == document
+    page = (out / "report.html").read_text()
+    assert "figure-parity" in page
+    assert "figure-errors" in page
+    assert "http://" not in page.split("<script>")[0]
+
+
+def test_the_gate_fails_a_build(trace, capsys):
+    command = ["replay", "kernels", trace, "--chip", "h100-sxm", "--library", "trtllm", "--fail-above", "mape=2"]
+    assert main(command) == 1
+    captured = capsys.readouterr()
+    assert "exceeds 2 %" in captured.err
+    assert "MAPE" in captured.out
+    assert (
+        main(["replay", "kernels", trace, "--chip", "h100-sxm", "--library", "sglang", "--fail-above", "mape=20"]) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["none.csv", "--chip", "h100-sxm"], "none.csv: no such file"),
+        (["TRACE", "--chip", "h10-sxm"], "did you mean 'h100-sxm'"),
+        (["TRACE", "--chip", "h100-sxm", "--split", "x"], "--split"),
+        (["TRACE", "--chip", "h100-sxm", "--format", "vidor"], "did you mean 'vidur'"),
+        (["TRACE", "--chip", "h100-sxm", "--residual", "--library", "none"], None),
+    ],
+)
+def test_bad_input_is_one_line(trace, arguments, told, capsys):
+    code = main(["replay", "kernels", *(trace if text == "TRACE" else text for text in arguments)])
+    captured = capsys.readouterr()
+    if told is None:
+        assert code in (0, 2)
+        return
+    assert code == 2
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_calibrate_then_replay(trace, tmp_path, capsys):
+    profile = tmp_path / "mine.yaml"
+    assert main(["calibrate", trace, "--chip", "h100-sxm", "--output", str(profile), "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["files"][0] == str(profile)
+    assert (
+        main(
+            [
+                "replay",
+                "kernels",
+                trace,
+                "--chip",
+                str(profile),
+                "--split",
+                "train=0.7,seed=1",
+                "--fail-above",
+                "mape=5",
+            ]
+        )
+        == 0
+    )
+    assert main(["predict", "--chip", str(profile), "gemm", "m=16", "n=4096", "k=4096", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))["basis"] == "calibrated"
