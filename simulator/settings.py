@@ -15,4 +15,4 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 class Section(BaseModel):
     """One block of a scenario."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -28,7 +28,7 @@ from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
 
 IntArray = NDArray[np.int64]
 
-SHORT_SPAN = 6
+SHORT_SPAN = 12
 """Pure decode runs of at most so many steps are priced one by one: vectors cost more than they save."""
 
 
