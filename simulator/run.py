@@ -75,7 +75,7 @@ def simulate(
     scenario: Scenario,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    full_step_rows: int = FULL_ROWS,
+    full_step_rows: int | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -83,7 +83,7 @@ def simulate(
         scenario: what to run.
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
-        full_step_rows: step records beyond which decode steps of one unchanged batch share a row.
+        full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
 
     Raises:
         ForerunError: the model does not fit, or the scenario asks for something that is not modelled.
@@ -95,7 +95,7 @@ def simulate(
     stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    log = build.cluster.run(stream, progress, full_step_rows)
+    log = build.cluster.run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
     requests = _requests(log, build.cluster)
     steps = _steps(log, build.cluster.timer, scenario.hardware.tensor_parallel)
     ends = steps.start_s + steps.seconds

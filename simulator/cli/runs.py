@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit
+from simulator.cli.workers import Workers, cores
 
 if TYPE_CHECKING:
     from simulator.run import RunResult
@@ -38,6 +39,12 @@ def run(
         typer.Option(metavar="DIR", help="Write summary.json, Parquet tables, report.html and trace.json (Perfetto)."),
     ] = None,
     json_file: JsonOption = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the replications; default: one per core.")
+    ] = None,
+    no_steps: Annotated[
+        bool, typer.Option("--no-steps", help="Keep few step records: less memory in very long runs.")
+    ] = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
 ) -> int:
     """Simulate one scenario and print its summary."""
@@ -46,7 +53,9 @@ def run(
 
     loaded = load_scenario(scenario, tuple(set_values or ()))
     with checked_outputs(out, json_file):
-        first, document, interrupted = replicate(loaded, seed, replications, show_progress=not no_progress)
+        first, document, interrupted = replicate(
+            loaded, seed, replications, jobs, keep_steps=not no_steps, show_progress=not no_progress
+        )
         if out is not None:
             document = write_outputs(out, first, document)
     emit(document, json_file, run_tables(document))
@@ -58,9 +67,17 @@ def run(
 
 
 def replicate(
-    scenario: Scenario, seed: int, replications: int, show_progress: bool = False
+    scenario: Scenario,
+    seed: int,
+    replications: int,
+    jobs: int | None = 1,
+    keep_steps: bool = True,
+    show_progress: bool = False,
 ) -> tuple[RunResult, dict[str, Any], bool]:
     """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine what they say.
+
+    The first run is made here, the others by ``jobs`` processes (None: one per core); what comes out does not depend
+    on how many they are.
 
     Returns:
         The first result, the combined document, and whether Ctrl-C ended the series early (finished runs are kept).
@@ -71,27 +88,32 @@ def replicate(
     from simulator.metrics import combine_replications, run_document
     from simulator.run import simulate
 
-    first: RunResult | None = None
+    full_rows = None if keep_steps else 0
     documents: list[dict[str, Any]] = []
     interrupted = False
-    with Progress(show_progress, "simulating") as progress:
-        for number in range(replications):
-            if replications > 1:
-                progress.label = f"run {number + 1} of {replications}"
-            try:
-                result = simulate(scenario, seed + number, progress.update)
-            except KeyboardInterrupt:
-                if first is None:
-                    raise
-                interrupted = True
-                break
-            first = first or result
-            documents.append(run_document(result))
-    assert first is not None
+    processes = min(replications - 1, jobs or cores()) if jobs != 1 else 0
+    with Progress(show_progress, "simulating") as progress, Workers(processes) as workers:
+        others = [workers.start(document_of, scenario, seed + n, full_rows) for n in range(1, replications)]
+        if replications > 1:
+            progress.label = f"{replications} runs"
+        first = simulate(scenario, seed, progress.update, full_rows)
+        documents.append(run_document(first))
+        try:
+            documents += [other() for other in others]
+        except KeyboardInterrupt:
+            interrupted = True
     document = combine_replications(documents)
     if interrupted:
         document["notes"].append(f"interrupted after {len(documents)} of {replications} runs")
     return first, document, interrupted
+
+
+def document_of(scenario: Scenario, seed: int, full_step_rows: int | None) -> dict[str, Any]:
+    """The document of one run; what a worker process sends back."""
+    from simulator.metrics import run_document
+    from simulator.run import simulate
+
+    return run_document(simulate(scenario, seed, full_step_rows=full_step_rows))
 
 
 def write_outputs(folder: Path, result: RunResult, document: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def feature_matrix(
         seconds: predicted by physics.
         parts: ``launch_s``, ``compute_s`` and ``memory_s`` of physics.
     """
-    tiles = _tiles(table)
+    tiles = _tiles(names, table)
     waves = tiles / chip.compute.usable_cores
     known: dict[str, Any] = {
         "seconds": np.log2(seconds),
@@ -71,15 +71,15 @@ def feature_matrix(
     return np.stack(columns, axis=1)
 
 
-def _tiles(table: KernelTable) -> FloatArray:
+def _tiles(names: tuple[str, ...], table: KernelTable) -> FloatArray:
     """Independent pieces of work, roughly."""
-    if "m" in table.sizes:
+    if "m" in names:
         return np.asarray(np.ceil(table.size("m") / TILE) * np.ceil(table.size("n") / TILE), dtype=np.float64)
-    if "num_heads" in table.sizes:
+    if "num_heads" in names:
         kv_heads = np.maximum(1, table.size("num_kv_heads"))
         rows = np.ceil(table.size("q_len") * table.size("num_heads") / kv_heads / TILE)
         return np.asarray(table.size("batch") * kv_heads * rows, dtype=np.float64)
-    if "tokens" in table.sizes:
+    if "tokens" in names:
         return np.asarray(table.size("tokens") * table.size("experts_per_token") / TILE, dtype=np.float64)
     return np.ones(len(table))
 

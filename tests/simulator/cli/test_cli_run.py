@@ -132,17 +132,26 @@ def test_interrupt_before_the_first_run_ends(forerun, scenario_file, monkeypatch
 def test_interrupt_keeps_the_finished_runs(forerun, scenario_file, tmp_path, monkeypatch):
     from simulator.run import simulate
 
-    def third_is_interrupted(scenario, seed, progress):
+    def third_is_interrupted(scenario, seed, *rest, **options):
         if seed == 2:
             raise KeyboardInterrupt
-        return simulate(scenario, seed, progress)
+        return simulate(scenario, seed, *rest, **options)
 
     monkeypatch.setattr("simulator.run.simulate", third_is_interrupted)
-    outcome = forerun("run", scenario_file, "--replications", 5, "--out", tmp_path / "out")
+    outcome = forerun("run", scenario_file, "--replications", 5, "--jobs", 1, "--out", tmp_path / "out")
     assert outcome.code == 130
     document = strict((tmp_path / "out" / "summary.json").read_text())
     assert document["replications"] == 2
     assert "interrupted after 2 of 5 runs" in document["notes"]
+
+
+def test_replications_do_not_depend_on_the_number_of_processes(forerun, scenario_file):
+    documents = []
+    for jobs in (1, 2):
+        document = strict(forerun("run", scenario_file, "--replications", 4, "--jobs", jobs, "--json", "-").out)
+        documents.append(document | {"engine": None})
+    assert documents[0] == documents[1]
+    assert documents[0]["intervals"]
 
 
 @pytest.mark.parametrize(

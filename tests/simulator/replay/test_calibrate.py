@@ -195,3 +195,16 @@ def test_conformal_intervals_cover_by_regime():
         low, high = found[name]
         assert np.mean((fresh >= low) & (fresh <= high)) == pytest.approx(0.9, abs=0.03)
     assert conformal_intervals(np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0, dtype=bool)) == {}
+
+
+def test_a_row_is_corrected_alike_alone_and_beside_other_operations(bent):
+    found = calibrate(
+        concatenate([bent, measured(attention_rows(400, np.random.default_rng(1)), "h100-sxm", "trtllm")]), BARE
+    )
+    library = KernelLibrary(found.chip)
+    alone = replay_kernels(bent, library, residuals=found.residuals).prediction.seconds
+    both = concatenate([measured(attention_rows(50, np.random.default_rng(2)), "h100-sxm", "sglang"), bent])
+    assert replay_kernels(both, library, residuals=found.residuals).prediction.seconds[50:] == pytest.approx(alone)
+    attention = both.where(np.arange(50))
+    beside = replay_kernels(both, library, residuals=found.residuals).prediction.seconds[:50]
+    assert replay_kernels(attention, library, residuals=found.residuals).prediction.seconds == pytest.approx(beside)
