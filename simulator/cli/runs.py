@@ -99,7 +99,8 @@ def replicate(
         first = simulate(scenario, seed, progress.update, full_rows)
         documents.append(run_document(first))
         try:
-            documents += [other() for other in others]
+            for other in others:
+                documents.append(other())
         except KeyboardInterrupt:
             interrupted = True
     document = combine_replications(documents)
