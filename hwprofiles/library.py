@@ -309,7 +309,8 @@ class KernelLibrary:
             model = load_chip(self.chip.like)
             found = _first(model, libraries, family, exact) or _first(model, libraries, family, near)
             if found is not None:
-                found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz})
+                found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz, "fit": None})
+                found = found.carried(model.compute.asynchronous, self.chip.compute.asynchronous)
                 return found.at_clock(self.chip.compute.clock_hz), "datasheet"
         defaults = load_defaults(self.chip.kind)[family]
         name = next(name for name in (*exact, *near, *defaults) if name in defaults)
