@@ -1,6 +1,6 @@
 """CPU seconds and memory of whole `forerun run` processes, at growing sizes and in the situations that cost most.
 
-Run: python benchmarks/engine.py [--cases REGEX] [--json FILE]
+Run: python benchmarks/engine.py [--cases REGEX] [--json FILE] [--mooncake TRACE]
 
 CPU is user + system of the whole process, start-up and summary included; memory is its peak resident set.
 """
@@ -15,6 +15,16 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from traces import sample_path
+
+FORERUN = str(Path(sys.executable).with_name("forerun"))
+PROBE = """
+import json, resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps({"cpu_s": usage.ru_utime + usage.ru_stime, "peak_kb": usage.ru_maxrss}))
+"""
 
 CHAT = {
     "input_tokens": {"distribution": "lognormal", "mean": 225.9, "cv": 1.795, "max": 2048},
@@ -57,14 +67,45 @@ CASES = {
 }
 
 
+MOONCAKE = "mooncake-prefix-cache-100000"
+
+
+def repeated_trace(trace: Path, requests: int, folder: Path) -> Path:
+    """The rows of a Mooncake trace over and over, each round after the one before, with the same hashes."""
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    round_ms = rows[-1]["timestamp"] + 3000
+    path = folder / "repeated.jsonl"
+    with path.open("w") as file:
+        for number in range(requests):
+            row = rows[number % len(rows)]
+            file.write(json.dumps(row | {"timestamp": row["timestamp"] + number // len(rows) * round_ms}) + "\n")
+    return path
+
+
+def start_up() -> dict[str, float]:
+    """CPU seconds of `forerun --help` and of the smallest run."""
+    tiny = scenario(CONSTANT, 1, 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "scenario.json"
+        file.write_text(json.dumps(tiny))
+        return {
+            "help_cpu_s": timed([FORERUN, "--help"])["cpu_s"],
+            "first_run_cpu_s": timed([FORERUN, "run", str(file), "--no-progress"])["cpu_s"],
+        }
+
+
+def timed(command: list[str]) -> dict[str, float]:
+    """CPU seconds and peak memory of a command, as the operating system counts them for the finished process."""
+    probe = subprocess.run([sys.executable, "-c", PROBE, *command], check=True, stdout=subprocess.PIPE, text=True)
+    usage: dict[str, float] = json.loads(probe.stdout)
+    return usage
+
+
 def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
     """Run one case in a process of its own."""
     file, out = folder / "scenario.json", folder / "summary.json"
     file.write_text(json.dumps(case))
-    forerun = str(Path(sys.executable).with_name("forerun"))
-    command = [forerun, "run", str(file), "--no-progress", "--json", str(out)]
-    probe = subprocess.run([sys.executable, "-c", PROBE, *command], check=True, stdout=subprocess.PIPE, text=True)
-    own = json.loads(probe.stdout)
+    own = timed([FORERUN, "run", str(file), "--no-progress", "--json", str(out)])
     document = json.loads(out.read_text())
     cpu = own["cpu_s"]
     requests = document["summary"]["completed"]
@@ -80,36 +121,41 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
     }
 
 
-PROBE = """
-import json, resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps({"cpu_s": usage.ru_utime + usage.ru_stime, "peak_kb": usage.ru_maxrss}))
-"""
-
-
 def main() -> None:
     """Measure the chosen cases and print them as a table, and as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="", help="only cases whose name matches")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--mooncake", type=Path, default=sample_path("mooncake-conversation"), help="trace to repeat")
     arguments = parser.parse_args()
-    results = {}
+    results: dict[str, dict[str, float]] = {"start-up": start_up()}
     print(
-        f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'spans':>9} {'exact':>6}"
+        "start-up: --help {help_cpu_s:.2f} CPU s, smallest run {first_run_cpu_s:.2f} CPU s".format(
+            **results["start-up"]
+        )
     )
+    print(HEADER)
     with tempfile.TemporaryDirectory() as folder:
-        for name, case in CASES.items():
+        for name, case in {**CASES, MOONCAKE: None}.items():
             if not re.search(arguments.cases, name):
                 continue
+            if case is None:
+                trace = repeated_trace(arguments.mooncake, 100_000, Path(folder))
+                case = scenario(CONSTANT, 1, 1.0) | {"workload": {"trace": str(trace)}}
             row = results[name] = measure(case, Path(folder))
             print(
-                f"{name:28} {row['cpu_s']:8.2f} {row['requests_per_cpu_s']:10.0f} {row['output_tokens_per_cpu_s']:12.0f} "
-                f"{row['peak_mb']:7.0f} {row['steps']:9.0f} {row['spans']:9.0f} {row['exact_steps']:6.0f}",
+                f"{name:28} {row['cpu_s']:8.2f} {row['requests_per_cpu_s']:10.0f} "
+                f"{row['output_tokens_per_cpu_s']:12.0f} {row['peak_mb']:7.0f} {row['steps']:9.0f} "
+                f"{row['spans']:9.0f} {row['exact_steps']:6.0f}",
                 flush=True,
             )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+HEADER = (
+    f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'spans':>9} {'exact':>6}"
+)
 
 
 if __name__ == "__main__":
