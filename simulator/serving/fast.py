@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.feed import Feed
+from simulator.serving.future import FutureTotals, LiveRequest
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
@@ -30,64 +30,6 @@ IntArray = NDArray[np.int64]
 
 SHORT_SPAN = 12
 """Pure decode runs of at most so many steps are priced one by one: vectors cost more than they save."""
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request in the batch."""
-
-    index: int
-    generated: int
-    """Tokens delivered before the current decode started."""
-    verify_steps: int
-    last_token_s: float | None
-    target: int
-    """Tokens to put in the cache before it decodes: prompt, and what was generated before a preemption."""
-    units: list[int]
-    """Prefix-cache units that it holds."""
-    computed: int = 0
-    start: int = -1
-    """First decode step; -1 while in prefill."""
-    steps: int = 0
-    """Decode steps it needs."""
-    cached: int | None = None
-    """Prompt tokens found in the prefix cache when it first ran."""
-    path: IntArray | None = None
-    """Accepted draft tokens of each of them; None without speculation."""
-
-
-class _Future:
-    """Totals over the decoding requests for every future step, addressed by step number."""
-
-    def __init__(self, rows: int, horizon: int) -> None:
-        self._horizon = horizon
-        self._base = 0
-        self._totals = np.zeros((rows, 4 * horizon + 4096), dtype=np.int64)
-        self.full_at = 3 * horizon + 4094
-        """Step from which on the totals of a newcomer might not fit."""
-
-    def window(self, start: int, steps: int) -> IntArray:
-        """The totals of ``steps`` steps from ``start`` on, one row per quantity; writable."""
-        at = start - self._base
-        return self._totals[:, at : at + steps]
-
-    def at(self, step: int) -> list[int]:
-        """All totals at one step."""
-        totals: list[int] = self._totals[:, step - self._base].tolist()
-        return totals
-
-    def range(self, row: int, start: int, stop: int) -> IntArray:
-        """Totals of the steps from ``start`` up to ``stop``."""
-        return self._totals[row, start - self._base : stop - self._base]
-
-    def forget_before(self, step: int) -> None:
-        """Make room: steps before ``step`` are never asked for again. Due when ``step`` reaches ``full_at``."""
-        passed = step - self._base
-        size = self._totals.shape[1]
-        self._totals[:, : size - passed] = self._totals[:, passed:].copy()
-        self._totals[:, size - passed :] = 0
-        self._base = step
-        self.full_at = step + size - self._horizon - 2
 
 
 class FastReplica:
@@ -130,15 +72,15 @@ class FastReplica:
         """Keys read (per window) and blocks held by a sequence whose decode step ends at each context length."""
         self._block_row = len(self._windows)
         self._token_row = self._block_row + 1
-        self._future = _Future(
+        self._future = FutureTotals(
             self._token_row + (sampler is not None), min(max(log.output_tokens, default=1), longest) + 1
         )
-        self._waiting: deque[_Live] = deque()
-        self._running: dict[int, _Live] = {}
-        self._partial: _Live | None = None
+        self._waiting: deque[LiveRequest] = deque()
+        self._running: dict[int, LiveRequest] = {}
+        self._partial: LiveRequest | None = None
         self._decoding = 0
         self._step = 0
-        self._finishing: dict[int, list[_Live]] = {}
+        self._finishing: dict[int, list[LiveRequest]] = {}
         self._finish_steps: list[int] = []
 
     def serve(self) -> Generator[simpy.Event, None, None]:
@@ -163,7 +105,7 @@ class FastReplica:
         log = self._log
         for request in self._feed.take(now):
             log.replica[request] = self._index
-            self._waiting.append(_Live(request, 0, 0, None, log.input_tokens[request], []))
+            self._waiting.append(LiveRequest(request, 0, 0, None, log.input_tokens[request], []))
 
     def _advance(self, now: float) -> Generator[simpy.Event, Any, float]:
         """Plan one step at ``now`` and run it, together with the equal steps that follow; returns the time after."""
@@ -171,7 +113,7 @@ class FastReplica:
         totals, preempted = self._make_room(now)
         held = totals[self._block_row]
         budget = limits.max_num_batched_tokens - self._decoding * limits.query_len
-        chunks: list[tuple[_Live, int]] = []
+        chunks: list[tuple[LiveRequest, int]] = []
         partial = self._partial
         if partial is not None:
             chunk = min(partial.target - partial.computed, budget)
@@ -240,10 +182,10 @@ class FastReplica:
         generated = victim.generated + delivered
         target = self._log.input_tokens[index] + generated
         last = now if done else victim.last_token_s
-        self._waiting.appendleft(_Live(index, generated, victim.verify_steps + done, last, target, []))
+        self._waiting.appendleft(LiveRequest(index, generated, victim.verify_steps + done, last, target, []))
         self._log.preemptions[index] += 1
 
-    def _admit(self, chunks: list[tuple[_Live, int]], budget: int, held: int) -> int:
+    def _admit(self, chunks: list[tuple[LiveRequest, int]], budget: int, held: int) -> int:
         """Move requests from the queue into the batch while tokens, places and blocks last; returns the blocks held."""
         limits = self._limits
         waiting, running, cache = self._waiting, self._running, self._cache
@@ -282,7 +224,7 @@ class FastReplica:
         self._cache.shrink(self._limits.num_blocks - held)
 
     def _mixed_step(
-        self, now: float, chunks: list[tuple[_Live, int]], held: int, totals: list[int]
+        self, now: float, chunks: list[tuple[LiveRequest, int]], held: int, totals: list[int]
     ) -> Generator[simpy.Event, Any, float]:
         """One step with prompts in it, beside the decoding batch."""
         log = self._log
@@ -312,7 +254,7 @@ class FastReplica:
         log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
         return end
 
-    def _work(self, chunks: list[tuple[_Live, int]], decode_keys: tuple[int, ...]) -> StepWork[int]:
+    def _work(self, chunks: list[tuple[LiveRequest, int]], decode_keys: tuple[int, ...]) -> StepWork[int]:
         windows = self._windows
         size = len(windows)
         pairs, keys, sampled_keys = [0] * size, [0] * size, [0] * size
@@ -339,7 +281,7 @@ class FastReplica:
             decode_keys,
         )
 
-    def _first_token(self, live: _Live, now: float) -> None:
+    def _first_token(self, live: LiveRequest, now: float) -> None:
         """The prompt is in the cache: deliver a token, and enter the decoding batch unless it was the last."""
         log = self._log
         if live.last_token_s is None:
@@ -369,7 +311,7 @@ class FastReplica:
             self._finishing[last] = [live]
             heapq.heappush(self._finish_steps, last)
 
-    def _contribute(self, live: _Live, done: int, apply: np.ufunc) -> None:
+    def _contribute(self, live: LiveRequest, done: int, apply: np.ufunc) -> None:
         """Add or subtract the keys, blocks and tokens of a request's decode steps from the ``done``-th on."""
         future = self._future.window(live.start + done, live.steps - done)
         if self._sampler is None:
