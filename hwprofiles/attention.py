@@ -93,6 +93,9 @@ def prefill_time(
     stream = moved / bandwidth
     write = 2.0 * new_bytes / bandwidth
     launch = parameters.launch_s + parameters.sequence_s * seqs
+    if parameters.regroup_s:
+        packed = (length <= 1.0) & (shape.num_heads > shape.num_kv_heads) & (shape.num_kv_heads > 1) & (seqs > 1)
+        launch = launch + xp.where(packed, parameters.regroup_s, 0.0)
     seconds = launch + write + smooth_maximum(xp, busy, stream, parameters.overlap)
     return KernelTime(seconds, launch, busy, stream + write, flops, moved)
 

@@ -12,6 +12,7 @@ from hwprofiles.dtypes import dtype_bytes
 from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.gemm import gemm_time
+from hwprofiles.mixed import one_pass_time
 from hwprofiles.moe import moe_time
 from hwprofiles.numeric import ARRAY, SCALAR, Num
 from hwprofiles.parameters import (
@@ -197,6 +198,47 @@ class KernelLibrary:
             return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens).seconds
 
         return seconds
+
+    def attention_mixed(
+        self,
+        shape: AttentionShape,
+        *,
+        seqs: Num,
+        q_tokens: Num,
+        pairs: Num,
+        kv_tokens: Num,
+        decode_seqs: Num,
+        decode_kv_tokens: Num,
+        warm: bool = False,
+    ) -> KernelTime:
+        """Time of attention over prompt chunks and single-token sequences of one batch, all sizes > 0.
+
+        Args:
+            shape: heads, dimensions and KV format of one layer on this chip.
+            seqs: prompt chunks.
+            q_tokens: their new tokens, total.
+            pairs: their (query, key) pairs the mask admits, total.
+            kv_tokens: their KV lengths (cached and new), total.
+            decode_seqs: sequences with one query each.
+            decode_kv_tokens: their KV lengths, total.
+            warm: the same KV was just read and may still be on the chip.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        if parameters.mixed == "one-pass":
+            limits = self._attention_limit(shape.dtype, parameters.native_math)
+            return _evaluate(
+                (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
+                lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes),
+            )
+        first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
+        second = self.attention_decode(shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm)
+        shorter = np.minimum(first.launch_s, second.launch_s)
+        shorter = shorter if isinstance(first.seconds, np.ndarray) else float(shorter)
+        parts = [one + two for one, two in zip(first, second, strict=True)]
+        return KernelTime(parts[0] - shorter, parts[1] - shorter, *parts[2:])
 
     def moe(
         self,

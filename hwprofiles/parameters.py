@@ -134,6 +134,14 @@ class PrefillParameters(FamilyParameters):
     """Whether query heads that share a KV head fill one tile: always, only for single queries, never."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
+    regroup_s: NonNegative = 0.0
+    """Extra kernel that regroups query heads by KV head where single queries are packed (several sequences, several KV
+    heads), in seconds; 0 = none."""
+    mixed: Literal["separate", "one-pass"] = "separate"
+    """How prompt chunks and single queries of one batch run: in a kernel each, or all in the prefill kernel, where a
+    single query leaves its tile almost empty."""
+    kept_share: Positive = 1.0
+    """Share of the on-chip store that keeps KV from one query head to the next that reads it too (one-pass)."""
 
 
 class DecodeParameters(FamilyParameters):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from hwprofiles import KernelLibrary, load_chip, load_link
+from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
+from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, lookahead_tokens, models_of
 from simulator.errors import ForerunError
-from simulator.llm import Architecture, load_architecture
+from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario
 from simulator.serving import (
     FULL_ROWS,
@@ -24,10 +26,12 @@ from simulator.serving import (
     SpeculationCounters,
     StepRecords,
 )
-from simulator.speculation import DraftConfig, acceptance_sampler
+from simulator.serving.config import EngineConfig
+from simulator.speculation import AcceptanceSampler, draft_survival, proposal
 from simulator.timing import (
     Costs,
     Deployment,
+    Drafter,
     EngineTimer,
     MemoryPlan,
     ModelTimer,
@@ -37,6 +41,9 @@ from simulator.timing import (
     resolve_weight_dtypes,
 )
 from simulator.workload import generate_requests
+
+BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
+"""From the firmest ground to the least."""
 
 PRICED_TOGETHER = 1 << 17
 """Steps whose bounds are computed at once: keeps memory flat on long runs."""
@@ -76,6 +83,7 @@ def simulate(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
     full_step_rows: int | None = None,
+    make_drafter: DrafterFactory | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -84,6 +92,8 @@ def simulate(
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
+        make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
+            ``simulator.timing.Drafter`` and ``check_drafter``.
 
     Raises:
         ForerunError: the model does not fit, or the scenario asks for something that is not modelled.
@@ -91,7 +101,7 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = time.process_time(), time.perf_counter()
-    build = build_cluster(scenario, seed)
+    build = build_cluster(scenario, seed, make_drafter)
     stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
@@ -108,7 +118,7 @@ def simulate(
         steps=steps,
         gaps=_gaps(log, build.cluster.fast),
         kv=_kv_report(build, steps, requests, log),
-        speculation=_speculation(log) if build.cluster.sampler is not None else None,
+        speculation=_speculation(log, build.cluster.limits) if build.cluster.sampler is not None else None,
         engine=EngineCounters(
             steps=int(steps.steps.sum()),
             spans=log.steps.spans,
@@ -123,13 +133,17 @@ def simulate(
     )
 
 
-def build_cluster(scenario: Scenario, seed: int) -> Build:
-    """The cluster that a scenario describes, with its memory laid out."""
+def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
+    """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter."""
     _refuse_unmodelled(scenario)
     hardware, engine = scenario.hardware, scenario.engine
-    chip = load_chip(hardware.chip)
+    with at_field("hardware.chip"):
+        chip = load_chip(hardware.chip)
     link_name = hardware.link or chip.links.scale_up
-    link = load_link(link_name) if link_name else None
+    with at_field("hardware.link"):
+        link = load_link(link_name) if link_name else None
+    with at_field("kv_cache_dtype"):
+        dtype_bytes(scenario.kv_cache_dtype)
     framework = load_framework(engine.framework)
     kernels = KernelLibrary(chip, engine.framework)
 
@@ -149,31 +163,31 @@ def build_cluster(scenario: Scenario, seed: int) -> Build:
     architecture = load_architecture(scenario.model)
     target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
     speculation = scenario.speculation
-    draft: Deployment | None = None
-    drafted = 0
+    drafter: Drafter | None = None
+    drafted = lookahead = 0
+    most_seqs = min(engine.max_num_seqs, engine.num_kv_blocks or _most_blocks(target, engine.block_size))
+    largest_step = _largest_step(engine, most_seqs, 1)
     sampler = None
     if speculation is not None and speculation.method != "none":
-        assert speculation.draft is not None
-        assert speculation.num_speculative_tokens is not None
+        proposed = proposal(speculation)
+        drafted, lookahead = proposed.nodes, lookahead_tokens(speculation, proposed)
+        largest_step = _largest_step(engine, most_seqs, drafted + 1)
+        request = DraftRequest(speculation, proposed, target, most_seqs, largest_step)
+        with at_field("speculation.draft"):
+            drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
-        drafted = speculation.num_speculative_tokens
-        draft = _draft(speculation.draft, deploy, hardware.tensor_parallel)
-        sampler = acceptance_sampler(speculation.acceptance, drafted, seed)
+        sampler = AcceptanceSampler(draft_survival(speculation), seed, speculation.acceptance.spread or 0.0)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,
-        draft,
+        drafter,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         block_size=engine.block_size,
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=most_sampled,
         num_kv_blocks=engine.num_kv_blocks,
     )
-    timer = ModelTimer(
-        StepTimer(target, engine.max_num_batched_tokens),
-        StepTimer(draft, engine.max_num_batched_tokens) if draft is not None else None,
-        drafted,
-    )
+    timer = ModelTimer(StepTimer(target, largest_step), drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -183,7 +197,7 @@ def build_cluster(scenario: Scenario, seed: int) -> Build:
         max_model_len=engine.max_model_len or architecture.max_position,
         chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
         query_len=drafted + 1,
-        lookahead_tokens=drafted,
+        lookahead_tokens=lookahead,
     )
     cluster = Cluster(
         replicas=hardware.replicas,
@@ -201,16 +215,30 @@ def build_cluster(scenario: Scenario, seed: int) -> Build:
     return Build(
         cluster=cluster,
         memory=memory,
-        basis=_basis(kernels),
+        basis=_basis(kernels, [target, *models_of(drafter)]),
         chips=hardware.replicas * hardware.tensor_parallel,
         notes=tuple(notes),
     )
 
 
-def _draft(config: DraftConfig, deploy: Callable[..., Deployment], tensor_parallel: int) -> Deployment:
-    architecture = load_architecture(config.model)
-    dtypes = resolve_weight_dtypes(architecture, config.weights_dtype)
-    return deploy(architecture, dtypes, config.tensor_parallel or tensor_parallel)
+@contextmanager
+def at_field(name: str) -> Iterator[None]:
+    """Put the scenario's field ``name`` in front of what is refused inside."""
+    try:
+        yield
+    except (ForerunError, ProfileError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def _most_blocks(target: Deployment, block_size: int) -> int:
+    """KV blocks that no memory plan exceeds: a chip full of them."""
+    return max(1, int(target.chip.memory.capacity_bytes // (target.kv_bytes_per_token * block_size)))
+
+
+def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
+    """Most tokens of one step; the static scheduler decodes its whole batch, whatever the budget."""
+    batch = most_seqs * query_len if engine.scheduler == "static" else 0
+    return max(engine.max_num_batched_tokens, batch)
 
 
 def _refuse_unmodelled(scenario: Scenario) -> None:
@@ -220,14 +248,26 @@ def _refuse_unmodelled(scenario: Scenario) -> None:
             raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
 
 
-def _basis(kernels: KernelLibrary) -> str:
-    families = ("gemm", "attention_prefill", "attention_decode")
-    return "calibrated" if all(kernels.basis(family) == "calibrated" for family in families) else "datasheet"
+def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
+    """The weakest ground that the kernels of these models rest on, in the dtypes that they run in.
+
+    Routers are left out: their work is a thousandth of a layer's.
+    """
+    found = set()
+    for deployment in deployments:
+        dtypes = deployment.weight_dtypes
+        mlps = [group.layer.mlp for group in deployment.architecture.layer_groups]
+        parts = {"attention", "lm_head"} | {"expert" if isinstance(mlp, MoeMlp) else "mlp" for mlp in mlps}
+        parts |= {"shared_expert" for mlp in mlps if isinstance(mlp, MoeMlp) and mlp.shared_intermediate_size}
+        found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
+        found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
+        if deployment.tensor_parallel > 1:
+            found.add(kernels.basis("collective", "any"))
+    return max(found, key=BASIS_ORDER.index)
 
 
 def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
     drafts = np.asarray(log.drafts, dtype=np.int64)
-    positions = cluster.sampler.num_speculative_tokens if cluster.sampler is not None else 0
     return RequestRecords(
         arrival_s=np.asarray(log.arrival_s),
         input_tokens=log.stream.input_tokens,
@@ -239,7 +279,7 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
         preemptions=np.asarray(log.preemptions, dtype=np.int64),
         cached_tokens=np.asarray(log.cached_tokens, dtype=np.int64),
         drafts=drafts,
-        draft_tokens=drafts * positions,
+        draft_tokens=drafts * (cluster.limits.query_len - 1),
         accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
         failed=np.asarray(log.failed, dtype=bool),
     )
@@ -298,13 +338,13 @@ def _gaps(log: RunLog, fast: bool) -> GapCounts:
     )
 
 
-def _speculation(log: RunLog) -> SpeculationCounters:
+def _speculation(log: RunLog, limits: EngineLimits) -> SpeculationCounters:
     counts = log.accepted_counts
     drafts = int(counts.sum())
     at_least = np.cumsum(counts[::-1])[::-1][1:]
     return SpeculationCounters(
         num_drafts=drafts,
-        draft_tokens=drafts * log.positions,
+        draft_tokens=drafts * (limits.query_len - 1),
         accepted_tokens=int(at_least.sum()),
         accepted_per_position=tuple(int(n) for n in at_least),
     )

@@ -92,7 +92,7 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     _resolve_paths(data, file.parent)
     for override in overrides:
         name, equals, value = override.partition("=")
-        if not equals or not name:
+        if not equals or not all(name.split(".")):
             raise ForerunError(f"--set {override}: write PATH=VALUE, for example engine.max_num_seqs=128")
         _set(data, name, parse_yaml(value, f"--set {name}"), "--set")
     return scenario_from(data, str(file))
@@ -116,16 +116,22 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     unknown = [p for p in problems if p["type"] == "extra_forbidden"]
     fitting = [p for p in problems if not _wrong_branch(p["type"], p["input"])] or problems
     problem = unknown[0] if unknown else max(fitting, key=lambda p: len(_fields(p["loc"])))
+    if problem["type"] == "extra_forbidden":
+        place, name = _fields(problem["loc"][:-1]), str(problem["loc"][-1])
+        known = _known_fields(model, place)
+        hint = did_you_mean(name.lower().replace("-", "_"), known)
+        return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"
     fields = _fields(problem["loc"])
     path = ".".join(fields)
-    if problem["type"] == "extra_forbidden":
-        known = _known_fields(model, fields[:-1])
-        return f"{path}: unknown field{did_you_mean(fields[-1], known)} (fields here: {', '.join(known)})"
     if problem["type"] == "missing":
         return f"{path}: missing"
     if path == "attention_speculation":
         return "attention_speculation: not modelled yet; remove the block"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if problem["type"] in ("model_type", "dict_type"):
+        message = "must be a mapping of fields"
+    if problem["type"] == "too_short":
+        message = "must not be empty"
     value = problem["input"]
     if problem["type"] == "literal_error" and isinstance(value, str):
         return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
@@ -145,8 +151,13 @@ def parse_yaml(text: str, place: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
         what = getattr(error, "problem", None) or "not readable as YAML"
+        context = getattr(error, "context", None)
+        if context and what.startswith("but "):
+            what = f"{context} {what}"
         raise ForerunError(f"{place}{where}: {what}") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ForerunError(f"{place}: nested too deeply to be a scenario") from None
+    except ValueError as error:
         raise ForerunError(f"{place}: {str(error).splitlines()[0]}") from None
 
 
@@ -156,6 +167,10 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a word, not a list or a mapping", key_node.start_mark
+                )
             key = key_node.value
             if key in seen and key != "<<":
                 raise yaml.constructor.ConstructorError(None, None, f"'{key}' is given twice", key_node.start_mark)
@@ -221,12 +236,15 @@ def _set(data: dict[str, Any], path: str, value: Any, place: str) -> None:
 
 def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
+    workload = data["workload"] if isinstance(data.get("workload"), dict) else {}
     speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
     for holder, key in (
         (data, "model"),
         (data.get("hardware"), "chip"),
         (data.get("hardware"), "link"),
         (data.get("workload"), "trace"),
+        (workload.get("input_tokens"), "file"),
+        (workload.get("output_tokens"), "file"),
         (speculation.get("draft"), "model"),
         (speculation.get("acceptance"), "log"),
     ):

@@ -13,6 +13,7 @@ FLOORS = (
     ("simulator.replay",),
     ("simulator.metrics",),
     ("simulator.run",),
+    ("simulator.drafting",),
     ("simulator.scenario",),
     ("simulator.serving",),
     ("simulator.speculation", "simulator.timing", "simulator.workload"),

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from simulator.cli import calibrations, catalogues, kernels, replays, runs
+from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
 EXIT_BAD_INPUT = 2
@@ -68,6 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _USAGE_ERROR as error:
         print(usage_line(error), file=sys.stderr)
         return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        silence_stdout()
+        return 0
+    except MemoryError:
+        print("forerun: this run needs more memory than there is; fewer requests, or --no-steps", file=sys.stderr)
+        return EXIT_BAD_INPUT
     except (ValueError, OSError) as error:
         if not is_user_error(error):
             raise
@@ -78,14 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == EXIT_INTERRUPTED:
         print("forerun: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
-
-
-def silence_stdout() -> None:
-    """Send what is still to be written nowhere, once stdout proved full or closed; else Python complains at exit."""
-    import os
-
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
 
 
 def is_user_error(error: Exception) -> bool:

@@ -31,7 +31,21 @@ def console() -> Console:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(highlight=False, width=width)
+
+    class PipedConsole(Console):
+        """A console whose reader may leave early (``| head``): the rest is dropped and the exit code stays as it is."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            silence_stdout()
+
+    return PipedConsole(highlight=False, width=width)
+
+
+def silence_stdout() -> None:
+    """Send what is still to be written nowhere, once stdout proved full or closed; else Python complains at exit."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:

@@ -7,6 +7,7 @@ from simulator.llm.architecture import (
     architecture_summary,
     mtp_architecture,
 )
+from simulator.llm.draft_heads import DraftHead, HeadSizes, eagle3_head, eagle_head, parallel_head
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.layers import PARTS, Attention, DenseMlp, Layer, LayerGroup, MoeMlp, Part, Tensor
 from simulator.llm.load import (
@@ -22,6 +23,8 @@ __all__ = [
     "Architecture",
     "Attention",
     "DenseMlp",
+    "DraftHead",
+    "HeadSizes",
     "Layer",
     "LayerGroup",
     "MoeMlp",
@@ -33,8 +36,11 @@ __all__ = [
     "architecture_aliases",
     "architecture_names",
     "architecture_summary",
+    "eagle3_head",
+    "eagle_head",
     "from_hf_config",
     "load_architecture",
     "mtp_architecture",
+    "parallel_head",
     "published_parameters",
 ]

@@ -74,6 +74,8 @@ def writable_folder(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: when the folder cannot be made or written.
     """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file, name a folder", str(folder))
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".forerun.{os.getpid()}.tmp"

@@ -30,7 +30,10 @@ FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 5
 """Fewest rows that a family's parameters are moved for."""
-FOLDS = 5
+FOLDS = 4
+MIXED_ROWS = 3000
+KEPT_SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Shares of the on-chip store that are tried for batches of prompt chunks and single queries."""
 INTERVAL_SPLIT = Split(0.5, 90)
 """Which half of the held-out rows the intervals come from; the other half is what they are judged on."""
 
@@ -76,7 +79,7 @@ def calibrate(
     """Fit every kernel family of which a trace has rows.
 
     The physical parameters are fitted on the training split, judged on the rest. With fewer than ``FEW_ROWS`` rows all
-    are fitted, drawn towards the defaults of the chip's class, and judged by leaving out a fifth at a time.
+    are fitted, drawn towards the defaults of the chip's class, and judged by leaving out a quarter at a time.
 
     Args:
         table: measured kernels.
@@ -118,6 +121,9 @@ def calibrate(
         fits.append(one)
         if correction is not None:
             corrections[library, family, dtype] = correction
+    mixed = mixed_structure(table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split)
+    for dtype, one_pass in mixed.items():
+        sets["attention_prefill"][dtype] = one_pass
     if not fits:
         raise ForerunError(f"{table.source}: no kernel family has the {MIN_ROWS} rows a fit needs")
     own = {name: {family: dict(found) for family, found in families.items()} for name, families in chip.kernels.items()}
@@ -127,24 +133,63 @@ def calibrate(
     return Calibration(fitted, library, tuple(fits), Residuals(corrections), skipped, table.source, split)
 
 
-def start_parameters(chip: Chip, family: str, dtype: str) -> FamilyParameters:
-    """The defaults of the chip's class for a family and format, at the chip's clock."""
+def mixed_structure(
+    table: KernelTable,
+    chip: Chip,
+    fitted: dict[str, FamilyParameters],
+    decode: dict[str, FamilyParameters],
+    split: Split,
+) -> dict[str, FamilyParameters]:
+    """How batches of prompt chunks and single queries run, for every fitted prefill set the trace has such batches of.
+
+    Returns:
+        Prefill sets, by format, with the structure that explains the mixed rows of the training split best.
+    """
+    rows = table.where(table.word("op").equals("attention_mixed"))
+    found = {}
+    for dtype, prefill in fitted.items():
+        part = rows.where(rows.word("kv_dtype").equals(dtype) | rows.word("dtype").equals(dtype))
+        part = part.where(training_rows(part, split))
+        if len(part) < MIN_ROWS:
+            continue
+        part = part.where(np.linspace(0, len(part) - 1, min(len(part), MIXED_ROWS)).astype(np.int64))
+        choices = [prefill] + [
+            prefill.model_copy(update={"mixed": "one-pass", "kept_share": share}) for share in KEPT_SHARES
+        ]
+        errors = []
+        for choice in choices:
+            own = {"generic": {"attention_prefill": {dtype: choice}, "attention_decode": decode}}
+            kernels = KernelLibrary(chip.model_copy(update={"kernels": own}))
+            ratio = predict_table(part, kernels).seconds / part.measured_s
+            errors.append(float(np.mean(np.abs(np.log(ratio)))))
+        found[dtype] = choices[int(np.argmin(errors))]
+    return found
+
+
+def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParameters]:
+    """Places to start from: the defaults of the chip's class at its clock, and what they become on a chip without
+    asynchronous copies if it has none (the defaults stem from chips that have them)."""
     sets = load_defaults(chip.kind)[family]
     found = next(sets[name] for name in (dtype, "bf16", "fp16", "any", *sets) if name in sets)
-    return found.at_clock(chip.compute.clock_hz).model_copy(update={"reference_clock_hz": None})
+    plain = found.at_clock(chip.compute.clock_hz).model_copy(update={"reference_clock_hz": None})
+    carried = plain.carried(True, chip.compute.asynchronous)
+    return [plain] if carried == plain else [plain, carried]
 
 
 def _fit_family(
     rows: KernelTable, chip: Chip, library: str, family: str, dtype: str, split: Split, seed: int
 ) -> tuple[FamilyParameters, bool]:
-    start = start_parameters(chip, family, dtype)
     few = len(rows) < FEW_ROWS
-    if few:
-        return fit(make_problem(chip, family, dtype, rows), start, seed), True
-    seen = rows.where(training_rows(rows, split))
-    problem = make_problem(chip, family, dtype, seen.where(core_rows(family, seen)))
-    found = [fit(problem, first, seed) for first in (start, *_earlier(chip, library, family, dtype))]
-    return min(found, key=lambda parameters: loss(problem, parameters)), False
+    seen = rows if few else rows.where(training_rows(rows, split))
+    problem = make_problem(chip, family, dtype, seen if few else seen.where(core_rows(family, seen)))
+    starts = start_parameters(chip, family, dtype) + ([] if few else _earlier(chip, library, family, dtype))
+    return best_fit(problem, starts, seed), few
+
+
+def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
+    """The best of the fits from several places to start."""
+    found = [fit(problem, start, seed) for start in starts]
+    return min(found, key=lambda parameters: loss(problem, parameters))
 
 
 def _earlier(chip: Chip, library: str, family: str, dtype: str) -> list[FamilyParameters]:
@@ -221,7 +266,7 @@ def _learned(
     Residuals({("fit", family, dtype): correction}).apply(rows, corrected, kernels)
     ratio = rows.measured_s / corrected.seconds
     calibration = ~training & half
-    inside = inside_ranges(correction.ranges, rows)
+    inside = inside_ranges(parameters.fit.ranges if parameters.fit is not None else correction.ranges, rows)
     intervals = conformal_intervals(ratio[calibration], corrected.regime[calibration], inside[calibration])
     error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0)
     return Correction(correction.trees, correction.names, correction.ranges, intervals), error
@@ -233,11 +278,11 @@ def _folded(
     """Predictions of every row by a fit that has not seen it."""
     predicted = np.empty(len(rows))
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(FOLDS, len(rows))
-    start = start_parameters(chip, family, dtype)
+    starts = start_parameters(chip, family, dtype)
     whole = make_problem(chip, family, dtype, rows)
     for number in np.unique(fold):
         rest: FitProblem = whole.where(fold != number)
-        predicted[fold == number] = whole.seconds(fit(rest, start, seed))[fold == number]
+        predicted[fold == number] = whole.seconds(best_fit(rest, starts, seed))[fold == number]
     return predicted
 
 

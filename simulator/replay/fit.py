@@ -88,6 +88,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool) -> list[di
     if parameters.family == "attention_prefill":
         options = [{"packing": name} for name in ("always", "single", "never")]
         options += [{"tile_rows": rows} for rows in (64.0, 128.0, 192.0)]
+        options += [{"regroup_s": 4e-6}, {"regroup_s": 0.0}]
         return options + ([{"native_math": True}, {"native_math": False}] if narrow else [])
     if parameters.family == "attention_decode":
         options = [{"split_tokens": tokens} for tokens in (64.0, 128.0, 256.0, 512.0, 1024.0)]

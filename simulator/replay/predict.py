@@ -206,13 +206,13 @@ def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray)
     if op == "attention_decode":
         return kernels.attention_decode(shape, seqs=batch, q_len=q_len, kv_tokens=read, warm=warm)
     pairs = batch * admitted_pairs(q_len, kv_len, window)
-    prefill = kernels.attention_prefill(shape, seqs=batch, q_tokens=batch * q_len, pairs=pairs, kv_tokens=read)
+    chunks: dict[str, Any] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
     if op == "attention_prefill":
-        return prefill
+        return kernels.attention_prefill(shape, **chunks)
     seqs, context = _floats(table, "decode_batch", rows), _floats(table, "decode_kv_len", rows)
-    total, one = _floats(table, "decode_kv_tokens", rows), np.ones(len(rows))
-    tokens = np.where(total > 0, total, seqs * tokens_read(one, context, window))
-    return one_launch(prefill, kernels.attention_decode(shape, seqs=seqs, q_len=one, kv_tokens=tokens, warm=warm))
+    total = _floats(table, "decode_kv_tokens", rows)
+    tokens = np.where(total > 0, total, seqs * tokens_read(np.ones(len(rows)), context, window))
+    return kernels.attention_mixed(shape, **chunks, decode_seqs=seqs, decode_kv_tokens=tokens, warm=warm)
 
 
 def attention_shapes(table: KernelTable, rows: IndexArray) -> AttentionShape:
@@ -224,13 +224,6 @@ def attention_shapes(table: KernelTable, rows: IndexArray) -> AttentionShape:
     stored = kv_heads * np.where(latent > 0, head_dim, head_dim + width)
     shape: Any = (heads, kv_heads, head_dim, width, stored * dtype_bytes(kv_dtype), kv_dtype)
     return AttentionShape(*shape)
-
-
-def one_launch(first: KernelTime, second: KernelTime) -> KernelTime:
-    """Time of one kernel that does the work of two: their sum, the shorter launch counted once."""
-    saved = np.minimum(first.launch_s, second.launch_s)
-    parts = [one + two for one, two in zip(first, second, strict=True)]
-    return KernelTime(parts[0] - saved, parts[1] - saved, *parts[2:])
 
 
 def _moe(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:

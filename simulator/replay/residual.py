@@ -32,7 +32,10 @@ SUFFIX = ".residual.npz"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The correction of one parameter set: where it was learned, and its 90 % intervals."""
+    """The correction of one parameter set: where it was learned, and its 90 % intervals.
+
+    Intervals are apart for shapes inside and outside those that physics was fitted on.
+    """
 
     trees: Trees
     names: tuple[str, ...]
@@ -93,7 +96,9 @@ class Residuals:
             factors = np.exp(correction.log_factors(part, kernels.chip, prediction.where(rows)))
             corrected = np.maximum(prediction.seconds[rows] * factors, light[rows])
             prediction.seconds[rows] = corrected
-            put_intervals(prediction, rows, correction.intervals, inside_ranges(correction.ranges, part))
+            fit = kernels.parameters(family, dtype).fit
+            fitted = correction.ranges if fit is None else fit.ranges
+            put_intervals(prediction, rows, correction.intervals, inside_ranges(fitted, part))
 
     def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
         """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""

@@ -6,6 +6,8 @@ from simulator.speculation.config import AcceptanceConfig, DraftConfig, Speculat
 from simulator.speculation.curves import Curve, curve_names, load_curve
 from simulator.speculation.engine_logs import AcceptanceLog, read_acceptance
 from simulator.speculation.level_decay import AcceptanceFit, LevelDecay, fit_lengths, fit_survival
+from simulator.speculation.proposal import Proposal, draft_survival, proposal, tree_survival
+from simulator.speculation.tree_config import TreeConfig
 
 __all__ = [
     "AcceptanceConfig",
@@ -15,16 +17,21 @@ __all__ = [
     "Curve",
     "DraftConfig",
     "LevelDecay",
+    "Proposal",
     "SpeculationConfig",
+    "TreeConfig",
     "acceptance_sampler",
     "curve_names",
+    "draft_survival",
     "expected_length",
     "expected_tokens",
     "fit_lengths",
     "fit_survival",
     "iid_alpha",
     "load_curve",
+    "proposal",
     "read_acceptance",
     "speedup",
     "survival_rates",
+    "tree_survival",
 ]

@@ -10,24 +10,70 @@ from pydantic import Field, field_validator, model_validator
 from simulator.settings import PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import MOST_DECAY
+from simulator.speculation.tree_config import TreeConfig
 
 Rates = Annotated[list[Share], Field(min_length=1)]
 ACCEPTANCE_SOURCES = ("per_position", "conditional", "alpha", "acceptance_length", "curve", "log")
 DECAYING = ("alpha", "acceptance_length")
 """Sources of acceptance that take a ``decay``."""
-METHODS = ("none", "draft-model")
-LATER_METHODS = ("ngram", "suffix", "medusa", "eagle", "eagle2", "eagle3", "mtp", "parallel-draft")
+OF_THIS_TREE = ("per_position", "acceptance_length", "log")
+"""Sources that say what was accepted of the very chain or tree that is drafted; the others describe the drafter's first
+candidates, and ``other_ranks`` says what their siblings catch."""
+TREE_METHODS = ("draft-model", "medusa", "eagle", "eagle2", "eagle3", "mtp")
+HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
+    "draft-model": ("model", "weights_dtype", "tensor_parallel", "step_s", "pass_s"),
+    "ngram": ("step_s", "per_sequence_s", "per_context_token_s"),
+    "suffix": ("step_s", "per_sequence_s", "per_context_token_s"),
+    "medusa": ("weights_dtype", "num_layers", "step_s", "pass_s"),
+    "eagle": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle2": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle3": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "draft_vocab_size", "step_s", "pass_s"),
+    "mtp": ("weights_dtype", "tensor_parallel", "modules", "step_s", "pass_s"),
+    "parallel-draft": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "draft_vocab_size", "step_s", "pass_s"),
+}
+"""Methods, and the fields of ``draft`` that each has a use for."""
+Seconds = Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)]
 
 
 class DraftConfig(Section):
-    """The model that drafts, on the same chips as the target."""
+    """What drafts, where the method leaves a choice; every size is derived from the target unless given."""
 
-    model: str
-    """Catalogue name or path of a HF config.json."""
+    model: str | None = None
+    """Draft model: catalogue name or path of a HF config.json."""
     weights_dtype: str | Mapping[str, str] | None = None
-    """As the scenario's own ``weights_dtype``; default: the checkpoint's."""
+    """As the scenario's own ``weights_dtype``; default: the checkpoint's, bf16 for trained heads."""
     tensor_parallel: PositiveInt | None = None
     """Chips that share one drafter; default: as the target."""
+    chip: str | None = None
+    """Other chips than the target's are not modelled yet."""
+    num_layers: PositiveInt | None = None
+    """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
+    intermediate_size: PositiveInt | None = None
+    num_attention_heads: PositiveInt | None = None
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | None = None
+    """Tokens that the head can propose; default 32000 for EAGLE-3, the target's for a parallel drafter."""
+    modules: Literal["shared", "separate"] | None = None
+    """MTP: one module run K times (default, as engines do), or K modules with weights and KV caches of their own."""
+    step_s: Seconds | None = None
+    """Host seconds per step that drafts, hidden by no kernel; default by method and framework."""
+    pass_s: Seconds | None = None
+    """The same per sequential pass."""
+    per_sequence_s: Seconds | None = None
+    """Look-up on the host: seconds per sequence and step."""
+    per_context_token_s: Seconds | None = None
+    """Look-up on the host: seconds per context token scanned in each step."""
+
+    @field_validator("chip")
+    @classmethod
+    def _same_chips(cls, chip: str | None) -> str | None:
+        if chip is not None:
+            raise ValueError(
+                "a drafter on other chips is not modelled yet; remove it, and the drafter shares the target's"
+            )
+        return chip
 
 
 class AcceptanceConfig(Section):
@@ -49,6 +95,9 @@ class AcceptanceConfig(Section):
     """With ``alpha`` or ``acceptance_length``: factor of the rate from one position to the next; default 1."""
     extrapolate: bool = False
     """Continue rates, a curve or a log beyond their last position by the level and decay fitted to them."""
+    other_ranks: list[Share] | None = None
+    """Trees: share of what the candidates before it missed that the candidate of rank 1, 2, ... catches; default: as
+    Medusa's first head on Vicuna-7B."""
     spread: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] | None = None
     """Standard deviation of the first position's rate across requests (beta-distributed); default 0, all alike."""
 
@@ -89,40 +138,72 @@ class AcceptanceConfig(Section):
 
 
 class SpeculationConfig(Section):
-    """Token speculation: draft K tokens, verify them in one target step."""
+    """Token speculation: draft K tokens, or a tree of them, and verify them in one target step."""
 
-    method: Literal["none", "draft-model"]
+    method: Literal[
+        "none", "draft-model", "ngram", "suffix", "medusa", "eagle", "eagle2", "eagle3", "mtp", "parallel-draft"
+    ]
     num_speculative_tokens: PositiveInt | None = None
-    """Draft tokens K per verify step."""
+    """Draft tokens K per verify step, in a chain."""
+    tree: TreeConfig | None = None
+    """A tree instead."""
     draft: DraftConfig | None = None
     acceptance: AcceptanceConfig | None = None
     policy: Literal["fixed"] = "fixed"
 
-    @model_validator(mode="before")
+    @field_validator("tree", mode="before")
     @classmethod
-    def _known_method(cls, data: object) -> object:
-        if isinstance(data, dict) and data.get("method") in LATER_METHODS:
-            raise ValueError(f"method '{data['method']}' is not modelled yet (one of {', '.join(METHODS)})")
-        return data
+    def _named_tree(cls, tree: object) -> object:
+        return {"name": tree} if isinstance(tree, str) else tree
 
     @model_validator(mode="after")
     def _complete(self) -> SpeculationConfig:
-        parts = ("num_speculative_tokens", "draft", "acceptance")
         if self.method == "none":
-            for name in parts:
+            for name in ("num_speculative_tokens", "tree", "draft", "acceptance"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"method 'none' has no use for {name}; remove it")
             return self
-        for name in parts:
-            if getattr(self, name) is None:
-                raise ValueError(f"method '{self.method}' needs {name}")
-        assert self.acceptance is not None
-        assert self.num_speculative_tokens is not None
-        measured = self.acceptance.positions
-        if measured is not None and measured < self.num_speculative_tokens and not self.acceptance.extrapolate:
-            name = next(name for name in ACCEPTANCE_SOURCES if getattr(self.acceptance, name) is not None)
+        if (self.num_speculative_tokens is None) == (self.tree is None):
+            given = "got both" if self.tree is not None else "got neither"
+            ways = " or tree" if self.method in TREE_METHODS else ""
+            raise ValueError(f"method '{self.method}' needs num_speculative_tokens{ways} ({given})")
+        if self.tree is not None and self.method not in TREE_METHODS:
             raise ValueError(
-                f"acceptance.{name} has {measured} positions, num_speculative_tokens is "
-                f"{self.num_speculative_tokens}; give a rate for every position, or set acceptance.extrapolate: true"
+                f"method '{self.method}' drafts a chain; give num_speculative_tokens instead of tree "
+                f"(trees: {', '.join(TREE_METHODS)})"
             )
+        if self.acceptance is None:
+            raise ValueError(f"method '{self.method}' needs acceptance")
+        self._check_draft()
+        self._check_depth(self.acceptance)
         return self
+
+    @property
+    def depth(self) -> int:
+        """Most draft tokens that one step can accept."""
+        return self.tree.longest_path if self.tree is not None else self.num_speculative_tokens or 0
+
+    def _check_draft(self) -> None:
+        if self.method == "draft-model" and (self.draft is None or self.draft.model is None):
+            raise ValueError("method 'draft-model' needs draft: {model: ...}")
+        fields = DRAFT_FIELDS[self.method]
+        for name in () if self.draft is None else sorted(self.draft.model_fields_set):
+            if name not in fields and getattr(self.draft, name) is not None:
+                raise ValueError(f"method '{self.method}' has no use for draft.{name} (it takes {', '.join(fields)})")
+        if self.tree is not None and self.draft is not None and self.draft.modules == "separate":
+            raise ValueError("draft.modules: separate modules draft a chain; give num_speculative_tokens, not tree")
+
+    def _check_depth(self, acceptance: AcceptanceConfig) -> None:
+        if acceptance.other_ranks is not None:
+            source = next(name for name in ACCEPTANCE_SOURCES if getattr(acceptance, name) is not None)
+            if self.tree is None or source in ("per_position", "log"):
+                why = "goes with tree" if self.tree is None else f"has no use beside {source}, which counts all ranks"
+                raise ValueError(f"acceptance.other_ranks {why}; remove it")
+        measured = acceptance.positions
+        if measured is not None and measured < self.depth and not acceptance.extrapolate:
+            name = next(name for name in ACCEPTANCE_SOURCES if getattr(acceptance, name) is not None)
+            drafted = "num_speculative_tokens is" if self.tree is None else "the tree's depth is"
+            raise ValueError(
+                f"acceptance.{name} has {measured} positions, {drafted} {self.depth}; "
+                f"give a rate for every position, or set acceptance.extrapolate: true"
+            )

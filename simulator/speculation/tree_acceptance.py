@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
-from simulator.speculation.acceptance import counter_uniforms
+from simulator.speculation.draws import counter_uniforms
 from simulator.speculation.tree import ROOT, DraftTree, RankRates
 
 FloatArray = NDArray[np.float64]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from simulator.settings import PositiveInt, Section
 
 
@@ -15,7 +19,7 @@ class HardwareConfig(Section):
     expert_parallel: PositiveInt = 1
     speculative_parallel: PositiveInt = 1
     """Device groups of attention-level speculation."""
-    replicas: PositiveInt = 1
+    replicas: Annotated[int, Field(gt=0, le=10_000)] = 1
     """Independent copies of the whole engine behind one router."""
     link: str | None = None
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""

@@ -100,8 +100,8 @@ class Deployment:
         )
 
     @property
-    def weight_bytes(self) -> float:
-        """Weight bytes on ONE chip: column, row and expert tensors are divided by TP, replicated ones are not."""
+    def layer_weight_bytes(self) -> float:
+        """Weight bytes of the layers on ONE chip: column, row and expert tensors divide by TP, replicated do not."""
         architecture = self.architecture
         total = 0.0
         for group in architecture.layer_groups:
@@ -109,6 +109,13 @@ class Deployment:
                 share = 1 if tensor.split == "replicated" else self.tensor_parallel
                 elements = tensor.out_features * tensor.in_features * tensor.copies / share
                 total += group.count * elements * dtype_bytes(self.weight_dtypes[tensor.part])
+        return total
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weight bytes on ONE chip: layers, and a share of the embedding and LM head."""
+        architecture = self.architecture
+        total = self.layer_weight_bytes
         table = architecture.vocab_size * architecture.hidden_size / self.tensor_parallel
         total += table * dtype_bytes(self.weight_dtypes["embedding"])
         if not architecture.tie_word_embeddings:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.timing.drafter import Drafter
 from simulator.timing.step import Costs, StepTimer
 from simulator.timing.work import StepWork
 
@@ -30,16 +31,10 @@ class EngineTimer(Protocol):
 
 @dataclass(slots=True)
 class ModelTimer:
-    """Prices steps of a target model, of an optional drafter on the same chips, and of the host around them.
-
-    A step verifies all proposed tokens in one target pass; then the drafter catches up on the same tokens (a prompt
-    chunk included) and proposes the first token, and K-1 more passes propose one token each for every sequence that
-    will decode next. That is the order of vLLM V1's ``propose`` after the target's forward pass.
-    """
+    """Prices steps of a target model, of an optional drafter, and of the host around them."""
 
     target: StepTimer
-    draft: StepTimer | None = None
-    num_speculative_tokens: int = 0
+    drafter: Drafter | None = None
 
     windows: tuple[int | None, ...] = field(init=False)
     """Windows of the target, then those that only the drafter has."""
@@ -53,35 +48,24 @@ class ModelTimer:
         host = self.target.deployment.framework
         self._step_s, self._per_sequence_s = host.step_s, host.per_sequence_s
         self.windows = self.target.windows
-        if self.draft is not None:
-            self.windows += tuple(w for w in self.draft.windows if w not in self.target.windows)
-            if self.draft.windows != self.windows:
-                self._draft_order = tuple(self.windows.index(w) for w in self.draft.windows)
+        if self.drafter is not None:
+            self.windows += tuple(w for w in self.drafter.windows if w not in self.target.windows)
+            if self.drafter.windows != self.windows:
+                self._draft_order = tuple(self.windows.index(w) for w in self.drafter.windows)
 
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of one step, host included."""
         total = self.target.seconds(work) + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.draft is None:
+        if self.drafter is None:
             return total
-        drafting = work.decode_seqs + work.sampled_prefills
-        seen = self._seen_by_draft(work)
-        total = total + self.draft.seconds(seen, drafting)
-        if drafting and self.num_speculative_tokens > 1:
-            total = total + (self.num_speculative_tokens - 1) * self.draft.seconds(self._draft_pass(seen, drafting))
-        return total
+        return total + self.drafter.seconds(self._seen_by_draft(work))
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
         """Costs of many steps, host included."""
         total = self.target.costs(work)
         total.host_s += self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.draft is None:
-            return total
-        drafting = work.decode_seqs + work.sampled_prefills
-        seen = self._seen_by_draft(work)
-        total.add(self.draft.costs(seen, drafting))
-        if self.num_speculative_tokens > 1:
-            passes = np.where(drafting > 0, self.num_speculative_tokens - 1.0, 0.0)
-            total.add(self.draft.costs(self._draft_pass(seen, drafting)), passes)
+        if self.drafter is not None:
+            total.add(self.drafter.costs(self._seen_by_draft(work)))
         return total
 
     def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
@@ -95,17 +79,3 @@ class ModelTimer:
             sampled_kv_tokens=tuple(work.sampled_kv_tokens[i] for i in order),
             decode_kv_tokens=tuple(work.decode_kv_tokens[i] for i in order),
         )
-
-    def _draft_pass(self, seen: StepWork[Any], drafting: Any) -> StepWork[Any]:
-        """One of the K-1 single-token passes over ``drafting`` sequences, at the mean context of them all."""
-        assert self.draft is not None
-        grown = drafting * (self.num_speculative_tokens // 2)
-        zero = 0 * drafting
-        contexts = [
-            decoding + sampled + (grown if window is None else zero)
-            for decoding, sampled, window in zip(
-                seen.decode_kv_tokens, seen.sampled_kv_tokens, self.draft.windows, strict=True
-            )
-        ]
-        empty = (zero,) * len(contexts)
-        return StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + 1, tuple(contexts))

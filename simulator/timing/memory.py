@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.drafter import DraftMemory
 
 LOGIT_BYTES = 4.0
 
@@ -48,7 +49,7 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) 
 
 def plan_memory(
     deployment: Deployment,
-    draft: Deployment | None,
+    draft: DraftMemory | None,
     *,
     gpu_memory_utilization: float,
     block_size: int,

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from simulator.settings import PositiveFloat, PositiveInt, Section
 
+LARGEST_MEAN = 1e9
+LARGEST_CV = 1e3
 NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
 
 
@@ -59,12 +61,14 @@ class LengthConfig(Section):
     """Smallest count (uniform)."""
     max: PositiveInt | None = None
     """Largest count (uniform), or the cut of a lognormal tail: longer draws become ``max``."""
-    mean: PositiveFloat | None = None
+    mean: Annotated[PositiveFloat, Field(le=LARGEST_MEAN)] | None = None
     """Mean before rounding and cutting (lognormal)."""
-    cv: PositiveFloat | None = None
+    cv: Annotated[PositiveFloat, Field(le=LARGEST_CV)] | None = None
     """Coefficient of variation, standard deviation over mean (lognormal)."""
     values: NonEmptyTokens | None = None
-    """Counts drawn with equal chance (empirical)."""
+    """Counts drawn with equal chance (empirical); or give ``file``."""
+    file: str | None = None
+    """File of such counts: whole numbers between spaces, commas or line ends (empirical)."""
 
     @model_validator(mode="after")
     def _fields_fit_distribution(self) -> LengthConfig:
@@ -72,9 +76,9 @@ class LengthConfig(Section):
             "constant": ({"value"}, set[str]()),
             "uniform": ({"min", "max"}, set[str]()),
             "lognormal": ({"mean", "cv"}, {"max"}),
-            "empirical": ({"values"}, set[str]()),
+            "empirical": ({"values"} if self.file is None else {"file"}, set[str]()),
         }[self.distribution]
-        for name in ("value", "min", "max", "mean", "cv", "values"):
+        for name in ("value", "min", "max", "mean", "cv", "values", "file"):
             given = getattr(self, name) is not None
             if name in needed and not given:
                 raise ValueError(f"distribution '{self.distribution}' needs {name}")
@@ -109,6 +113,9 @@ class WorkloadConfig(Section):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} comes from the trace; remove one of the two")
             return self
+        for name in ("format", "on_error"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is about a trace and there is none; remove it, or give trace")
         for name in ("arrivals", "input_tokens", "output_tokens", "num_requests"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is missing (needed unless trace is given)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,10 @@ from traces import PrefixHashes, RequestTable, read_requests
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+
+LONGEST_S = 1e9
+"""Last arrival, seconds (30 years): a clock in double precision still tells microseconds apart there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,20 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
     change of one leaves the others as they were (common random numbers).
 
     Raises:
-        ForerunError: the trace has no arrival times and no other process is given.
+        ForerunError: the trace has no arrival times and no other process is given; arrivals take too long to simulate;
+            a file of lengths is wrong.
         traces.TraceError: the trace cannot be read.
     """
+    stream = _generate(workload, seed)
+    if len(stream) and not stream.arrival_s[-1] <= LONGEST_S:
+        raise ForerunError(
+            f"workload.arrivals: the last request would arrive after {stream.arrival_s[-1]:.3g} s; a run may last "
+            f"{LONGEST_S:.0e} s; raise the rate or lower num_requests"
+        )
+    return stream
+
+
+def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     arrivals_rng, input_rng, output_rng = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
     if workload.trace is not None:
         return _from_trace(workload, workload.trace, arrivals_rng)
@@ -122,12 +138,34 @@ def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generat
         assert lengths.max is not None
         return rng.integers(lengths.min, lengths.max, count, endpoint=True, dtype=np.int64)
     if lengths.distribution == "empirical":
-        assert lengths.values is not None
-        return rng.choice(np.asarray(lengths.values, dtype=np.int64), count)
+        values = lengths.values if lengths.file is None else read_lengths(lengths.file)
+        return rng.choice(np.asarray(values, dtype=np.int64), count)
     assert lengths.mean is not None
     assert lengths.cv is not None
     draws = lognormal(lengths.mean, lengths.cv, count, rng)
     return np.clip(np.rint(draws), 1, lengths.max if lengths.max is not None else 10**12).astype(np.int64)
+
+
+def read_lengths(file: str) -> list[int]:
+    """Token counts of a text file: whole numbers from 1 to 1e12 between spaces, commas or line ends.
+
+    Raises:
+        ForerunError: no such file, no number in it, or something else than a count; with the line.
+    """
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ForerunError(f"{file}: cannot be read as token counts ({reason})") from None
+    counts = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        for word in line.replace(",", " ").split():
+            if not (word.isascii() and word.isdigit() and len(word) <= 13 and 1 <= int(word) <= 10**12):
+                raise ForerunError(f"{file}:{number}: '{word[:40]}' is no token count (a whole number from 1)")
+            counts.append(int(word))
+    if not counts:
+        raise ForerunError(f"{file}: no token count in it")
+    return counts
 
 
 def lognormal(mean: float, cv: float, count: int, rng: np.random.Generator) -> FloatArray:

@@ -191,3 +191,24 @@ def test_shared_step_rows_keep_the_sums():
     gaps = [np.repeat(part.gaps.gap_s, part.gaps.count) for part in (full, thin)]
     assert_allclose(np.percentile(gaps[1], [1, 50, 99]), np.percentile(gaps[0], [1, 50, 99]), rtol=5e-3)
     assert_array_equal(thin.requests.finished_s, full.requests.finished_s)
+
+
+@pytest.mark.parametrize(
+    ("changes", "basis"),
+    [
+        ({}, "calibrated"),
+        ({"weights_dtype": "int4"}, "extrapolated"),
+        ({"hardware": {"chip": "a100-sxm-80gb"}, "weights_dtype": "fp8"}, "extrapolated"),
+        ({"hardware": {"chip": "rtx-4090"}, "weights_dtype": "bf16"}, "calibrated"),
+        ({"hardware": {"chip": "rtx-4090", "tensor_parallel": 2}, "weights_dtype": "bf16"}, "datasheet"),
+    ],
+)
+def test_the_basis_is_that_of_the_kernels_in_use(changes, basis):
+    workload = {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 2, "num_requests": 2}
+    assert simulate(scenario(workload=workload, **changes)).basis == basis
+
+
+@pytest.mark.parametrize("stepping", ["fast", "exact-steps"])
+def test_static_batches_may_exceed_the_token_budget(stepping):
+    engine = {"scheduler": "static", "max_num_batched_tokens": 1, "stepping": stepping}
+    assert not simulate(scenario(engine=engine)).requests.failed.any()

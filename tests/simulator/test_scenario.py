@@ -77,7 +77,7 @@ def test_overrides_reach_any_depth(scenario_file):
         ("workload.input_tokens=0", "workload.input_tokens: must be greater than 0 (got 0)"),
         ("workload.input_tokens={distribution: lognormal, mean: 5}", "distribution 'lognormal' needs cv"),
         ("workload.input_tokens={distribution: uniform, min: 9, max: 3}", "min 9 is larger than max 3"),
-        ("workload.input_tokens={distribution: empirical, values: []}", "values: list should have at least 1 item"),
+        ("workload.input_tokens={distribution: empirical, values: []}", "values: must not be empty"),
         ("workload.trace=x.csv", "input_tokens comes from the trace"),
         ("workload.num_requests=null", "num_requests is missing"),
         ("slo.p98_ttft=3", "'p98_ttft' is no latency limit"),
@@ -87,6 +87,17 @@ def test_overrides_reach_any_depth(scenario_file):
         ("engine.block_size", "--set engine.block_size: write PATH=VALUE"),
         ("hardware.chip.name=x", "chip is a single value, it has no field 'name'"),
         ("model=[", "--set model:1:"),
+        ("Engine={}", "Engine: unknown field; did you mean 'engine'?"),
+        ("engine.max-num-seqs=4", "engine.max-num-seqs: unknown field; did you mean 'max_num_seqs'?"),
+        ("hardware.replicas=100000000", "hardware.replicas: must be less than or equal to 10000"),
+        ("..=3", "--set ..=3: write PATH=VALUE"),
+        ("hardware..chip=x", "--set hardware..chip=x: write PATH=VALUE"),
+        ("engine=5", "engine: must be a mapping of fields (got 5)"),
+        ("workload.format=plain", "format is about a trace and there is none"),
+        ("workload.on_error=skip", "on_error is about a trace and there is none"),
+        ("workload.input_tokens={distribution: lognormal, mean: 50, cv: 1e300}", "input_tokens.cv: must be less than"),
+        ("workload.input_tokens={distribution: lognormal, mean: 1e300, cv: 1}", "input_tokens.mean: must be less than"),
+        ("workload.input_tokens={distribution: empirical, values: [1], file: x}", "has no use for values; remove it"),
     ],
 )
 def test_one_line_names_the_field_and_the_way_out(scenario_file, override, expected):
@@ -119,6 +130,9 @@ def test_acceptance_is_given_once_and_completely(scenario_file, acceptance, expe
         ("model: a\nmodel: b", "chat.yaml:2: 'model' is given twice"),
         ("model: !!python/object/apply:os.system [ls]", "chat.yaml:1:"),
         ("model: a", "missing"),
+        ("[1, 2]: 3", "chat.yaml:1: a key must be a word"),
+        ("model: a\n---\nmodel: b", "chat.yaml:2: expected a single document in the stream but found another"),
+        ("[" * 5000, "nested too deeply"),
     ],
 )
 def test_broken_files_are_refused_with_the_line(tmp_path, text, expected):

@@ -82,7 +82,7 @@ class Report:
             return
         if self.on_error == "stop":
             number, _, text = min(found)
-            raise TraceError(f'{chunk.place.format(number)}: {text} (on_error="skip" leaves out and counts bad rows)')
+            raise TraceError(f"{chunk.place.format(number)}: {text} (on_error: skip leaves out and counts bad rows)")
         self.skipped.update(reason for _, reason, _ in found)
 
     def codes_of(self, values: Values) -> NDArray[np.int64]:

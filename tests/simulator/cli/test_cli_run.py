@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -192,6 +194,40 @@ def test_bad_arguments_are_one_line_and_exit_2(forerun, argv, words):
     assert outcome.code == 2
     assert words in outcome.error_line
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("hardware.chip=h10-sxm", "hardware.chip: no chip 'h10-sxm'; did you mean 'h100-sxm'"),
+        ("hardware.link=nvlnk4", "hardware.link: no link 'nvlnk4'"),
+        ("kv_cache_dtype=fp9", "kv_cache_dtype: no dtype 'fp9'"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_its_field(forerun, scenario_file, override, words):
+    assert words in forerun("run", scenario_file, "--set", override).error_line
+
+
+def test_too_little_memory_is_one_line(forerun, scenario_file, monkeypatch):
+    def starve(*_arguments, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr("simulator.run.simulate", starve)
+    outcome = forerun("run", scenario_file)
+    assert (outcome.code, "more memory" in outcome.error_line) == (2, True)
+
+
+def test_a_file_in_place_of_the_output_folder_is_named(forerun, scenario_file):
+    assert "is a file, name a folder" in forerun("run", scenario_file, "--out", scenario_file).error_line
+
+
+def test_a_reader_that_leaves_early_is_no_failed_gate(scenario_file):
+    command = [sys.executable, "-c", "import sys; from simulator.cli import main; sys.exit(main())", "run"]
+    process = subprocess.Popen([*command, str(scenario_file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, b"")
 
 
 def test_an_unwritable_output_is_found_before_the_run(forerun, scenario_file, tmp_path, monkeypatch):

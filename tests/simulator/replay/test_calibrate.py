@@ -20,7 +20,7 @@ from simulator.replay import (
 from simulator.replay.boosted_trees import fit_trees
 from simulator.replay.evidence import conformal_intervals
 from simulator.replay.light_speed import light_seconds
-from traces.kernels import KernelTable, concatenate
+from traces.kernels import KernelTable, concatenate, make_table
 
 CHIP = load_chip("h100-sxm")
 BARE = CHIP.model_copy(update={"kernels": {}})
@@ -208,3 +208,62 @@ def test_a_row_is_corrected_alike_alone_and_beside_other_operations(bent):
     attention = both.where(np.arange(50))
     beside = replay_kernels(both, library, residuals=found.residuals).prediction.seconds[:50]
     assert replay_kernels(attention, library, residuals=found.residuals).prediction.seconds == pytest.approx(beside)
+
+
+def mixed_rows(count, generator):
+    sizes = {
+        "batch": np.ones(count, dtype=np.int64),
+        "q_len": generator.choice([64, 512, 2048], count),
+        "kv_len": 4096 * generator.integers(1, 4, count),
+        "num_heads": np.full(count, 32),
+        "num_kv_heads": np.full(count, 8),
+        "head_dim": np.full(count, 128),
+        "decode_batch": generator.choice([1, 16, 128], count),
+        "decode_kv_len": generator.choice([256, 2048, 8192], count),
+    }
+    return make_table(
+        np.ones(count),
+        "attention_mixed",
+        sizes,
+        {"dtype": "bf16", "kv_dtype": "bf16", "cache": "cold"},
+        "made",
+        "forerun",
+    )
+
+
+@pytest.mark.parametrize("truth", ["separate", "one-pass"])
+def test_the_way_mixed_batches_run_is_found(truth):
+    generator = np.random.default_rng(4)
+    chip = load_chip("h100-sxm")
+    sets = {family: dict(found) for family, found in chip.kernels["sglang"].items()}
+    sets["attention_prefill"]["bf16"] = sets["attention_prefill"]["bf16"].model_copy(
+        update={"mixed": truth, "kept_share": 0.5}
+    )
+    table = concatenate(
+        [
+            attention_rows(200, generator, "attention_prefill"),
+            attention_rows(200, generator),
+            mixed_rows(200, generator),
+        ]
+    )
+    library = KernelLibrary(chip.model_copy(update={"kernels": {"generic": sets}}))
+    seconds = predict_table(table, library).seconds
+    told = KernelTable(table.sizes, table.words, seconds, table.std_s, table.count, "made", "forerun")
+    found = calibrate(told, BARE, residual=False).chip.kernels["generic"]["attention_prefill"]["bf16"]
+    assert found.mixed == truth
+    if truth == "one-pass":
+        assert found.kept_share == 0.5
+
+
+def test_one_pass_over_single_queries_is_no_faster_than_a_kernel_for_them():
+    chip = load_chip("h100-sxm")
+    sets = {family: dict(found) for family, found in chip.kernels["sglang"].items()}
+    sets["attention_prefill"]["bf16"] = sets["attention_prefill"]["bf16"].model_copy(update={"mixed": "one-pass"})
+    one_pass = KernelLibrary(chip.model_copy(update={"kernels": {"sglang": sets}}), "sglang")
+    table = mixed_rows(100, np.random.default_rng(0))
+    table = table.where(table.size("decode_batch") == 128)
+    together = predict_table(table, one_pass)
+    assert (together.seconds >= light_seconds(together, chip)).all()
+    apart = predict_table(table, KernelLibrary(chip, "sglang"))
+    assert (together.flops == apart.flops).all()
+    assert np.median(together.seconds / apart.seconds) > 1.5

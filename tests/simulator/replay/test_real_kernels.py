@@ -91,7 +91,7 @@ def test_twenty_rows_per_family(shared_data, chip):
         table = rows(shared_data, chip, family, "sglang")
         table = table.where(family_rows(table)[family, "bf16"])
         table = table.where(core_rows(family, table))
-        for seed in range(3):
+        for seed in range(2):
             order = np.random.default_rng(seed).permutation(len(table))
             fitted = calibrate(table.where(order[:20]), bare, residual=False).chip
             found.append(replay_kernels(table.where(order[20:2020]), KernelLibrary(fitted)).overall.mape)
@@ -105,7 +105,7 @@ def test_another_measurers_rows_of_the_a100(shared_data):
 
 
 def test_another_measurers_rows_of_the_h100_are_slower_below_a_thousand_tokens(shared_data):
-    """Vidur's cuBLAS is of 2023: same shapes take 11-15 % longer than NVIDIA's tables, so no fit to those can reach 12 %."""
+    """Vidur's cuBLAS is of 2023: NVIDIA's own measurements of the same shapes are off by 11-15 % as a prediction of it."""
     table = read_kernels(shared_data / "kernels" / "vidur" / "gemm_flat.csv.gz", device="h100")
     report = replay_kernels(table, KernelLibrary("h100-sxm", "sglang"))
     assert report.overall.mape <= 16
@@ -136,3 +136,26 @@ def test_milliseconds_taken_for_seconds(shared_data, tmp_path):
     pq.write_table(wrong, tmp_path / "gemm.parquet")
     with pytest.raises(ForerunError, match="look like milliseconds"):
         replay_kernels(read_kernels(tmp_path / "gemm.parquet"), KernelLibrary("h100-sxm"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "chip"), [("RTX4090_Llama-3.1-8B_tp1", "rtx-4090"), ("RTXPRO6000_Llama-3.1-8B_tp1", "rtx-pro-6000")]
+)
+def test_mixed_batches_and_skewed_lengths(shared_data, folder, chip):
+    place = shared_data / "kernels" / "llmservingsim" / folder
+    table = concatenate([read_kernels(place / name) for name in ("attention.csv.gz", "skew.csv.gz")])
+    bare = load_chip(chip).model_copy(update={"kernels": {}})
+    fitted = calibrate(table, bare, residual=False).chip
+    report = replay_kernels(table, KernelLibrary(fitted), SPLIT)
+    errors = {group.op: group for group in report.groups if group.regime == "all"}
+    assert errors["attention_decode"].mape < 8  # a third of the rows has unequal lengths
+    assert errors["attention_mixed"].median_ape < 14
+    assert errors["attention_prefill"].mape < 8
+
+
+def test_experts_by_how_many_are_touched(shared_data):
+    path = shared_data / "kernels/llmservingsim/RTXPRO6000_Qwen3-30B-A3B-Instruct-2507_tp1/moe.csv.gz"
+    table = read_kernels(path)
+    bare = load_chip("rtx-pro-6000").model_copy(update={"kernels": {}})
+    found = calibrate(table, bare, residual=False)
+    assert found.fits[0].held_out_mape < 10

@@ -15,6 +15,7 @@ from simulator.llm import load_architecture
 from simulator.timing import (
     Deployment,
     ModelTimer,
+    SequentialDrafter,
     StepTimer,
     StepWork,
     causal_pairs,
@@ -53,6 +54,11 @@ def arrays(work):
     return StepWork(*(tuple(np.array([e]) for e in f) if isinstance(f, tuple) else np.array([f]) for f in work))
 
 
+def chain_drafter(step, tokens):
+    memory = step.deployment
+    return SequentialDrafter(step, tokens, (1,) * (tokens - 1), memory.weight_bytes, memory.kv_bytes_per_token)
+
+
 @st.composite
 def steps(draw, windows):
     chunks = draw(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 3000)), max_size=3))
@@ -77,7 +83,9 @@ TIMERS = {
     "sharded": lambda: ModelTimer(StepTimer(deployment("llama-3.1-70b", tensor_parallel=4), 4096)),
     "windowed": lambda: ModelTimer(StepTimer(deployment("gpt-oss-20b"), 4096)),
     "latent": lambda: ModelTimer(StepTimer(deployment("deepseek-v2-lite"), 4096)),
-    "drafted": lambda: ModelTimer(StepTimer(deployment(), 4096), StepTimer(deployment("llama-3.2-1b"), 4096), 4),
+    "drafted": lambda: ModelTimer(
+        StepTimer(deployment(), 4096), chain_drafter(StepTimer(deployment("llama-3.2-1b"), 4096), 4)
+    ),
     "eager": lambda: ModelTimer(StepTimer(deployment(cuda_graphs=False), 4096)),
 }
 
@@ -92,7 +100,7 @@ def test_one_step_costs_the_same_alone_and_among_many(kind):
         costs = timer.costs(arrays(work))
         total = costs.device_s + costs.host_s
         assert_allclose(timer.seconds(work), total, rtol=0.01)  # decode attention is interpolated, see DecodeTable
-        if not work.decode_seqs and timer.draft is None:
+        if not work.decode_seqs and timer.drafter is None:
             assert_allclose(timer.seconds(work), total, rtol=1e-9)
         assert all((getattr(costs, name) >= 0).all() for name in costs.__slots__)
 
@@ -168,7 +176,7 @@ def test_drafting_costs_k_passes_of_the_draft_model():
     draft = StepTimer(deployment("llama-3.2-1b"), 4096)
     target = StepTimer(deployment(), 4096)
     work = decode(1, 505, query_len=5)
-    with_draft = ModelTimer(target, draft, 4).seconds(work)
+    with_draft = ModelTimer(target, chain_drafter(draft, 4)).seconds(work)
     without = ModelTimer(target).seconds(work)
     one_pass = draft.seconds(decode(1, 505))
     assert_allclose(with_draft - without, 4 * one_pass, rtol=0.1)

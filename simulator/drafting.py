@@ -1,0 +1,217 @@
+"""The drafter that a scenario's speculation section describes, on the chips of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from simulator.llm import (
+    DraftHead,
+    HeadSizes,
+    eagle3_head,
+    eagle_head,
+    load_architecture,
+    mtp_architecture,
+    parallel_head,
+)
+from simulator.speculation import DraftConfig, Proposal, SpeculationConfig
+from simulator.timing import (
+    Deployment,
+    Drafter,
+    HeadsDrafter,
+    HostDrafter,
+    HostOverhead,
+    ParallelDrafter,
+    SequentialDrafter,
+    StepTimer,
+    TokenTable,
+    fusion_table,
+    layer_weight_bytes,
+    load_draft_overhead,
+    resolve_weight_dtypes,
+)
+
+DrafterFactory = Callable[["DraftRequest"], Drafter]
+"""A plug-in: builds the drafter of a run."""
+
+HEADS: dict[str, Callable[..., DraftHead]] = {
+    "eagle": eagle_head,
+    "eagle2": eagle_head,
+    "eagle3": eagle3_head,
+    "parallel-draft": parallel_head,
+}
+"""Methods whose drafter is a head trained on the target's hidden states."""
+WITHOUT_DRAFT_SLOTS = ("ngram", "suffix", "medusa")
+"""Methods that keep no KV of their own drafts, so the engine reserves no slots for the next step's.
+
+Source: vLLM V1 sets ``num_lookahead_tokens`` for EAGLE heads, MTP and draft models only (``vllm/v1/core/sched``).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a drafter is built from."""
+
+    config: SpeculationConfig
+    proposal: Proposal
+    target: Deployment
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def draft(self) -> DraftConfig:
+        """The ``draft`` block, empty where the scenario has none."""
+        return self.config.draft or DraftConfig()
+
+    @property
+    def overhead(self) -> HostOverhead:
+        """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
+        known = load_draft_overhead(self.target.framework.name, self.config.method)
+        return HostOverhead(_given(self.draft.step_s, known.step_s), _given(self.draft.pass_s, known.pass_s))
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """Most tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
+        return max(self.max_num_batched_tokens, self.max_num_seqs * max(self.proposal.pass_widths, default=1))
+
+
+def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
+    """KV slots per sequence reserved for the next step's drafts."""
+    return 0 if config.method in WITHOUT_DRAFT_SLOTS else proposal.nodes
+
+
+def build_drafter(request: DraftRequest) -> Drafter:
+    """The drafter of a method.
+
+    Raises:
+        ForerunError: a model that is not in the catalogue, that lacks MTP layers, or that does not divide over chips.
+    """
+    method = request.config.method
+    if method == "draft-model":
+        return draft_model(request)
+    if method in ("ngram", "suffix"):
+        return lookup(request)
+    if method == "medusa":
+        return medusa(request)
+    if method == "mtp":
+        return mtp(request)
+    return trained_head(request)
+
+
+def models_of(drafter: Drafter | None) -> list[Deployment]:
+    """Models that a drafter runs beside the target."""
+    return [drafter.step.deployment] if isinstance(drafter, SequentialDrafter | ParallelDrafter) else []
+
+
+def draft_model(request: DraftRequest) -> Drafter:
+    """A smaller language model of its own."""
+    draft = request.draft
+    assert draft.model is not None
+    architecture = load_architecture(draft.model)
+    deployment = replace(
+        request.target,
+        architecture=architecture,
+        weight_dtypes=resolve_weight_dtypes(architecture, draft.weights_dtype),
+        tensor_parallel=draft.tensor_parallel or request.target.tensor_parallel,
+    )
+    return SequentialDrafter(
+        StepTimer(deployment, request.max_pass_tokens),
+        request.proposal.depth,
+        request.proposal.pass_widths,
+        deployment.weight_bytes,
+        deployment.kv_bytes_per_token,
+        request.overhead,
+    )
+
+
+def lookup(request: DraftRequest) -> Drafter:
+    """N-gram or suffix look-up on the host."""
+    draft = request.draft
+    known = load_draft_overhead(request.target.framework.name, request.config.method)
+    return HostDrafter(
+        _given(draft.step_s, known.step_s),
+        _given(draft.per_sequence_s, known.per_sequence_s),
+        _given(draft.per_context_token_s, known.per_context_token_s),
+    )
+
+
+def medusa(request: DraftRequest) -> Drafter:
+    """One Medusa head per draft position."""
+    draft = request.draft
+    dtypes = resolve_weight_dtypes(request.target.architecture, draft.weights_dtype or "bf16")
+    return HeadsDrafter(
+        request.target,
+        request.proposal.depth,
+        request.max_num_seqs,
+        draft.num_layers or 1,
+        dtypes["mlp"],
+        request.overhead,
+    )
+
+
+def mtp(request: DraftRequest) -> Drafter:
+    """The target's own multi-token-prediction module, run for every depth, or one module per depth."""
+    target, draft = request.target, request.draft
+    architecture = mtp_architecture(target.architecture)
+    dtypes = dict(target.weight_dtypes)
+    if draft.weights_dtype is not None:
+        dtypes = resolve_weight_dtypes(architecture, draft.weights_dtype)
+    dtypes["embedding"] = _lm_head_dtype(target)  # the tied table of the module stands for the target's LM head
+    deployment = replace(
+        target,
+        architecture=architecture,
+        weight_dtypes=dtypes,
+        tensor_parallel=draft.tensor_parallel or target.tensor_parallel,
+    )
+    separate = draft.modules == "separate"
+    modules = request.proposal.depth if separate else 1
+    return SequentialDrafter(
+        StepTimer(deployment, request.max_pass_tokens),
+        request.proposal.depth,
+        request.proposal.pass_widths,
+        modules * deployment.layer_weight_bytes,
+        modules * deployment.kv_bytes_per_token,
+        request.overhead,
+        separate_modules=separate,
+    )
+
+
+def trained_head(request: DraftRequest) -> Drafter:
+    """EAGLE, EAGLE-2, EAGLE-3: depth by depth; a parallel drafter: all K tokens in one pass."""
+    draft, target, proposal = request.draft, request.target, request.proposal
+    sizes = HeadSizes(
+        draft.num_layers,
+        draft.intermediate_size,
+        draft.num_attention_heads,
+        draft.num_key_value_heads,
+        draft.head_dim,
+        draft.draft_vocab_size,
+    )
+    head = HEADS[request.config.method](target.architecture, sizes)
+    dtypes = resolve_weight_dtypes(head.architecture, draft.weights_dtype)
+    if not head.own_lm_head:
+        dtypes["lm_head"] = _lm_head_dtype(target)
+    deployment = replace(
+        target,
+        architecture=head.architecture,
+        weight_dtypes=dtypes,
+        tensor_parallel=draft.tensor_parallel or target.tensor_parallel,
+    )
+    weights = layer_weight_bytes(deployment, head.own_lm_head, head.fused_hidden_states)
+    kv = deployment.kv_bytes_per_token
+    fusion: TokenTable | None = None
+    if head.fused_hidden_states:
+        fusion = fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
+    if request.config.method == "parallel-draft":
+        most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
+        return ParallelDrafter(StepTimer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+    step = StepTimer(deployment, request.max_pass_tokens)
+    return SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
+
+
+def _lm_head_dtype(target: Deployment) -> str:
+    return target.weight_dtypes["embedding" if target.architecture.tie_word_embeddings else "lm_head"]
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,124 @@
+"""Draft heads trained on a target's hidden states (EAGLE, EAGLE-3, P-EAGLE), derived from the target's own sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simulator.llm.architecture import Architecture
+from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, MoeMlp, Tensor
+
+MOE_INTERMEDIATE_RATIO = 6
+"""Feed-forward width over hidden size in the dense layer that drafts for an MoE target, unless given.
+
+Source: SpecForge's configs of EAGLE-3 heads for Qwen3-235B-A22B (24576 / 4096) and gpt-oss-20b (17280 / 2880); others
+differ (Llama-4-Scout 6.4, Qwen3-30B-A3B 3), so give ``intermediate_size`` where it is known.
+"""
+EAGLE3_VOCABULARY = 32_000
+"""Tokens that an EAGLE-3 head can propose (``draft_vocab_size`` in SafeAILab's and SpecForge's configs)."""
+EAGLE3_HIDDEN_STATES = 3
+"""Hidden states of the target (low, middle, high) that EAGLE-3 reads (arXiv:2503.01840, section 3.1)."""
+PARALLEL_LAYERS = 4
+"""Layers of a P-EAGLE head (SpecForge configs/qwen3-8b-peagle.json); DFlash heads have 5 (qwen3-8b-dflash.json)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """Sizes of a draft head that its config.json states; None is derived from the target."""
+
+    num_layers: int | None = None
+    intermediate_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    draft_vocab_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """A draft head as an engine runs it beside its target."""
+
+    architecture: Architecture
+    """Layers and LM head as a model of its own; the embedding is the target's."""
+    own_lm_head: bool
+    """Whether the head holds LM-head weights; otherwise it multiplies with the target's."""
+    fused_hidden_states: int
+    """Target hidden states of every new token that are projected to one before the first pass; 0 for none."""
+
+
+def eagle_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
+    """EAGLE and EAGLE-2: an ``fc`` from (embedding, hidden state) to the hidden size, one layer, the target's LM head.
+
+    Source: Li et al., "EAGLE", 2024, arXiv:2401.15077, section 4.1; EAGLE-2 (arXiv:2406.16858) uses the same weights.
+    """
+    hidden = target.hidden_size
+    entry = Tensor("fc", hidden, 2 * hidden, "attention", "replicated")
+    layers = _layers(target, sizes, 1, (entry,))
+    return DraftHead(_model(f"{target.name}-eagle", target, layers, target.vocab_size), False, 0)
+
+
+def eagle3_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
+    """EAGLE-3: three hidden states fused by an ``fc`` once per new token, one layer whose attention reads embedding and
+    hidden state side by side, an LM head of its own over a reduced vocabulary.
+
+    Source: Li et al., "EAGLE-3", 2025, arXiv:2503.01840, section 3.1.
+    """
+    vocabulary = sizes.draft_vocab_size or min(EAGLE3_VOCABULARY, target.vocab_size)
+    layers = _layers(target, sizes, 1, (), doubled_input=True)
+    return DraftHead(_model(f"{target.name}-eagle3", target, layers, vocabulary), True, EAGLE3_HIDDEN_STATES)
+
+
+def parallel_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
+    """A parallel drafter: an EAGLE-3 head of several layers that fills K masked positions in one pass.
+
+    Source: "P-EAGLE" as in SpecForge's and vLLM's configs: 4 layers, LM head of its own over the whole vocabulary.
+    """
+    vocabulary = sizes.draft_vocab_size or target.vocab_size
+    layers = _layers(target, sizes, PARALLEL_LAYERS, (), doubled_input=True)
+    return DraftHead(_model(f"{target.name}-parallel", target, layers, vocabulary), True, EAGLE3_HIDDEN_STATES)
+
+
+def _layers(
+    target: Architecture, sizes: HeadSizes, count: int, entry: tuple[Tensor, ...], doubled_input: bool = False
+) -> tuple[LayerGroup, ...]:
+    """The head's layers: the first with its entry, then equal ones."""
+    first = Layer(_attention(target, sizes), _mlp(target, sizes))
+    others = (sizes.num_layers or count) - 1
+    extra = entry
+    if doubled_input:
+        attention = first.attention
+        queries = attention.num_heads * attention.head_dim + attention.kv_elements_per_token
+        extra = (Tensor("qkv_proj (embedding half)", queries, target.hidden_size, "attention", "column"),)
+    groups = (LayerGroup(replace(first, extra_tensors=extra), 1),)
+    return groups + ((LayerGroup(first, others),) if others else ())
+
+
+def _attention(target: Architecture, sizes: HeadSizes) -> Attention:
+    """Full attention with the target's heads; where the target has latent attention, one KV head per head (as Kimi-K2's
+    published EAGLE-3 head)."""
+    own = target.layer_groups[0].layer.attention
+    heads = sizes.num_attention_heads or own.num_heads
+    kv_heads = own.num_kv_heads if own.kind == "gqa" else heads
+    head_dim = own.head_dim if own.kind == "gqa" else own.value_dim
+    return Attention(heads, sizes.num_key_value_heads or kv_heads, sizes.head_dim or head_dim)
+
+
+def _mlp(target: Architecture, sizes: HeadSizes) -> DenseMlp:
+    if sizes.intermediate_size is not None:
+        return DenseMlp(sizes.intermediate_size)
+    mlp = target.layer_groups[-1].layer.mlp
+    if isinstance(mlp, MoeMlp):
+        return DenseMlp(MOE_INTERMEDIATE_RATIO * target.hidden_size)
+    return DenseMlp(mlp.intermediate_size)
+
+
+def _model(name: str, target: Architecture, layers: tuple[LayerGroup, ...], vocabulary: int) -> Architecture:
+    return Architecture(
+        name=name,
+        hidden_size=target.hidden_size,
+        vocab_size=vocabulary,
+        layer_groups=layers,
+        tie_word_embeddings=False,
+        max_position=target.max_position,
+        source=target.source,
+        checkpoint_dtypes={},
+    )

@@ -1,0 +1,158 @@
+"""What a scenario's speculation section proposes in each step, and how deep of it is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ForerunError
+from simulator.speculation.acceptance import survival_rates
+from simulator.speculation.config import OF_THIS_TREE, AcceptanceConfig, SpeculationConfig
+from simulator.speculation.curves import load_curve
+from simulator.speculation.dynamic_tree import GrowthPlan, grown_acceptance
+from simulator.speculation.level_decay import LevelDecay
+from simulator.speculation.tree import DraftTree, RankRates, chain
+from simulator.speculation.tree_acceptance import checked_rates, node_chances, rates_by_rank, survival_by_depth
+from simulator.speculation.tree_config import CONCENTRATION, TreeConfig
+
+FloatArray = NDArray[np.float64]
+
+OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
+"""Share of what the candidates before it missed that rank 1, 2, ... catches: the first head of Medusa on Vicuna-7B
+(curve ``medusa-vicuna-7b``: 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5 candidates); assumed beyond
+the fifth."""
+LENGTH_STEPS = 200
+"""Grown trees averaged over when a level is sought that gives a measured acceptance length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The draft tokens of one verify step."""
+
+    nodes: int
+    """Draft tokens that the target verifies."""
+    depth: int
+    """Most of them that can be accepted."""
+    pass_widths: tuple[int, ...]
+    """Tokens per sequence that a sequential drafter computes for depth 2, 3, ...: 1 in a chain, expanded nodes in a
+    tree."""
+
+
+def proposal(config: SpeculationConfig) -> Proposal:
+    """What a method other than ``none`` proposes; a chain is the tree of width one."""
+    growth = config.tree.growth if config.tree is not None else None
+    if growth is not None:
+        nodes = min(growth.nodes, growth.drafted_nodes)
+        return Proposal(nodes, min(growth.depth, nodes), (growth.top_k,) * (growth.depth - 1))
+    tree = _static(config)
+    return Proposal(tree.num_nodes, tree.depth, expanded_nodes(tree))
+
+
+def expanded_nodes(tree: DraftTree) -> tuple[int, ...]:
+    """Nodes with children at each depth from 1: what a drafter computes to propose the next depth."""
+    depths = tree.depths
+    inner = sorted({parent for parent in tree.parents if parent >= 0})
+    return tuple(np.bincount(depths[inner], minlength=tree.depth)[1:].tolist()) if inner else ()
+
+
+def draft_survival(config: SpeculationConfig) -> FloatArray:
+    """Chance that at least d draft tokens are accepted, d = 1..depth: what ``AcceptanceSampler`` takes.
+
+    ``per_position`` and ``log`` say it of the very tree that is drafted, and ``acceptance_length`` is met by it. Other
+    sources are rates of the first candidate of each depth; in a tree the candidates beside it catch their share of
+    what it misses (``other_ranks``), or as the curve says where it was measured by rank.
+
+    Raises:
+        ForerunError: rates that end before the depth, or a length that the tree cannot give.
+    """
+    acceptance = config.acceptance
+    assert acceptance is not None
+    tree = config.tree
+    if tree is None or _static_chain(tree):
+        return survival_rates(acceptance, config.depth)
+    if acceptance.acceptance_length is not None:
+        return _with_length(tree, acceptance, config.depth)
+    if any(getattr(acceptance, name) is not None for name in OF_THIS_TREE):
+        return survival_rates(acceptance, config.depth)
+    return tree_survival(tree, _rank_rates(acceptance, config.depth))
+
+
+def tree_survival(tree: TreeConfig, rates: RankRates) -> FloatArray:
+    """Chance that at least d draft tokens are accepted, for rates by depth and rank."""
+    static = tree.static
+    checked = checked_rates(rates)
+    if static is not None:
+        return survival_by_depth(static, node_chances(static, checked))
+    return _grown(tree, checked, 400)
+
+
+def _static(config: SpeculationConfig) -> DraftTree:
+    if config.tree is None:
+        return chain(config.num_speculative_tokens or 0)
+    tree = config.tree.static
+    assert tree is not None
+    return tree
+
+
+def _static_chain(tree: TreeConfig) -> bool:
+    static = tree.static
+    return static is not None and static == chain(static.num_nodes)
+
+
+def _rank_rates(acceptance: AcceptanceConfig, depth: int) -> RankRates:
+    """Rates by depth and rank."""
+    if acceptance.curve is not None and acceptance.other_ranks is None:
+        curve = load_curve(acceptance.curve)
+        if curve.heads is not None and len(curve.heads) >= depth:
+            return curve.rank_rates()
+    survival = survival_rates(acceptance, depth)
+    before = np.concatenate(([1.0], survival[:-1]))
+    conditional = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0.0)
+    return _with_ranks(conditional, acceptance)
+
+
+def _with_ranks(conditional: FloatArray, acceptance: AcceptanceConfig) -> RankRates:
+    ranks = OTHER_RANKS if acceptance.other_ranks is None else acceptance.other_ranks
+    return rates_by_rank(np.minimum(conditional, 1.0).tolist(), ranks)
+
+
+def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> FloatArray:
+    """Survival at the level of the first candidates that gives a measured acceptance length with this tree."""
+    asked = acceptance.acceptance_length
+    assert asked is not None
+    decay = 1.0 if acceptance.decay is None else acceptance.decay
+
+    def survival(level: float) -> FloatArray:
+        rates = _with_ranks(LevelDecay(level, decay).conditional(depth), acceptance)
+        if tree.static is not None:
+            return tree_survival(tree, rates)
+        return _grown(tree, rates, LENGTH_STEPS)
+
+    least, most = (1.0 + float(survival(level).sum()) for level in (0.0, 1.0))
+    if not least <= asked <= most:
+        raise ForerunError(
+            f"speculation.acceptance.acceptance_length {asked:g} is impossible with this tree: it counts the bonus "
+            f"token and lies between {least:.2f} and {most:.2f}; change other_ranks, decay or the tree"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if 1.0 + float(survival(middle).sum()) < asked:
+            low = middle
+        else:
+            high = middle
+        if high - low < 1e-9:
+            break
+    found = survival(high)
+    # A grown tree's average jumps a little with the level: meet the measured length exactly.
+    return np.minimum(found * ((asked - 1.0) / float(found.sum())), 1.0) if found.sum() > 0.0 else found
+
+
+def _grown(tree: TreeConfig, rates: RankRates, steps: int) -> FloatArray:
+    growth = tree.growth
+    assert growth is not None
+    plan = GrowthPlan(growth.depth, growth.top_k, growth.nodes)
+    concentration = CONCENTRATION if tree.concentration is None else tree.concentration
+    return grown_acceptance(plan, rates, concentration, steps).survival[: tree.longest_path]

@@ -1,0 +1,132 @@
+"""Whether a drafter keeps the rules that the engine relies on: for authors of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulator.errors import ForerunError
+from simulator.timing.drafter import Drafter
+from simulator.timing.work import StepWork
+
+TOLERANCE = 0.02
+"""Greatest relative difference between a step priced alone and among many: attention is interpolated alone."""
+CONTEXT_TOKENS = 600
+PROMPT_TOKENS = 100
+
+
+def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
+    """Check a drafter against everything the engine asks of it, on small steps of each kind.
+
+    Checked are: that costs and memory are finite and not negative, that a step without work costs nothing, that a step
+    costs the same alone, in a run of decode steps and among many (``costs``), that more sequences and longer contexts
+    never cost less, and that a drafter on the host holds no chip memory and runs no pass.
+
+    Args:
+        drafter: the drafter to check.
+        query_len: tokens per sequence that the target verifies: draft tokens and one.
+        max_seqs: most sequences in the steps that are tried, >= 2.
+
+    Raises:
+        ForerunError: the first rule that is broken, in one line.
+    """
+    name = type(drafter).__name__
+    if not isinstance(drafter, Drafter):
+        raise ForerunError(f"{name} lacks something that simulator.timing.Drafter asks for")
+    _check_description(name, drafter)
+    works = {
+        "nothing": _step(drafter, 0, 0, query_len),
+        "one decode": _step(drafter, 1, 0, query_len),
+        "a batch": _step(drafter, max_seqs, 0, query_len),
+        "a prompt": _step(drafter, 0, 1, query_len),
+        "both": _step(drafter, max_seqs - 1, 1, query_len),
+    }
+    alone = {kind: drafter.seconds(work) for kind, work in works.items()}
+    for kind, seconds in alone.items():
+        if not np.isfinite(seconds) or seconds < 0.0:
+            raise ForerunError(f"{name}: a step of {kind} costs {seconds} s")
+    if alone["nothing"] != 0.0:
+        raise ForerunError(f"{name}: a step without work costs {alone['nothing']} s")
+    costs = drafter.costs(_stacked(list(works.values())))
+    parts = {part: np.asarray(getattr(costs, part)) for part in costs.__slots__}
+    for part, values in parts.items():
+        if values.shape != (len(works),) or not np.isfinite(values).all() or (values < 0.0).any():
+            raise ForerunError(f"{name}: costs.{part} must hold one number >= 0 per step (got {values})")
+    for kind, total in zip(works, costs.device_s + costs.host_s, strict=True):
+        if abs(total - alone[kind]) > TOLERANCE * max(total, alone[kind]):
+            raise ForerunError(f"{name}: a step of {kind} costs {alone[kind]} s alone and {total} s in costs")
+    if drafter.runs_on == "host" and (costs.device_s > 0.0).any():
+        raise ForerunError(f"{name}: runs on the host but takes device time")
+    _check_growth(name, drafter, query_len, max_seqs)
+
+
+def _check_description(name: str, drafter: Drafter) -> None:
+    if drafter.runs_on not in ("device", "host"):
+        raise ForerunError(f"{name}: runs_on is {drafter.runs_on!r}, not 'device' or 'host'")
+    if len(set(drafter.windows)) != len(drafter.windows) or any(w is not None and w < 1 for w in drafter.windows):
+        raise ForerunError(f"{name}: windows {drafter.windows} must differ and be >= 1 or None")
+    if any(tokens < 1 for tokens in drafter.pass_tokens):
+        raise ForerunError(f"{name}: pass_tokens {drafter.pass_tokens} must be >= 1")
+    for field in ("weight_bytes", "kv_bytes_per_token"):
+        value = getattr(drafter, field)
+        if not np.isfinite(value) or value < 0.0:
+            raise ForerunError(f"{name}: {field} is {value}")
+    if drafter.runs_on == "host" and (drafter.weight_bytes or drafter.kv_bytes_per_token or drafter.pass_tokens):
+        raise ForerunError(f"{name}: runs on the host but has weights, a KV cache or passes on the chips")
+
+
+def _check_growth(name: str, drafter: Drafter, query_len: int, max_seqs: int) -> None:
+    """More sequences and longer contexts never cost less; a run of steps equals its steps."""
+    one, many = (drafter.seconds(_step(drafter, seqs, 0, query_len)) for seqs in (1, max_seqs))
+    if many < one * (1.0 - TOLERANCE):
+        raise ForerunError(f"{name}: drafting for {max_seqs} sequences costs less ({many} s) than for one ({one} s)")
+    contexts = np.arange(CONTEXT_TOKENS, CONTEXT_TOKENS + 40, dtype=np.int64)
+    run = _step(drafter, 2, 0, query_len)._replace(
+        decode_kv_tokens=tuple(2 * _inside(contexts, window, query_len) for window in drafter.windows)
+    )
+    together = np.broadcast_to(drafter.seconds(run), contexts.shape)
+    for context, seconds in zip(contexts.tolist(), together.tolist(), strict=True):
+        alone = drafter.seconds(
+            run._replace(
+                decode_kv_tokens=tuple(int(2 * _inside(context, window, query_len)) for window in drafter.windows)
+            )
+        )
+        if abs(alone - seconds) > 1e-9 * abs(alone):
+            raise ForerunError(f"{name}: a decode step costs {alone} s alone and {seconds} s in a run of steps")
+    if together[-1] < together[0] * (1.0 - TOLERANCE):
+        raise ForerunError(f"{name}: longer contexts cost less ({together[-1]} s) than shorter ones ({together[0]} s)")
+
+
+def _step(drafter: Drafter, decodes: int, prompts: int, query_len: int) -> StepWork[int]:
+    """A step of decoding sequences at one context and fresh prompts of one length."""
+    windows = drafter.windows
+    n = PROMPT_TOKENS
+    pairs = [n * (n + 1) // 2 if w is None or w >= n else w * (w + 1) // 2 + (n - w) * w for w in windows]
+    return StepWork(
+        prompts,
+        prompts * n,
+        tuple(prompts * p for p in pairs),
+        tuple(prompts * n for _ in windows),
+        prompts,
+        tuple(int(prompts * _inside(n + 1, w, 1)) for w in windows),
+        decodes,
+        query_len,
+        tuple(int(decodes * _inside(CONTEXT_TOKENS, w, query_len)) for w in windows),
+    )
+
+
+def _inside(context: Any, window: int | None, query_len: int) -> Any:
+    return context if window is None else np.minimum(context, window + query_len - 1)
+
+
+def _stacked(works: list[StepWork[int]]) -> StepWork[Any]:
+    """Many steps as one of arrays."""
+    columns: list[Any] = []
+    for name in StepWork._fields:
+        values = [getattr(work, name) for work in works]
+        if isinstance(values[0], tuple):
+            columns.append(tuple(np.array(entries, dtype=np.int64) for entries in zip(*values, strict=True)))
+        else:
+            columns.append(np.array(values, dtype=np.int64))
+    return StepWork(*columns)

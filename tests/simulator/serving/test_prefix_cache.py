@@ -1,0 +1,120 @@
+"""Prefix cache: hits counted independently, blocks conserved, oldest out first."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stub_timers import LinearTimer
+
+from simulator.errors import ForerunError
+from simulator.serving import Cluster, EngineLimits
+from simulator.serving.prefix_cache import PrefixCache
+from simulator.workload import RequestStream
+from traces import PrefixHashes, read_requests, sample_path
+
+
+def cache_of(lists, per_unit=32, block_size=16, prompts=None):
+    prompts = prompts or [len(units) * per_unit for units in lists]
+    return PrefixCache(PrefixHashes.from_lists(lists, per_unit), block_size, prompts)
+
+
+def serve(cache, request, tokens):
+    """A request runs alone from start to end; returns the tokens it found."""
+    units, spared, _ = cache.match(request, tokens)
+    cache.hold(units)
+    cache.add(request, units, tokens)
+    cache.release(units)
+    return spared
+
+
+def test_the_last_token_is_always_computed():
+    cache = cache_of([[1, 2], [1, 2]])
+    assert serve(cache, 0, 64) == 0
+    assert serve(cache, 1, 64) == 48, "the block that holds the last token is computed again"
+
+
+def test_a_longer_prompt_finds_the_whole_earlier_one():
+    cache = cache_of([[1, 2], [1, 2, 3]])
+    serve(cache, 0, 64)
+    assert serve(cache, 1, 96) == 64
+
+
+def test_a_partial_last_unit_is_cached_in_whole_blocks():
+    cache = cache_of([[1, 2], [1, 2, 3]], prompts=[50, 96])
+    serve(cache, 0, 50)
+    assert cache.idle_blocks == 3
+    assert serve(cache, 1, 96) == 48
+
+
+def test_shared_blocks_are_counted_once():
+    cache = cache_of([[1, 2], [1, 2]])
+    first, _, _ = cache.match(0, 64)
+    cache.add(0, first, 64)
+    second, _, in_use = cache.match(1, 64)
+    assert in_use == 4
+    cache.hold(second)
+    assert cache.shared_blocks == 4
+    cache.release(first)
+    assert (cache.shared_blocks, cache.idle_blocks) == (0, 0)
+    cache.release(second)
+    assert (cache.shared_blocks, cache.idle_blocks) == (0, 4)
+
+
+def test_oldest_leave_first_and_of_a_prompt_its_end():
+    cache = cache_of([[1, 2], [3, 4], [1, 2, 9], [3, 4, 9]])
+    serve(cache, 0, 64)
+    serve(cache, 1, 64)
+    cache.shrink(6)
+    assert cache.match(2, 96)[0] == [1], "of the older prompt the end is gone, the start is kept"
+    assert cache.match(3, 96)[0] == [3, 4]
+    cache.shrink(0)
+    assert cache.match(3, 96)[0] == []
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=25), st.integers(0, 12))
+def test_blocks_never_go_negative_and_end_idle(lists, room):
+    cache = cache_of(lists)
+    held = []
+    for request, units in enumerate(lists):
+        mine, spared, in_use = cache.match(request, len(units) * 32)
+        assert 0 <= in_use <= 2 * len(mine)
+        assert spared < len(units) * 32
+        cache.hold(mine)
+        cache.add(request, mine, len(units) * 32)
+        held.append(mine)
+        assert cache.shared_blocks == 2 * (sum(map(len, held)) - len({u for part in held for u in part}))
+        if request % 3 == 0:
+            cache.release(held.pop(0))
+        cache.shrink(room)
+        assert 0 <= cache.idle_blocks <= room
+    for part in held:
+        cache.release(part)
+    assert cache.shared_blocks == 0
+
+
+@pytest.mark.parametrize("replicas", [1])
+def test_endless_cache_hits_what_the_hashes_say(replicas):
+    """Longest prefix of hashes seen before, counted without the engine, on a real trace served one by one."""
+    table = read_requests(sample_path("mooncake-conversation"))
+    stream = RequestStream(
+        np.zeros(len(table.input_tokens)), table.input_tokens, np.ones_like(table.output_tokens), 1, table.prefix_hashes
+    )
+    limits = EngineLimits(1, 8192, 16, 10**7, 0, None, True)
+    log = Cluster(replicas, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
+    seen: set[int] = set()
+    expected = []
+    for request, prompt in enumerate(table.input_tokens.tolist()):
+        units = table.prefix_hashes.of(request).tolist()
+        found = next((i for i, unit in enumerate(units) if unit not in seen), len(units))
+        tokens = min(found * table.prefix_hashes.block_tokens, prompt) // 16 * 16
+        expected.append(min(tokens, (prompt - 1) // 16 * 16))
+        seen.update(units)
+    assert list(log.cached_tokens) == expected
+    assert sum(expected) > 0
+
+
+def test_block_size_must_divide_the_hashes():
+    stream = RequestStream(np.zeros(1), np.array([64]), np.array([2]), None, PrefixHashes.from_lists([[1]], 64))
+    limits = EngineLimits(1, 8192, 48, 1000, 0, None, True)
+    with pytest.raises(ForerunError, match="choose a divisor of it"):
+        Cluster(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)

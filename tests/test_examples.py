@@ -1,0 +1,34 @@
+"""The examples run as they stand, at reduced size, and say what they claim."""
+
+import subprocess
+import sys
+
+import pytest
+
+from simulator.run import simulate
+from simulator.scenario import load_scenario
+
+
+def output_of(script, *arguments, root):
+    command = [sys.executable, str(root / "examples" / script), *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout
+
+
+def test_speculation_crossover(project_root):
+    text = output_of("speculation_crossover.py", "--requests", 2, root=project_root)
+    assert "The draft model pays below about" in text
+
+
+def test_lossless_sampling(project_root):
+    assert output_of("lossless_sampling.py", root=project_root)
+
+
+@pytest.mark.parametrize("name", ["chat-h100.yaml", "chat-h100-draft.yaml"])
+def test_scenarios(project_root, name):
+    result = simulate(load_scenario(project_root / "examples" / name, ["workload.num_requests=40"]))
+    assert len(result.requests) == 40
+    assert not result.requests.failed.any()
+
+
+def test_every_scenario_is_tried(project_root):
+    assert {p.name for p in (project_root / "examples").glob("*.yaml")} == {"chat-h100.yaml", "chat-h100-draft.yaml"}
