@@ -45,6 +45,10 @@ _CACHE_ENTRIES = 100_000
 _T = TypeVar("_T", KernelTime, CollectiveTime)
 
 
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "nccl")
+"""Kernel libraries that chips may carry a fit for; a profile may add its own."""
+
+
 class KernelLibrary:
     """Predicts kernels of ``chip`` as ``library`` runs them.
 
@@ -62,6 +66,11 @@ class KernelLibrary:
 
     def __init__(self, chip: Chip | str, library: str = "generic") -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
+        known = sorted({*LIBRARIES, *self.chip.kernels})
+        if library not in known:
+            raise ProfileError(
+                f"no kernel library '{library}'{did_you_mean(library, known)} (one of {', '.join(known)})"
+            )
         self.library = library
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}

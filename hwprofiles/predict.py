@@ -134,7 +134,7 @@ def _value(op: str, key: str, value: Any) -> Any:
         number = float(value)
     except (TypeError, ValueError):
         raise ProfileError(f"{op}: {key}={value}: a number is needed") from None
-    lowest = 0 if key in _MAY_BE_ZERO else 1
+    lowest = 0 if key in _MAY_BE_ZERO else 2 if key == "world_size" else 1
     if not math.isfinite(number) or number < lowest:
         raise ProfileError(f"{op}: {key}={value}: must be a number >= {lowest}")
     if key in _WHOLE_OR_NOT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from simulator.llm import (
     DraftHead,
@@ -13,6 +13,7 @@ from simulator.llm import (
     load_architecture,
     mtp_architecture,
     parallel_head,
+    published_head,
 )
 from simulator.speculation import DraftConfig, Proposal, SpeculationConfig
 from simulator.timing import (
@@ -179,15 +180,7 @@ def mtp(request: DraftRequest) -> Drafter:
 def trained_head(request: DraftRequest) -> Drafter:
     """EAGLE, EAGLE-2, EAGLE-3: depth by depth; a parallel drafter: all K tokens in one pass."""
     draft, target, proposal = request.draft, request.target, request.proposal
-    sizes = HeadSizes(
-        draft.num_layers,
-        draft.intermediate_size,
-        draft.num_attention_heads,
-        draft.num_key_value_heads,
-        draft.head_dim,
-        draft.draft_vocab_size,
-    )
-    head = HEADS[request.config.method](target.architecture, sizes)
+    head = HEADS[request.config.method](target.architecture, _head_sizes(request))
     dtypes = resolve_weight_dtypes(head.architecture, draft.weights_dtype)
     if not head.own_lm_head:
         dtypes["lm_head"] = _lm_head_dtype(target)
@@ -207,6 +200,16 @@ def trained_head(request: DraftRequest) -> Drafter:
         return ParallelDrafter(StepTimer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
     step = StepTimer(deployment, request.max_pass_tokens)
     return SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
+
+
+def _head_sizes(request: DraftRequest) -> HeadSizes:
+    """Sizes as the scenario gives them, else those of the public head it names; the rest follows from the target."""
+    draft = request.draft
+    sizes = HeadSizes()
+    if draft.model is not None:
+        sizes = published_head(draft.model, request.config.method, request.target.architecture).sizes
+    given = {field.name: getattr(draft, field.name) for field in fields(HeadSizes)}
+    return replace(sizes, **{name: value for name, value in given.items() if value is not None})
 
 
 def _lm_head_dtype(target: Deployment) -> str:

@@ -96,7 +96,8 @@ def simulate(
             ``simulator.timing.Drafter`` and ``check_drafter``.
 
     Raises:
-        ForerunError: the model does not fit, or the scenario asks for something that is not modelled.
+        ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
+            modelled.
         hwprofiles.ProfileError: unknown or faulty chip or link.
         traces.TraceError: the trace cannot be read.
     """
@@ -106,6 +107,9 @@ def simulate(
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     log = build.cluster.run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
+    if sum(log.failed) == len(stream):
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
+        raise ForerunError(f"workload: no request can be served here ({reasons})")
     requests = _requests(log, build.cluster)
     steps = _steps(log, build.cluster.timer, scenario.hardware.tensor_parallel)
     ends = steps.start_s + steps.seconds

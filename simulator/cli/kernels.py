@@ -30,9 +30,33 @@ def predict(
     json_file: JsonOption = None,
 ) -> int:
     """Predict the time of one kernel: seconds, what bounds it, FLOPs, bytes, and what the number rests on."""
-    from simulator.cli.kernel_query import kernel_document, read_shape
+    from hwprofiles import predict as predict_kernel
     from simulator.cli.tables import kernel_tables
 
-    document = kernel_document(chip, library, op, read_shape(op, values or []))
+    shape = key_values(op, values or [])
+    document = predict_kernel(chip, op, shape, library)
+    seconds = document["seconds"]
+    for rate, work in (("flops_per_s", "flops"), ("bytes_per_s", "bytes")):
+        document[rate] = document[work] / seconds if seconds else None
+    document["shape"] = shape
     emit(document, json_file, kernel_tables(document))
     return 0
+
+
+def key_values(op: str, texts: list[str]) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping.
+
+    Raises:
+        ForerunError: a text without ``=``, or a key given twice.
+    """
+    from simulator.errors import ForerunError
+
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not value:
+            raise ForerunError(f"{op}: '{text}' is not KEY=VALUE, e.g. m=16")
+        if key in found:
+            raise ForerunError(f"{op}: {key} is given twice")
+        found[key] = value
+    return found

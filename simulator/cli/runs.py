@@ -49,13 +49,17 @@ def run(
 ) -> int:
     """Simulate one scenario and print its summary."""
     from simulator.cli.tables import run_tables
+    from simulator.errors import ForerunError
     from simulator.scenario import load_scenario
 
     loaded = load_scenario(scenario, tuple(set_values or ()))
     with checked_outputs(out, json_file):
-        first, document, interrupted = replicate(
-            loaded, seed, replications, jobs, keep_steps=not no_steps, show_progress=not no_progress
-        )
+        try:
+            first, document, interrupted = replicate(
+                loaded, seed, replications, jobs, keep_steps=not no_steps, show_progress=not no_progress
+            )
+        except ForerunError as error:
+            raise ForerunError(f"{scenario}: {error}") from None
         if out is not None:
             document = write_outputs(out, first, document)
     emit(document, json_file, run_tables(document))

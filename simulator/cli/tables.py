@@ -182,17 +182,16 @@ def kernel_tables(document: Document) -> list[RenderableType]:
         ("Launch", "launch_s"),
         ("Compute", "compute_s"),
         ("Memory", "memory_s"),
-        ("Latency", "latency_s"),
         ("Transfer", "transfer_s"),
     ):
-        if key in document:
+        if document.get(key):
             rows.append((label, duration(document[key])))
-    if document["flops"] is not None:
+    if document["flops"]:
         rows.append(("Work", f"{scaled(document['flops'], 'FLOP')}, {scaled(document['flops_per_s'], 'FLOP/s')}"))
         rows.append(("Traffic", f"{scaled(document['bytes'], 'B')}, {scaled(document['bytes_per_s'], 'B/s')}"))
     else:
         rows.append(("Message", scaled(document["bytes"], "B")))
-    shape = " ".join(f"{key}={value}" for key, value in document["shape"].items() if value is not None)
+    shape = " ".join(f"{key}={value}" for key, value in document["shape"].items())
     title = Text(f"{document['op']} {shape}", style="bold")
     title.append(f"  on {document['chip']}, {document['library']} kernels", style="dim not bold")
     return [title, pairs_table("", rows)]

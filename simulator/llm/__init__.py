@@ -17,6 +17,7 @@ from simulator.llm.load import (
     load_architecture,
     published_parameters,
 )
+from simulator.llm.published_heads import PublishedHead, published_head, published_head_names
 
 __all__ = [
     "PARTS",
@@ -31,6 +32,7 @@ __all__ = [
     "MtpModule",
     "ParameterCount",
     "Part",
+    "PublishedHead",
     "PublishedParameters",
     "Tensor",
     "architecture_aliases",
@@ -42,5 +44,7 @@ __all__ = [
     "load_architecture",
     "mtp_architecture",
     "parallel_head",
+    "published_head",
+    "published_head_names",
     "published_parameters",
 ]

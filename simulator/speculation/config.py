@@ -26,11 +26,19 @@ DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
     "ngram": ("step_s", "per_sequence_s", "per_context_token_s"),
     "suffix": ("step_s", "per_sequence_s", "per_context_token_s"),
     "medusa": ("weights_dtype", "num_layers", "step_s", "pass_s"),
-    "eagle": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle2": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle3": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "draft_vocab_size", "step_s", "pass_s"),
+    "eagle": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle2": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle3": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "draft_vocab_size", "step_s", "pass_s"),
     "mtp": ("weights_dtype", "tensor_parallel", "modules", "step_s", "pass_s"),
-    "parallel-draft": ("weights_dtype", "tensor_parallel", *HEAD_SIZES, "draft_vocab_size", "step_s", "pass_s"),
+    "parallel-draft": (
+        "model",
+        "weights_dtype",
+        "tensor_parallel",
+        *HEAD_SIZES,
+        "draft_vocab_size",
+        "step_s",
+        "pass_s",
+    ),
 }
 """Methods, and the fields of ``draft`` that each has a use for."""
 Seconds = Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)]
@@ -40,7 +48,8 @@ class DraftConfig(Section):
     """What drafts, where the method leaves a choice; every size is derived from the target unless given."""
 
     model: str | None = None
-    """Draft model: catalogue name or path of a HF config.json."""
+    """Draft model: catalogue name or path of a HF config.json. EAGLE and parallel heads: repository of a public head in
+    the catalogue, whose sizes are taken."""
     weights_dtype: str | Mapping[str, str] | None = None
     """As the scenario's own ``weights_dtype``; default: the checkpoint's, bf16 for trained heads."""
     tensor_parallel: PositiveInt | None = None

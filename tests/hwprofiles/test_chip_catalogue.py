@@ -194,7 +194,7 @@ def test_loading_is_light():
 
 def test_kernels_fall_back_by_library_then_dtype_then_class():
     h100 = load_chip("h100-sxm")
-    vllm, unknown = KernelLibrary(h100, "vllm"), KernelLibrary(h100, "no-such-library")
+    vllm, unknown = KernelLibrary(h100, "vllm"), KernelLibrary(h100, "nccl")
     assert vllm.parameters("gemm") == h100.kernels["vllm"]["gemm"]["bf16"]
     assert unknown.parameters("gemm") == h100.kernels["generic"]["gemm"]["bf16"]
     assert vllm.basis("gemm", "fp16") == "calibrated"
@@ -222,3 +222,8 @@ def test_dtypes():
         load_chip("h100-sxm").peak_flops("bfp8")
     assert load_chip("a100-sxm-80gb").peak_flops("fp8") == 312e12
     assert set(DTYPES) >= {"fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4", "bfp8", "bfp4"}
+
+
+def test_an_unknown_kernel_library_is_refused():
+    with pytest.raises(ProfileError, match=r"no kernel library 'vlm'; did you mean 'vllm'\?"):
+        KernelLibrary("h100-sxm", "vlm")

@@ -212,3 +212,8 @@ def test_the_basis_is_that_of_the_kernels_in_use(changes, basis):
 def test_static_batches_may_exceed_the_token_budget(stepping):
     engine = {"scheduler": "static", "max_num_batched_tokens": 1, "stepping": stepping}
     assert not simulate(scenario(engine=engine)).requests.failed.any()
+
+
+def test_a_run_in_which_nothing_can_be_served_is_an_error():
+    with pytest.raises(ForerunError, match=r"no request can be served here \(120 x longer than max_model_len 2 tokens\)"):
+        simulate(scenario(engine={"max_model_len": 2}))

@@ -42,7 +42,7 @@ def rows(shared_data, chip, family, library):
         ("h100-sxm", "attention_prefill", "sglang", "bf16", 8, 4),
         ("h100-sxm", "attention_prefill", "trtllm", "bf16", 8, 4),
         ("a100-sxm-80gb", "attention_prefill", "sglang", "bf16", 8, 4),
-        ("a100-sxm-80gb", "attention_prefill", "vllm", "bf16", 9, 4),
+        ("a100-sxm-80gb", "attention_prefill", "vllm", "bf16", 8, 4),
         ("h100-sxm", "attention_decode", "vllm", "bf16", 6, 3),
         ("h100-sxm", "attention_decode", "sglang", "bf16", 6, 3),
         ("a100-sxm-80gb", "attention_decode", "vllm", "bf16", 10, 4),
@@ -105,7 +105,7 @@ def test_another_measurers_rows_of_the_a100(shared_data):
 
 
 def test_another_measurers_rows_of_the_h100_are_slower_below_a_thousand_tokens(shared_data):
-    """Vidur's cuBLAS is of 2023: NVIDIA's own measurements of the same shapes are off by 11-15 % as a prediction of it."""
+    """Vidur's cuBLAS is of 2023: NVIDIA's own times of the same shapes are off by 11-15 % as a prediction of its."""
     table = read_kernels(shared_data / "kernels" / "vidur" / "gemm_flat.csv.gz", device="h100")
     report = replay_kernels(table, KernelLibrary("h100-sxm", "sglang"))
     assert report.overall.mape <= 16

@@ -1,0 +1,69 @@
+"""Public draft heads by the name of their repository: sizes as their config.json states them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+import yaml
+
+from simulator.errors import ForerunError, did_you_mean
+from simulator.llm.architecture import Architecture
+from simulator.llm.draft_heads import HeadSizes
+
+
+class PublishedHead(NamedTuple):
+    """One public draft head."""
+
+    method: str
+    """As ``speculation.method``."""
+    hidden_size: int
+    sizes: HeadSizes
+    source: str
+
+
+def published_head_names() -> tuple[str, ...]:
+    """Repositories in the catalogue, in alphabetical order."""
+    return tuple(sorted(_heads()))
+
+
+def published_head(name: str, method: str, target: Architecture) -> PublishedHead:
+    """A public head, checked to fit its target.
+
+    Args:
+        name: repository of its weights.
+        method: ``speculation.method``; EAGLE-2 runs EAGLE's heads.
+        target: model that it drafts for.
+
+    Raises:
+        ForerunError: no such head, of another method, or for a target of another hidden size.
+    """
+    heads = _heads()
+    if name not in heads:
+        raise ForerunError(
+            f"model: no public draft head '{name[:120]}'{did_you_mean(name, heads)}; leave model out to derive the "
+            f"sizes from the target, or give them ({', '.join(field.name for field in fields(HeadSizes))})"
+        )
+    head = heads[name]
+    if head.method != ("eagle" if method == "eagle2" else method):
+        raise ForerunError(f"model: {name} is a head of method {head.method}, not {method}")
+    if head.hidden_size != target.hidden_size:
+        raise ForerunError(
+            f"model: {name} reads hidden states of size {head.hidden_size}, {target.name} has {target.hidden_size}"
+        )
+    return head
+
+
+@cache
+def _heads() -> dict[str, PublishedHead]:
+    text = (resources.files("simulator.llm") / "draft_heads.yaml").read_text(encoding="utf-8")
+    rows: dict[str, dict[str, Any]] = yaml.safe_load(text)["heads"]
+    known = [field.name for field in fields(HeadSizes)]
+    return {
+        name: PublishedHead(
+            row["method"], row["hidden_size"], HeadSizes(**{k: row[k] for k in known if k in row}), row["source"]
+        )
+        for name, row in rows.items()
+    }
