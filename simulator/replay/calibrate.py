@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary, Source
 from hwprofiles.catalogue import load_defaults
+from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit
 from simulator.errors import ForerunError
@@ -98,7 +99,8 @@ def calibrate(
     check_devices(table)
     skipped = dict(table.skipped)
     table = _of_library(table, library, skipped)
-    prediction = predict_table(table, KernelLibrary(chip, library))
+    known = library if library in (*LIBRARIES, *chip.kernels) else "generic"
+    prediction = predict_table(table, KernelLibrary(chip, known))
     out, reasons = impossible_rows(table, prediction, chip)
     for reason, number in (prediction.refused | reasons).items():
         skipped[reason] = skipped.get(reason, 0) + number

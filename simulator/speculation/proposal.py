@@ -130,11 +130,11 @@ def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> 
             return tree_survival(tree, rates)
         return _grown(tree, rates, LENGTH_STEPS)
 
-    least, most = (1.0 + float(survival(level).sum()) for level in (0.0, 1.0))
-    if not least <= asked <= most:
+    most = 1.0 + float(survival(1.0).sum())
+    if not 1.0 <= asked <= most:
         raise ForerunError(
             f"speculation.acceptance.acceptance_length {asked:g} is impossible with this tree: it counts the bonus "
-            f"token and lies between {least:.2f} and {most:.2f}; change other_ranks, decay or the tree"
+            f"token and lies between 1 and {most:.2f}; change decay or the tree"
         )
     low, high = 0.0, 1.0
     for _ in range(50):
@@ -146,7 +146,8 @@ def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> 
         if high - low < 1e-9:
             break
     found = survival(high)
-    # A grown tree's average jumps a little with the level: meet the measured length exactly.
+    # A grown tree's average jumps a little with the level, and siblings catch something even at level 0: meet the
+    # measured length exactly.
     return np.minimum(found * ((asked - 1.0) / float(found.sum())), 1.0) if found.sum() > 0.0 else found
 
 

@@ -267,3 +267,8 @@ def test_one_pass_over_single_queries_is_no_faster_than_a_kernel_for_them():
     apart = predict_table(table, KernelLibrary(chip, "sglang"))
     assert (together.flops == apart.flops).all()
     assert np.median(together.seconds / apart.seconds) > 1.5
+
+
+def test_a_library_of_ones_own_can_be_fitted(kernels):
+    found = calibrate(kernels, CHIP, "my-engine", residual=False)
+    assert KernelLibrary(found.chip, "my-engine").parameters("gemm") == found.fits[0].parameters

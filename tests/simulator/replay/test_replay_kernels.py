@@ -7,9 +7,7 @@ import pytest
 from made_kernels import attention_rows, gemm_rows, measured
 
 from hwprofiles import KernelLibrary, load_chip
-from simulator.cli.kernel_query import admitted_pairs as pairs_of_one
-from simulator.cli.kernel_query import kernel_document, read_shape
-from simulator.cli.kernel_query import tokens_read as read_of_one
+from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.replay import (
     Split,
@@ -52,28 +50,27 @@ def test_groups_partition_the_rows(kernels):
     assert {group.regime for group in parts} <= {"latency", "memory", "compute"}
 
 
-def test_a_row_is_predicted_as_forerun_predict_does():
-    shape = {"batch": 8, "q_len": 4, "kv_len": 3000, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+def test_a_row_is_predicted_as_forerun_predict_does(capsys):
+    shape = {"batch": 8, "q_len": 4, "kv_len": 3000, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": 500}
     texts = [f"{name}={value}" for name, value in shape.items()]
-    one = kernel_document("h100-sxm", "sglang", "attention_decode", read_shape("attention_decode", texts))
+    command = ["predict", "--chip", "h100-sxm", "--library", "sglang", "attention_decode", *texts, "--json", "-"]
+    assert main(command) == 0
+    one = json.loads(capsys.readouterr().out)
+    columns = {name: np.array([value]) for name, value in shape.items()}
     table = make_table(
-        np.array([1e-4]), "attention_decode", {name: np.array([value]) for name, value in shape.items()},
-        {"dtype": "bf16", "kv_dtype": "bf16"}, "made", "forerun",
-    )  # fmt: skip
-    assert predict_table(table, LIBRARY).seconds[0] == pytest.approx(one["seconds"], rel=1e-12)
+        np.array([1e-4]), "attention_decode", columns, {"dtype": "bf16", "kv_dtype": "bf16"}, "made", "forerun"
+    )
+    assert predict_table(table, LIBRARY).seconds[0] == pytest.approx(one["seconds"], rel=1e-9)
 
 
 @pytest.mark.parametrize("window", [0, 1, 64, 5000])
-def test_masks_of_columns_equal_those_of_single_rows(window):
-    q_len, kv_len = np.array([1.0, 7.0, 64.0, 500.0]), np.array([900.0, 7.0, 100.0, 2000.0])
-    columns = (
-        admitted_pairs(q_len, kv_len, np.full(4, float(window))),
-        tokens_read(q_len, kv_len, np.full(4, float(window))),
-    )
-    for i in range(4):
-        sizes = int(q_len[i]), int(kv_len[i]), window or None
-        assert columns[0][i] == pairs_of_one(*sizes)
-        assert columns[1][i] == read_of_one(*sizes)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 900), (7, 7), (64, 100), (50, 200)])
+def test_masks_admit_what_a_loop_over_queries_counts(q_len, kv_len, window):
+    seen = [range(max(0, p - (window or p)), p) for p in range(kv_len - q_len + 1, kv_len + 1)]
+    sizes = (np.array([float(value)]) for value in (q_len, kv_len, window))
+    q, kv, reach = sizes
+    assert admitted_pairs(q, kv, reach)[0] == sum(len(keys) for keys in seen)
+    assert tokens_read(q, kv, reach)[0] == len({key for keys in seen for key in keys})
 
 
 def test_a_mixed_batch_costs_less_than_its_two_kernels_and_more_than_each():

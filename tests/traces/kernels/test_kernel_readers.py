@@ -36,8 +36,8 @@ def test_aiconfigurator_gemm_is_milliseconds_and_unknown_formats_are_counted(tmp
 def attention(**changes):
     return {
         **COMMON, "op_name": "generation_attention", "batch_size": 8, "isl": 1, "num_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "beam_width": 1, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
-        "step": 1023, "window_size": 0, "latency": 0.03,
+        "num_key_value_heads": 8, "head_dim": 128, "beam_width": 1, "attn_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16", "step": 1023, "window_size": 0, "latency": 0.03,
     } | changes  # fmt: skip
 
 

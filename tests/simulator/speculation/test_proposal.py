@@ -1,0 +1,156 @@
+"""What is proposed and accepted in a step: chains, static trees, grown trees, and the sources that describe them."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from pydantic import ValidationError
+
+from simulator.errors import ForerunError
+from simulator.speculation import AcceptanceSampler, SpeculationConfig, draft_survival, proposal, survival_rates
+from simulator.speculation.dynamic_tree import GrowthPlan, grown_acceptance
+from simulator.speculation.proposal import OTHER_RANKS
+from simulator.speculation.tree import load_tree
+from simulator.speculation.tree_acceptance import (
+    TreePathSampler,
+    expected_tree_length,
+    node_chances,
+    rates_by_rank,
+)
+
+SOURCES = [
+    {"alpha": 0.7},
+    {"alpha": 0.8, "decay": 0.9},
+    {"per_position": [0.7, 0.5, 0.3, 0.2]},
+    {"conditional": [0.7, 0.6, 0.6, 0.5]},
+    {"acceptance_length": 1.8},
+    {"curve": "mtp-deepseek-r1-1k-2k"},
+]
+
+
+def config(method="eagle", **fields):
+    return SpeculationConfig.model_validate({"method": method, "acceptance": {"alpha": 0.7}} | fields)
+
+
+def complaint(method="eagle", **fields):
+    with pytest.raises(ValidationError) as caught:
+        config(method, **fields)
+    return str(caught.value.errors()[0]["msg"])
+
+
+@pytest.mark.parametrize("acceptance", SOURCES)
+@pytest.mark.parametrize("depth", [1, 3, 4])
+def test_a_chain_is_the_tree_of_width_one(acceptance, depth):
+    chained = config(num_speculative_tokens=depth, acceptance=acceptance)
+    tree = config(tree={"choices": [[0] * n for n in range(1, depth + 1)]}, acceptance=acceptance)
+    assert proposal(chained) == proposal(tree)
+    assert proposal(chained).pass_widths == (1,) * (depth - 1)
+    assert_array_equal(draft_survival(chained), draft_survival(tree))
+    assert_array_equal(draft_survival(chained), survival_rates(chained.acceptance, depth))
+
+
+def test_published_trees_by_hand():
+    medusa = proposal(config("medusa", tree="medusa-63"))
+    assert (medusa.nodes, medusa.depth) == (63, 4)
+    eagle = proposal(config(tree={"name": "eagle-25"}))
+    assert (eagle.nodes, eagle.depth, eagle.pass_widths) == (25, 5, (4, 4, 1, 1))
+    grown = proposal(config("eagle2", tree={"depth": 6, "top_k": 10, "nodes": 60}))
+    assert (grown.nodes, grown.depth, grown.pass_widths) == (60, 6, (10,) * 5)
+    assert proposal(config("eagle2", tree={"depth": 1, "top_k": 4, "nodes": 60})).nodes == 4
+
+
+def test_a_wide_tree_is_accepted_deeper_than_its_chain():
+    survival = draft_survival(config(tree="eagle-25"))
+    chained = draft_survival(config(num_speculative_tokens=5))
+    assert (survival >= chained - 1e-12).all()
+    assert survival.sum() > chained.sum() + 0.5
+    rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
+    assert 1 + survival.sum() == pytest.approx(expected_tree_length(node_chances(load_tree("eagle-25"), rates)))
+
+
+def test_medusas_heads_are_used_rank_by_rank():
+    """Medusa-2 accepts 3.47 tokens per step of its 7B tree (arXiv:2401.10774); heads trained alone (Medusa-1), whose
+    accuracies the curve states, accept fewer."""
+    length = 1 + draft_survival(config("medusa", tree="medusa-63", acceptance={"curve": "medusa-vicuna-7b"})).sum()
+    assert 2.2 < length < 3.47
+
+
+def test_sibling_ranks_matter_and_can_be_given():
+    lonely = draft_survival(config(tree="eagle-25", acceptance={"alpha": 0.7, "other_ranks": [0.0]}))
+    assert_allclose(lonely, 0.7 ** np.arange(1, 6))
+    helped = draft_survival(config(tree="eagle-25", acceptance={"alpha": 0.7, "other_ranks": [1.0]}))
+    assert helped[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("tree", ["eagle-25", {"depth": 6, "top_k": 10, "nodes": 60}])
+@pytest.mark.parametrize("length", [1.0, 2.2, 3.9])
+def test_a_measured_acceptance_length_is_met_by_the_tree(tree, length):
+    survival = draft_survival(config(tree=tree, acceptance={"acceptance_length": length}))
+    assert 1 + survival.sum() == pytest.approx(length, abs=1e-6)
+    assert (np.diff(survival) <= 1e-12).all()
+
+
+def test_what_the_engine_printed_of_a_tree_is_not_improved_by_siblings():
+    printed = [0.9, 0.7, 0.5, 0.3, 0.1]
+    assert_array_equal(draft_survival(config(tree="eagle-25", acceptance={"per_position": printed})), printed)
+
+
+def test_a_grown_tree_averages_over_steps():
+    tree = {"depth": 5, "top_k": 4, "nodes": 20, "concentration": 2.0}
+    rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
+    expected = grown_acceptance(GrowthPlan(5, 4, 20), rates, 2.0).survival
+    assert_allclose(draft_survival(config("eagle2", tree=tree)), expected)
+
+
+def test_drawing_depths_equals_drawing_paths():
+    """The engine draws only how deep the accepted path is; its nodes, drawn for real, end as deep as often."""
+    tree, steps = load_tree("eagle-25"), 200_000
+    rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
+    ends = TreePathSampler(tree, rates, seed=1).ends(0, steps)
+    depths = np.where(ends >= 0, tree.depths[ends], 0)
+    drawn = AcceptanceSampler(draft_survival(config(tree="eagle-25")), seed=2).path(0, steps)
+    for depth in range(6):
+        shares = [(sample == depth).mean() for sample in (depths, drawn)]
+        error = np.sqrt(shares[0] * (1 - shares[0]) * (1 / steps + 1 / len(drawn)))
+        assert abs(shares[0] - shares[1]) < 5 * error
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "expected"),
+    [
+        ("eagle", {}, "needs num_speculative_tokens or tree (got neither)"),
+        ("eagle", {"num_speculative_tokens": 2, "tree": "eagle-25"}, "(got both)"),
+        ("ngram", {}, "needs num_speculative_tokens (got neither)"),
+        ("ngram", {"tree": "eagle-25"}, "drafts a chain; give num_speculative_tokens"),
+        ("eagle", {"tree": "eagle-26"}, "no tree 'eagle-26'; did you mean 'eagle-25'?"),
+        ("eagle", {"tree": {}}, "give one of name, choices, or depth with top_k and nodes (got none)"),
+        ("eagle", {"tree": {"depth": 3}}, "needs depth, top_k and nodes (top_k, nodes missing)"),
+        ("eagle", {"tree": {"name": "eagle-25", "depth": 3}}, "(got name, depth)"),
+        ("eagle", {"tree": {"choices": [[0, 0]]}}, "hangs on [0]"),
+        ("eagle", {"tree": "eagle-25", "acceptance": {"per_position": [0.5]}}, "the tree's depth is 5"),
+        ("eagle", {"num_speculative_tokens": 2, "acceptance": None}, "needs acceptance"),
+        ("eagle", {"num_speculative_tokens": 2, "draft": {"draft_vocab_size": 9}}, "no use for draft.draft_vocab_size"),
+        ("ngram", {"num_speculative_tokens": 2, "draft": {"num_layers": 1}}, "no use for draft.num_layers"),
+        ("draft-model", {"num_speculative_tokens": 2}, "needs draft: {model: ...}"),
+        ("mtp", {"tree": "eagle-25", "draft": {"modules": "separate"}}, "separate modules draft a chain"),
+        (
+            "eagle",
+            {"num_speculative_tokens": 2, "draft": {"chip": "l40s"}},
+            "a drafter on other chips is not modelled yet",
+        ),
+        (
+            "eagle",
+            {"num_speculative_tokens": 2, "acceptance": {"alpha": 0.5, "other_ranks": [0.1]}},
+            "other_ranks goes with tree",
+        ),
+        ("none", {"num_speculative_tokens": 2, "acceptance": None}, "method 'none' has no use for"),
+    ],
+)
+def test_what_does_not_fit_is_refused(method, fields, expected):
+    assert expected in complaint(method, **fields)
+
+
+def test_an_impossible_length_names_the_range():
+    with pytest.raises(
+        ForerunError, match=r"acceptance_length 6.5 is impossible with this tree.*between 1 and 6.00"
+    ):
+        draft_survival(config(tree="eagle-25", acceptance={"acceptance_length": 6.5}))

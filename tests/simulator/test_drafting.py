@@ -1,0 +1,176 @@
+"""Whole runs with every drafter: both engine paths agree, counters and blocks are those of the proposal."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from simulator.drafting import build_drafter
+from simulator.errors import ForerunError
+from simulator.run import simulate
+from simulator.scenario import Scenario
+from simulator.speculation import draft_survival, proposal
+from simulator.timing import HostDrafter, check_drafter
+
+ALPHA = {"alpha": 0.7}
+METHODS = {
+    "draft-model": {"num_speculative_tokens": 3, "draft": {"model": "llama-3.2-1b"}},
+    "draft-model tree": {"tree": {"choices": [[0], [1], [0, 0], [0, 1]]}, "draft": {"model": "llama-3.2-1b"}},
+    "ngram": {"num_speculative_tokens": 5},
+    "suffix": {"num_speculative_tokens": 8},
+    "medusa": {"tree": "medusa-63", "acceptance": {"curve": "medusa-vicuna-7b"}},
+    "eagle": {"tree": "eagle-25", "acceptance": {"alpha": 0.7, "spread": 0.1}},
+    "eagle2": {"tree": {"depth": 6, "top_k": 10, "nodes": 60}, "acceptance": {"acceptance_length": 4.0}},
+    "eagle3": {"num_speculative_tokens": 3},
+    "mtp": {"num_speculative_tokens": 2},
+    "parallel-draft": {"num_speculative_tokens": 7},
+}
+
+
+def scenario(name=None, engine=None, workload=None, **fields):
+    speculation = None
+    if name is not None:
+        speculation = {"method": name.split()[0], "acceptance": ALPHA} | METHODS.get(name, {}) | fields
+    large = name is not None and name.startswith("mtp")
+    return Scenario.model_validate(
+        {
+            "model": "deepseek-v3" if large else "llama-3.1-8b",
+            "hardware": {"chip": "h200-sxm", "tensor_parallel": 8} if large else {"chip": "h100-sxm"},
+            "engine": engine or {},
+            "speculation": speculation,
+            "workload": workload
+            or {
+                "arrivals": {"process": "poisson", "request_rate": 40.0},
+                "input_tokens": {"distribution": "lognormal", "mean": 300, "cv": 1.0, "max": 2048},
+                "output_tokens": {"distribution": "uniform", "min": 1, "max": 150},
+                "num_requests": 60,
+            },
+        }
+    )
+
+
+def outcomes(result):
+    return result.requests.columns(), result.speculation
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fast_and_exact_stepping_agree_for_every_method(name):
+    limits = {"num_kv_blocks": 1200, "max_num_seqs": 24}
+    fast = simulate(scenario(name, engine=limits))
+    exact = simulate(scenario(name, engine=limits | {"stepping": "exact-steps"}))
+    assert (fast.engine.exact_steps, exact.engine.exact_steps) == (0, exact.engine.steps)
+    assert fast.engine.steps == exact.engine.steps
+    for column, values in fast.requests.columns().items():
+        assert_allclose(values, exact.requests.columns()[column], rtol=1e-9, err_msg=column)
+    assert fast.speculation == exact.speculation
+    assert fast.kv.preemptions == exact.kv.preemptions
+    assert fast.kv.peak_blocks == exact.kv.peak_blocks
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_counters_are_those_of_the_proposal(name):
+    asked = scenario(name)
+    result = simulate(asked)
+    proposed, counters = proposal(asked.speculation), result.speculation
+    assert not result.requests.failed.any()
+    assert result.steps.output_tokens.sum() == result.requests.output_tokens.sum()
+    assert counters.draft_tokens == counters.num_drafts * proposed.nodes
+    assert result.requests.draft_tokens.sum() == counters.draft_tokens
+    assert len(counters.accepted_per_position) == proposed.depth
+    assert set(result.steps.query_len) == {proposed.nodes + 1}
+    rates = np.array(counters.accepted_per_position) / counters.num_drafts
+    survival = draft_survival(asked.speculation)
+    assert_allclose(rates, survival, atol=5 * np.sqrt(0.25 / counters.num_drafts) + 0.05 * (name == "eagle"))
+
+
+@pytest.mark.parametrize("method", ["draft-model", "eagle3", "medusa"])
+def test_a_chain_given_as_a_tree_is_the_same_run(method):
+    draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {"draft": None}
+    chain = simulate(scenario(method, num_speculative_tokens=3, tree=None, **draft, acceptance=ALPHA))
+    choices = {"choices": [[0], [0, 0], [0, 0, 0]]}
+    tree = simulate(scenario(method, num_speculative_tokens=None, tree=choices, **draft, acceptance=ALPHA))
+    for part in ("requests", "steps"):
+        for column, values in getattr(chain, part).columns().items():
+            assert values.tobytes() == getattr(tree, part).columns()[column].tobytes(), column
+    assert chain.speculation == tree.speculation
+    assert chain.kv == tree.kv
+
+
+def test_kv_slots_of_all_nodes_are_held_and_rejected_ones_given_back():
+    """One request of 100 + 100 tokens: its last verify step holds its context, all nodes and the next step's slots."""
+    work = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 100, "num_requests": 1}
+    never = {"alpha": 0.0, "other_ranks": [0.0]}
+    result = simulate(scenario("eagle", engine={"block_size": 1}, workload=work, acceptance=never))
+    verify = result.steps.decode_seqs > 0
+    held = result.steps.kv_blocks[verify]
+    assert_array_equal(held, 100 + np.arange(99) + 26 + 25)
+    sure = simulate(scenario("eagle", engine={"block_size": 1}, workload=work, acceptance={"alpha": 1.0}))
+    steps = sure.steps.kv_blocks[sure.steps.decode_seqs > 0]
+    assert_array_equal(steps, 100 + 6 * np.arange(len(steps)) + 26 + 25)
+    assert len(steps) == -(-99 // 6)
+    chain = {"num_speculative_tokens": 3, "tree": None, "acceptance": {"alpha": 0.0}}
+    medusa = simulate(scenario("medusa", engine={"block_size": 1}, workload=work, **chain))
+    assert_array_equal(medusa.steps.kv_blocks[medusa.steps.decode_seqs > 0], 100 + np.arange(99) + 4)
+
+
+def test_drafters_leave_fewer_blocks_by_what_they_hold():
+    blocks = {name: simulate(scenario(name)).kv for name in (None, "ngram", "medusa", "eagle3", "draft-model")}
+    assert blocks["ngram"].draft_weights_bytes == 0
+    assert blocks["ngram"].bytes_per_token == blocks[None].bytes_per_token
+    assert blocks["eagle3"].bytes_per_token == blocks[None].bytes_per_token * 33 / 32
+    assert blocks[None].num_blocks > blocks["eagle3"].num_blocks > blocks["draft-model"].num_blocks
+    assert blocks["medusa"].draft_weights_bytes > 4e9
+
+
+def test_alone_speculation_pays_and_a_big_tree_does_not_in_a_crowd():
+    def mean_e2e(name, concurrency, requests):
+        work = {
+            "arrivals": {"process": "closed-loop", "max_concurrency": concurrency},
+            "input_tokens": 128,
+            "output_tokens": 128,
+            "num_requests": requests,
+        }
+        requests = simulate(scenario(name, workload=work)).requests
+        return (requests.finished_s - requests.arrival_s).mean()
+
+    alone = {name: mean_e2e(name, 1, 2) for name in (None, "eagle", "eagle2", "eagle3", "ngram", "parallel-draft")}
+    assert all(alone[name] < alone[None] / 1.3 for name in alone if name is not None)
+    assert mean_e2e("eagle2", 128, 256) > 1.5 * mean_e2e(None, 128, 256)
+
+
+def test_a_drafter_of_ones_own():
+    asked = scenario("ngram")
+    free = simulate(asked, make_drafter=lambda request: HostDrafter(0.0, 0.0))
+    slow = simulate(asked, make_drafter=lambda request: HostDrafter(1.0, 0.0))
+    usual = simulate(asked, make_drafter=build_drafter)
+    assert free.engine.simulated_s < usual.engine.simulated_s < slow.engine.simulated_s
+    assert slow.engine.simulated_s - free.engine.simulated_s > 0.9 * slow.engine.steps * 0.8
+    check_drafter(HostDrafter(1.0, 0.0), 6)
+
+
+@pytest.mark.parametrize("scheduler", ["prefill-first", "static"])
+@pytest.mark.parametrize("name", ["eagle2", "parallel-draft", "ngram"])
+def test_other_schedulers_serve_every_method(scheduler, name):
+    result = simulate(scenario(name, engine={"scheduler": scheduler, "max_num_seqs": 16}))
+    assert np.isfinite(result.requests.finished_s).all()
+
+
+def test_a_budget_smaller_than_a_tree_is_served_step_by_step():
+    result = simulate(scenario("eagle2", engine={"max_num_batched_tokens": 2048, "max_num_seqs": 64}))
+    assert result.engine.exact_steps == result.engine.steps
+    assert np.isfinite(result.requests.finished_s).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        ("draft-model", {"draft": {"model": "llama-3.2-2b"}}, "speculation.draft: "),
+        ("eagle3", {"draft": {"model": "nobody/head"}}, "speculation.draft: model: no public draft head 'nobody/head'"),
+        ("eagle3", {"draft": {"weights_dtype": "fp7"}}, "speculation.draft: weights_dtype"),
+        ("eagle3", {"draft": {"num_attention_heads": 7, "tensor_parallel": 2}}, "7 heads of llama-3.1-8b-eagle3"),
+    ],
+)
+def test_what_a_drafter_cannot_be_built_from_is_named(name, fields, expected):
+    with pytest.raises(ForerunError) as caught:
+        simulate(scenario(name, **fields))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)

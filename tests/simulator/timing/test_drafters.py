@@ -1,0 +1,347 @@
+"""Drafters: the conformance test and what it catches, memory by hand, and where their time comes from."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from hwprofiles import KernelLibrary, load_chip, load_link
+from simulator.drafting import DraftRequest, build_drafter, lookahead_tokens
+from simulator.errors import ForerunError
+from simulator.llm import load_architecture
+from simulator.speculation import SpeculationConfig, proposal
+from simulator.timing import (
+    Deployment,
+    HostDrafter,
+    HostOverhead,
+    ModelTimer,
+    StepTimer,
+    StepWork,
+    check_drafter,
+    load_framework,
+    resolve_weight_dtypes,
+)
+
+METHODS = {
+    "draft-model": {"num_speculative_tokens": 4, "draft": {"model": "llama-3.2-1b"}},
+    "draft-model windowed": {"num_speculative_tokens": 4, "draft": {"model": "gpt-oss-20b"}},
+    "draft-model tree": {"tree": "eagle-25", "draft": {"model": "llama-3.2-1b"}},
+    "ngram": {"num_speculative_tokens": 5},
+    "suffix": {"num_speculative_tokens": 5},
+    "medusa": {"tree": "medusa-63"},
+    "medusa chain": {"num_speculative_tokens": 3},
+    "eagle": {"num_speculative_tokens": 1},
+    "eagle tree": {"tree": "eagle-25"},
+    "eagle2": {"tree": {"depth": 6, "top_k": 10, "nodes": 60}},
+    "eagle3": {"num_speculative_tokens": 3},
+    "eagle3 tree": {"tree": {"depth": 4, "top_k": 3, "nodes": 15}},
+    "parallel-draft": {"num_speculative_tokens": 7},
+    "mtp": {"num_speculative_tokens": 3},
+    "mtp separate": {"num_speculative_tokens": 3, "draft": {"modules": "separate"}},
+}
+
+
+def deployment(model="llama-3.1-8b", chip="h100-sxm", tensor_parallel=1, weights=None, cuda_graphs=True):
+    profile = load_chip(chip)
+    architecture = load_architecture(model)
+    return Deployment(
+        architecture=architecture,
+        chip=profile,
+        kernels=KernelLibrary(profile, "vllm"),
+        link=load_link(profile.links.scale_up) if profile.links.scale_up else None,
+        framework=load_framework("vllm"),
+        tensor_parallel=tensor_parallel,
+        weight_dtypes=resolve_weight_dtypes(architecture, weights),
+        kv_dtype="bf16",
+        cuda_graphs=cuda_graphs,
+    )
+
+
+def request(name, target=None, max_num_seqs=64, max_tokens=2048, **changes):
+    method = name.split()[0]
+    fields = {"method": method, "acceptance": {"alpha": 0.7}} | METHODS.get(name, {}) | changes
+    config = SpeculationConfig.model_validate(fields)
+    if target is None:
+        target = deployment("deepseek-v3", "h200-sxm", 8) if method == "mtp" else deployment()
+    return DraftRequest(config, proposal(config), target, max_num_seqs, max_tokens)
+
+
+def made(name, target=None, **changes):
+    return build_drafter(request(name, target, **changes))
+
+
+def decode(seqs, context, query_len, windows=(None,)):
+    empty = tuple(0 for _ in windows)
+    return StepWork(0, 0, empty, empty, 0, empty, seqs, query_len, tuple(seqs * context for _ in windows))
+
+
+def arrays(work):
+    return StepWork(*(tuple(np.array([e]) for e in f) if isinstance(f, tuple) else np.array([f]) for f in work))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_drafter_keeps_the_rules(name):
+    asked = request(name)
+    check_drafter(build_drafter(asked), asked.proposal.nodes + 1)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mtp", "medusa"])
+def test_sharded_drafters_keep_the_rules(name):
+    target = deployment("deepseek-v3", "h200-sxm", 8)
+    asked = request(name, target)
+    drafter = build_drafter(asked)
+    check_drafter(drafter, asked.proposal.nodes + 1)
+    assert drafter.costs(arrays(decode(2, 500, asked.proposal.nodes + 1))).interconnect_s > 0
+
+
+class Faulty:
+    """A drafter with one rule broken."""
+
+    def __init__(self, **broken):
+        inner = HostDrafter(1e-4, 1e-5, 1e-9)
+        for name in (
+            "windows",
+            "pass_tokens",
+            "runs_on",
+            "weight_bytes",
+            "kv_bytes_per_token",
+            "seconds",
+            "costs",
+        ):
+            setattr(self, name, broken.get(name, getattr(inner, name)))
+
+
+INNER = HostDrafter(1e-4, 1e-5, 1e-9)
+
+
+def shrinking(work):
+    seqs = work.decode_seqs + work.sampled_prefills
+    return 1e-3 / seqs if seqs else 0.0
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        ({"weight_bytes": 5.0}, "runs on the host but has weights"),
+        ({"weight_bytes": float("nan")}, "weight_bytes is nan"),
+        ({"runs_on": "moon"}, "runs_on is 'moon'"),
+        ({"windows": (None, None)}, "must differ"),
+        ({"pass_tokens": (0,)}, "pass_tokens"),
+        ({"seconds": lambda work: 1e-3}, "a step without work costs"),
+        ({"seconds": lambda work: -1.0 * work.decode_seqs}, "costs -1.0 s"),
+        ({"seconds": lambda work: 2 * INNER.seconds(work)}, "alone and"),
+        ({"costs": lambda work: INNER.costs(work).rows(np.array([0]))}, "one number >= 0 per step"),
+    ],
+)
+def test_the_conformance_test_finds_what_is_wrong(broken, expected):
+    check_drafter(Faulty(), 5)
+    with pytest.raises(ForerunError, match="Faulty") as caught:
+        check_drafter(Faulty(**broken), 5)
+    assert expected in str(caught.value)
+
+
+def test_what_is_no_drafter_is_refused():
+    with pytest.raises(ForerunError, match="lacks something"):
+        check_drafter(SimpleNamespace(windows=()), 2)
+
+
+class TestMemory:
+    def test_eagle_on_llama_8b_by_hand(self):
+        """One layer of Llama-3.1-8B (218.1 M) and an fc of 2 x 4096 x 4096; embedding and LM head are the target's."""
+        attention = 4096 * (4096 + 2 * 1024) + 4096 * 4096
+        layer = attention + 3 * 4096 * 14336
+        assert made("eagle").weight_bytes == 2 * (layer + 2 * 4096 * 4096)
+        assert made("eagle").kv_bytes_per_token == 2 * 8 * 128 * 2
+
+    def test_eagle3_on_llama_8b_by_hand(self):
+        """Queries, keys and values read embedding and hidden state; three hidden states are fused; 32,000 own logits.
+
+        The published head (yuhuili/EAGLE3-LLaMA3.1-Instruct-8B) has 0.85 GB in 16 bits.
+        """
+        attention = 2 * 4096 * (4096 + 2 * 1024) + 4096 * 4096
+        weights = attention + 3 * 4096 * 14336 + 3 * 4096 * 4096 + 32_000 * 4096
+        assert made("eagle3").weight_bytes == 2 * weights
+        assert made("eagle3").weight_bytes == pytest.approx(0.85e9, rel=0.01)
+
+    def test_a_reduced_vocabulary_is_lighter_and_faster(self):
+        wide = made("eagle3", draft={"draft_vocab_size": 128_256})
+        narrow = made("eagle3")
+        assert wide.weight_bytes - narrow.weight_bytes == 2 * 4096 * (128_256 - 32_000)
+        gap = wide.seconds(decode(1, 500, 4)) - narrow.seconds(decode(1, 500, 4))
+        assert gap > 0.8 * 3 * 2 * 4096 * (128_256 - 32_000) / 3.35e12
+
+    def test_medusa_by_hand(self):
+        assert made("medusa").weight_bytes == 4 * 2 * (4096 * 4096 + 4096 * 128_256)
+        assert made("medusa").kv_bytes_per_token == 0
+
+    def test_separate_mtp_modules_hold_weights_and_caches_of_their_own(self):
+        shared, separate = made("mtp"), made("mtp separate")
+        assert separate.weight_bytes == 3 * shared.weight_bytes
+        assert separate.kv_bytes_per_token == 3 * shared.kv_bytes_per_token
+        assert shared.kv_bytes_per_token == (512 + 64) * 2
+        assert shared.weight_bytes * 8 == pytest.approx(11.5e9, rel=0.1), "11.5 B parameters in fp8"
+        assert separate.pass_tokens == (4, 4, 4)
+        assert shared.pass_tokens == (4, 1, 1)
+        assert separate.seconds(decode(4, 500, 4)) > shared.seconds(decode(4, 500, 4))
+
+    def test_lookups_take_nothing_on_the_chips(self):
+        drafter = made("ngram")
+        assert (drafter.weight_bytes, drafter.kv_bytes_per_token, drafter.pass_tokens) == (0, 0, ())
+
+    def test_public_heads_by_name(self):
+        name = "lmsys/SGLang-EAGLE3-Qwen3-30B-A3B-Instruct-2507-SpecForge"
+        target = deployment("qwen3-30b-a3b")
+        named = made("eagle3", target, draft={"model": name})
+        guessed = made("eagle3", target)
+        assert guessed.weight_bytes - named.weight_bytes == 2 * 3 * 2048 * (6 * 2048 - 6144)
+        wider = made("eagle3", target, draft={"model": name, "intermediate_size": 6 * 2048})
+        assert wider.weight_bytes == guessed.weight_bytes
+
+    @pytest.mark.parametrize(
+        ("name", "method", "expected"),
+        [
+            ("lmsys/SGLang-EAGLE3-Qwen3-30B", "eagle3", "did you mean 'lmsys/SGLang-EAGLE3-Qwen3-30B-A3B"),
+            ("yuhuili/EAGLE-llama2-chat-7B", "eagle3", "is a head of method eagle, not eagle3"),
+            ("AQ-MedAI/Kimi-K2-Instruct-eagle3", "eagle3", "reads hidden states of size 7168, llama-3.1-8b has 4096"),
+        ],
+    )
+    def test_heads_that_do_not_fit_are_refused(self, name, method, expected):
+        with pytest.raises(ForerunError) as caught:
+            made(method, draft={"model": name})
+        assert expected in str(caught.value)
+
+    def test_mtp_needs_a_target_with_modules(self):
+        with pytest.raises(ForerunError, match="without multi-token-prediction layers"):
+            made("mtp", deployment())
+
+    def test_slots_for_drafts_are_reserved_where_the_drafter_has_a_cache(self):
+        slots = {name: lookahead_tokens(request(name).config, request(name).proposal) for name in METHODS}
+        assert slots["ngram"] == slots["suffix"] == slots["medusa"] == 0
+        assert (slots["eagle3"], slots["eagle tree"], slots["eagle2"], slots["draft-model"]) == (3, 25, 60, 4)
+
+
+class TestTime:
+    def test_an_eagle_pass_reads_its_layer_and_the_lm_head(self):
+        """Never faster than the bytes; less than twice them while alone (218 M + 34 M + 525 M weights per pass)."""
+        one = made("eagle").seconds(decode(1, 500, 2))
+        bound = (made("eagle").weight_bytes + 2 * 4096 * 128_256) / 3.35e12
+        assert bound < one < 2 * bound
+
+    def test_a_chain_costs_a_pass_per_token(self):
+        costs = [made("eagle3", num_speculative_tokens=k).seconds(decode(1, 500, k + 1)) for k in (1, 2, 3, 6)]
+        steps = np.diff(costs) / [1, 1, 3]
+        assert_allclose(steps, steps[0], rtol=0.02)
+
+    def test_a_parallel_drafter_costs_one_pass_whatever_k(self):
+        costs = [made("parallel-draft", num_speculative_tokens=k).seconds(decode(1, 500, k + 1)) for k in (2, 7)]
+        assert costs[0] <= costs[1] < 1.2 * costs[0]
+
+    def test_medusas_heads_cost_one_reading_of_them(self):
+        drafter = made("medusa")
+        bound = drafter.weight_bytes / 3.35e12
+        assert bound < drafter.seconds(decode(1, 500, 64)) < 1.6 * bound
+
+    def test_lookups_cost_host_time_by_sequence_and_context(self):
+        drafter = made("ngram", draft={"step_s": 1e-4, "per_sequence_s": 1e-5, "per_context_token_s": 1e-9})
+        assert drafter.seconds(decode(8, 1000, 6)) == pytest.approx(1e-4 + 8e-5 + 8e-6)
+        assert drafter.costs(arrays(decode(8, 1000, 6))).host_s == pytest.approx(1e-4 + 8e-5 + 8e-6)
+
+    def test_host_overhead_counts_steps_and_passes(self):
+        asked = {"step_s": 1e-3, "pass_s": 1e-4}
+        work = decode(4, 500, 4)
+        for name, passes in (("eagle3", 3), ("parallel-draft", 1)):
+            plain = made(name, num_speculative_tokens=3).seconds(work)
+            slow = made(name, num_speculative_tokens=3, draft=asked).seconds(work)
+            assert slow - plain == pytest.approx(1e-3 + passes * 1e-4)
+        assert request("eagle3", draft=asked).overhead == HostOverhead(1e-3, 1e-4)
+
+    def test_a_wide_layer_costs_next_to_nothing_alone_and_more_in_a_crowd(self):
+        chain, tree = made("eagle", num_speculative_tokens=5), made("eagle tree")
+        alone = tree.seconds(decode(1, 500, 26)) / chain.seconds(decode(1, 500, 6))
+        crowd = tree.seconds(decode(64, 500, 26)) / chain.seconds(decode(64, 500, 6))
+        assert 1.0 <= alone < 1.04
+        assert crowd > 1.1
+
+    def test_rejected_nodes_are_not_drafted_from(self):
+        """After a tree of 63 nodes and depth 4 a drafter catches up on 5 tokens per sequence, not on 64."""
+        tree = made("draft-model tree", tree="medusa-63")
+        assert tree.pass_tokens[0] == 5
+        chain = made("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"})
+        assert tree.seconds(decode(1, 500 + 64, 64)) < 1.15 * chain.seconds(decode(1, 500 + 5, 5))
+
+    def test_prompts_are_prefilled_by_drafters_too(self):
+        prompt = StepWork(1, 1000, (500_500,), (1000,), 1, (1001,), 0, 4, (0,))
+        unfinished = prompt._replace(sampled_prefills=0, sampled_kv_tokens=(0,))
+        assert made("eagle3").seconds(unfinished) > 0
+        assert made("eagle3").seconds(prompt) > made("eagle3").seconds(unfinished)
+        assert made("medusa").seconds(unfinished) == 0
+        assert made("ngram").seconds(unfinished) == 0
+
+
+class TestVerifySteps:
+    """The target's side: graph sizes and experts follow the tokens of a verify step, not its sequences."""
+
+    def test_graphs_are_padded_by_verified_tokens(self):
+        timer = StepTimer(deployment(), 2048)
+        framework = timer.deployment.framework
+        heads = [timer.seconds(decode(3, 500, 5), logit_rows=0), timer.seconds(decode(2, 750, 8), logit_rows=0)]
+        assert framework.padded_tokens(np.array([15, 16]), True).tolist() == [16, 16]
+        costs = [timer.costs(arrays(decode(seqs, 500, q)), np.array([0])) for seqs, q in ((3, 5), (2, 8))]
+        attention = [
+            timer.deployment.kernels.attention_decode(
+                timer.deployment.attention_shape(timer.deployment.architecture.layer_groups[0].layer.attention),
+                seqs=seqs,
+                q_len=q,
+                kv_tokens=seqs * 500,
+            ).seconds
+            for seqs, q in ((3, 5), (2, 8))
+        ]
+        linear = [cost.device_s.item() - 32 * a for cost, a in zip(costs, attention, strict=True)]
+        assert linear[0] == pytest.approx(linear[1], rel=1e-9)
+        assert all(seconds > 0 for seconds in heads)
+
+    def test_a_crowd_of_verify_steps_leaves_the_captured_sizes(self):
+        """128 sequences of 5 tokens are 640 > 512 tokens: launched one by one, where 128 of 1 replay a graph."""
+        timer = StepTimer(deployment("llama-3.2-1b"), 2048)
+        slow = replace(
+            timer.deployment, framework=timer.deployment.framework.model_copy(update={"eager_launch_s": 1e-3})
+        )
+        timer = StepTimer(slow, 2048)
+        captured, eager = (timer.costs(arrays(decode(128, 300, q))) for q in (1, 5))
+        assert captured.host_s == 0
+        assert eager.host_s > 0
+        assert timer.seconds(decode(128, 300, 5)) == pytest.approx((eager.device_s + eager.host_s).item(), rel=0.01)
+        assert timer.seconds(decode(102, 300, 5)) < timer.seconds(decode(103, 300, 5)) / 3
+
+    def test_verification_reads_more_experts(self):
+        """Alone, a verify step of an MoE model costs far more than one token; that of a dense model does not.
+
+        Distinct experts of 128, 4 per token: 4 for one token, 128 (1 - (1 - 4/128)^8) = 28.7 for eight.
+        """
+        ratios = {}
+        for model in ("gpt-oss-120b", "llama-3.1-8b"):
+            timer = StepTimer(deployment(model), 2048)
+            ratios[model] = timer.seconds(decode(1, 500, 8, timer.windows)) / timer.seconds(
+                decode(1, 500, 1, timer.windows)
+            )
+        assert ratios["gpt-oss-120b"] > 1.5
+        assert ratios["llama-3.1-8b"] < 1.15
+        timer = StepTimer(deployment("gpt-oss-120b"), 2048)
+        one, eight = (timer.costs(arrays(decode(1, 500, q, timer.windows))).bytes.item() for q in (1, 8))
+        expert = 3 * 2880 * 2880 * 0.53125 * 36
+        assert eight - one == pytest.approx((128 * (1 - (1 - 4 / 128) ** 8) - 4) * expert, rel=0.05)
+
+
+def test_the_engine_asks_in_the_drafters_order_of_windows():
+    """gpt-oss has windows (128, None) or the reverse; an EAGLE head on it only None; an n-gram look-up the same."""
+    target = StepTimer(deployment("gpt-oss-20b"), 2048)
+    drafter = made("eagle3", deployment("gpt-oss-20b"))
+    timer = ModelTimer(target, drafter)
+    assert set(timer.windows) == {None, 128}
+    keys = tuple(8 * (900 if w is None else 131) for w in timer.windows)
+    work = decode(8, 0, 4, timer.windows)._replace(decode_kv_tokens=keys)
+    assert timer.seconds(work) - ModelTimer(target).seconds(work) == pytest.approx(drafter.seconds(decode(8, 900, 4)))
+    longer = work._replace(decode_kv_tokens=tuple(8 * (90_000 if w is None else 131) for w in timer.windows))
+    assert timer.seconds(longer) - ModelTimer(target).seconds(longer) > drafter.seconds(decode(8, 900, 4)) * 1.2
