@@ -23,7 +23,7 @@ def test_lossless_sampling(project_root):
     assert output_of("lossless_sampling.py", root=project_root)
 
 
-@pytest.mark.parametrize("name", ["chat-h100.yaml", "chat-h100-draft.yaml"])
+@pytest.mark.parametrize("name", ["chat-h100.yaml", "chat-h100-draft.yaml", "chat-h100-eagle.yaml"])
 def test_scenarios(project_root, name):
     result = simulate(load_scenario(project_root / "examples" / name, ["workload.num_requests=40"]))
     assert len(result.requests) == 40
@@ -31,4 +31,8 @@ def test_scenarios(project_root, name):
 
 
 def test_every_scenario_is_tried(project_root):
-    assert {p.name for p in (project_root / "examples").glob("*.yaml")} == {"chat-h100.yaml", "chat-h100-draft.yaml"}
+    assert {p.name for p in (project_root / "examples").glob("*.yaml")} == {
+        "chat-h100.yaml",
+        "chat-h100-draft.yaml",
+        "chat-h100-eagle.yaml",
+    }

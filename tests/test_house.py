@@ -10,7 +10,7 @@ FLOORS = (
     ("dashboards",),
     ("simulator.cli",),
     ("simulator.studies",),
-    ("simulator.replay",),
+    ("simulator.replay", "simulator.measure"),
     ("simulator.metrics",),
     ("simulator.run",),
     ("simulator.drafting",),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Generator
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -26,10 +27,43 @@ from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 SHORT_SPAN = 12
 """Pure decode runs of at most so many steps are priced one by one: vectors cost more than they save."""
+
+
+@dataclass(slots=True)
+class _Span:
+    """Equal decode steps advanced together; arrays over the steps, of which only the first ``len(ends)`` are run."""
+
+    ends: FloatArray
+    seconds: FloatArray
+    keys: tuple[IntArray, ...]
+    """Keys read, per window."""
+    blocks: IntArray
+    """KV blocks in use."""
+    admits: bool
+    """Whether a request that arrives now would be admitted, which ends the span."""
+
+
+class _Planned:
+    """What a replica is about to do, or doing: one step, or a span that begins with it. Filled anew for each."""
+
+    __slots__ = ("chunks", "delivered", "end", "held", "seconds", "span", "start", "work")
+
+    chunks: list[tuple[LiveRequest, int]]
+    """Sequences in prefill and their tokens."""
+    delivered: int
+    """Tokens for the decoding requests."""
+    end: float
+    held: int
+    """KV blocks in use."""
+    seconds: float
+    span: _Span | None
+    start: float
+    work: StepWork[Any]
 
 
 class FastReplica:
@@ -82,6 +116,7 @@ class FastReplica:
         self._step = 0
         self._finishing: dict[int, list[LiveRequest]] = {}
         self._finish_steps: list[int] = []
+        self._planned = _Planned()
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Advance from structural event to structural event until no request will ever come."""
@@ -97,7 +132,10 @@ class FastReplica:
                 yield from self._wait(event)
                 now = max(now, self._env.now)
                 continue
-            now = yield from self._advance(now)
+            self._plan(now)
+            if self._shared:
+                yield from self._spend()
+            now = self._commit()
             if self._step >= self._future.full_at:
                 self._future.forget_before(self._step)
 
@@ -107,9 +145,9 @@ class FastReplica:
             log.replica[request] = self._index
             self._waiting.append(LiveRequest(request, 0, 0, None, log.input_tokens[request], []))
 
-    def _advance(self, now: float) -> Generator[simpy.Event, Any, float]:
-        """Plan one step at ``now`` and run it, together with the equal steps that follow; returns the time after."""
-        limits = self._limits
+    def _plan(self, now: float) -> None:
+        """Decide on one step at ``now``, or on that and the equal steps that follow, and price it."""
+        limits, planned = self._limits, self._planned
         totals, preempted = self._make_room(now)
         held = totals[self._block_row]
         budget = limits.max_num_batched_tokens - self._decoding * limits.query_len
@@ -129,9 +167,109 @@ class FastReplica:
                     chunks.append((partial, chunk))
         if not preempted and self._waiting:
             held = self._admit(chunks, budget, held)
+        planned.chunks, planned.start = chunks, now
+        planned.held = held - self._cache.shared_blocks
+        planned.delivered = self._decoding if self._sampler is None else totals[-1]
+        planned.work = self._work(chunks, totals)
+        planned.seconds = on_grid(self._timer.seconds(planned.work))
+        planned.end = now + planned.seconds
+        planned.span = None
+        if not chunks and not preempted:
+            self._plan_span(planned)
+
+    def _plan_span(self, planned: _Planned) -> None:
+        """Extend a pure decode step to the steps after it, if nothing structural comes too soon."""
+        first, now = self._step, planned.start
+        stop = self._next_finish() + 1
+        admits = not self._waiting and len(self._running) < self._limits.max_num_seqs
+        arrival = self._feed.next_s() if admits else inf
+        if arrival < inf:
+            stop = min(stop, first + int((arrival - now) / max(planned.seconds, 1e-9)) + 2)
+        if stop - first <= SHORT_SPAN:
+            return
+        blocks = self._future.range(self._block_row, first, stop)
+        beside = self._partial_blocks - self._cache.shared_blocks
+        room = self._limits.num_blocks - beside
+        if self._waiting:
+            # Evicting what the first in the queue would reuse can make it small enough to be admitted.
+            room -= self._cache.idle_blocks
+        if int(blocks[-1]) > room:
+            stop = first + max(1, int(np.searchsorted(blocks, room, side="right")))
+        keys = tuple(self._future.range(w, first, stop) for w in range(len(self._windows)))
+        seconds = on_grid(self._timer.seconds(planned.work._replace(decode_kv_tokens=keys)))
+        ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
+        if arrival < inf:
+            ends = ends[: int(np.searchsorted(ends, arrival)) + 1]
+        planned.span = _Span(ends, seconds, keys, blocks + beside, admits)
+        planned.end = float(ends[-1])
+
+    def _spend(self) -> Generator[simpy.Event, Any, None]:
+        """Let the planned time pass; an arrival that could be admitted cuts a span at the step in progress."""
+        planned, span = self._planned, self._planned.span
+        event = self._env.timeout(max(0.0, planned.end - self._env.now))
+        while not event.processed:
+            try:
+                yield event
+            except simpy.Interrupt:
+                if span is None or not span.admits:
+                    continue
+                span.ends = span.ends[: int(np.searchsorted(span.ends, self._env.now)) + 1]
+                span.admits = False
+                planned.end = float(span.ends[-1])
+                event = self._env.timeout(max(0.0, planned.end - self._env.now))
+
+    def _commit(self) -> float:
+        """Hand out the tokens of what was planned; returns the time after it."""
+        planned = self._planned
+        if planned.span is not None:
+            self._commit_span(planned, planned.span)
+            return planned.end
+        log, chunks, end = self._log, planned.chunks, planned.end
+        running, waiting = len(self._running), len(self._waiting)
+        delivered = planned.delivered
+        step = self._step
+        self._step = step + 1
+        if self._caching:
+            self._evict_idle(planned.held)
         if chunks:
-            return (yield from self._mixed_step(now, chunks, held - self._cache.shared_blocks, totals))
-        return (yield from self._decode(now, preempted, totals))
+            self._partial = None
+            for live, tokens in chunks:
+                if log.scheduled_s[live.index] != log.scheduled_s[live.index]:
+                    log.scheduled_s[live.index] = planned.start
+                    log.cached_tokens[live.index] = live.cached or 0
+                live.computed += tokens
+                if live.computed < live.target:
+                    self._partial = live
+                else:
+                    delivered += 1
+                    self._first_token(live, end)
+        self._complete(step, end)
+        log.steps.step(
+            self._index, planned.start, planned.seconds, delivered, running, waiting, planned.held, planned.work
+        )
+        return end
+
+    def _commit_span(self, planned: _Planned, span: _Span) -> None:
+        first, count = self._step, len(span.ends)
+        self._step = first + count
+        starts = np.concatenate(((planned.start,), span.ends[:-1]))
+        delivered: Any = self._decoding
+        if self._sampler is not None:
+            delivered = self._future.range(self._token_row, first, self._step)
+        self._log.steps.span(
+            self._index,
+            starts,
+            span.seconds[:count],
+            delivered,
+            len(self._running),
+            len(self._waiting) + self._feed.pending(starts),
+            span.blocks[:count],
+            self._decoding,
+            planned.work.query_len,
+            tuple(keys[:count] for keys in span.keys),
+        )
+        self._evict_idle(int(span.blocks[count - 1]))
+        self._complete(self._step - 1, planned.end)
 
     def _make_room(self, now: float) -> tuple[list[int], bool]:
         """Preempt from the end of the batch until this step's blocks fit.
@@ -223,38 +361,12 @@ class FastReplica:
         """Evict cached blocks that no request uses for the ``held`` blocks that requests do use."""
         self._cache.shrink(self._limits.num_blocks - held)
 
-    def _mixed_step(
-        self, now: float, chunks: list[tuple[LiveRequest, int]], held: int, totals: list[int]
-    ) -> Generator[simpy.Event, Any, float]:
-        """One step with prompts in it, beside the decoding batch."""
-        log = self._log
-        work = self._work(chunks, tuple(totals[: self._block_row]))
-        seconds: float = on_grid(self._timer.seconds(work))
-        running, waiting = len(self._running), len(self._waiting)
-        decoding = self._decoding
-        delivered = decoding if self._sampler is None else totals[-1]
-        end = now + seconds
-        if self._shared:
-            yield from self._until(end)
-        self._step += 1
-        self._partial = None
-        if self._caching:
-            self._evict_idle(held)
-        for live, tokens in chunks:
-            if log.scheduled_s[live.index] != log.scheduled_s[live.index]:
-                log.scheduled_s[live.index] = now
-                log.cached_tokens[live.index] = live.cached or 0
-            live.computed += tokens
-            if live.computed < live.target:
-                self._partial = live
-            else:
-                delivered += 1
-                self._first_token(live, end)
-        self._complete(self._step - 1, end)
-        log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
-        return end
-
-    def _work(self, chunks: list[tuple[LiveRequest, int]], decode_keys: tuple[int, ...]) -> StepWork[int]:
+    def _work(self, chunks: list[tuple[LiveRequest, int]], totals: list[int]) -> StepWork[Any]:
+        """What a step with these prompt chunks beside the decoding batch computes."""
+        decode_keys = tuple(totals[: self._block_row])
+        zeros, decoding, query_len = self._zeros, self._decoding, self._limits.query_len
+        if not chunks:
+            return StepWork(0, 0, zeros, zeros, 0, zeros, decoding, query_len, decode_keys)
         windows = self._windows
         size = len(windows)
         pairs, keys, sampled_keys = [0] * size, [0] * size, [0] * size
@@ -276,8 +388,8 @@ class FastReplica:
             tuple(keys),
             sampled,
             tuple(sampled_keys),
-            self._decoding,
-            self._limits.query_len,
+            decoding,
+            query_len,
             decode_keys,
         )
 
@@ -326,82 +438,6 @@ class FastReplica:
         apply(future[:-1], self._needs[:, context[done:]], out=future[:-1])
         apply(future[-1], delivered[done:], out=future[-1])
 
-    def _decode(self, now: float, single: bool, totals: list[int]) -> Generator[simpy.Event, Any, float]:
-        """Decode steps of one unchanged batch: one, or as many as nothing structural cuts short."""
-        first = self._step
-        zeros = self._zeros
-        keys = tuple(totals[: self._block_row])
-        work: StepWork[Any] = StepWork(0, 0, zeros, zeros, 0, zeros, self._decoding, self._limits.query_len, keys)
-        seconds: float = on_grid(self._timer.seconds(work))
-        admits = not self._waiting and len(self._running) < self._limits.max_num_seqs
-        arrival = self._feed.next_s() if admits else inf
-        stop = first + 1 if single else self._next_finish() + 1
-        if arrival < inf:
-            stop = min(stop, first + int((arrival - now) / max(seconds, 1e-9)) + 2)
-        if stop - first <= SHORT_SPAN:
-            return (yield from self._decode_step(now, seconds, work, totals))
-        return (yield from self._decode_span(now, stop, work, arrival, admits))
-
-    def _decode_step(
-        self, now: float, seconds: float, work: StepWork[int], totals: list[int]
-    ) -> Generator[simpy.Event, Any, float]:
-        """One pure decode step."""
-        step = self._step
-        held = totals[self._block_row] + self._partial_blocks - self._cache.shared_blocks
-        delivered = self._decoding if self._sampler is None else totals[-1]
-        running, waiting = len(self._running), len(self._waiting)
-        end = now + seconds
-        if self._shared:
-            yield from self._until(end)
-        self._step = step + 1
-        if self._caching:
-            self._evict_idle(held)
-        self._complete(step, end)
-        self._log.steps.step(self._index, now, seconds, delivered, running, waiting, held, work)
-        return end
-
-    def _decode_span(
-        self, now: float, stop: int, work: StepWork[Any], arrival: float, admits: bool
-    ) -> Generator[simpy.Event, Any, float]:
-        """Pure decode steps up to ``stop``, fewer where blocks run short or an arrival can be admitted."""
-        first = self._step
-        blocks = self._future.range(self._block_row, first, stop)
-        beside = self._partial_blocks - self._cache.shared_blocks
-        room = self._limits.num_blocks - beside
-        if self._waiting:
-            # Evicting what the first in the queue would reuse can make it small enough to be admitted.
-            room -= self._cache.idle_blocks
-        if int(blocks[-1]) > room:
-            stop = first + max(1, int(np.searchsorted(blocks, room, side="right")))
-        keys = tuple(self._future.range(w, first, stop) for w in range(len(self._windows)))
-        seconds = on_grid(self._timer.seconds(work._replace(decode_kv_tokens=keys)))
-        ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
-        if arrival < inf:
-            ends = ends[: int(np.searchsorted(ends, arrival)) + 1]
-        ends = yield from self._until_cut(ends, admits)
-        count = len(ends)
-        self._step = first + count
-        starts = np.concatenate(((now,), ends[:-1]))
-        delivered: Any = self._decoding
-        if self._sampler is not None:
-            delivered = self._future.range(self._token_row, first, self._step)
-        self._log.steps.span(
-            self._index,
-            starts,
-            seconds[:count],
-            delivered,
-            len(self._running),
-            len(self._waiting) + self._feed.pending(starts),
-            blocks[:count] + beside,
-            self._decoding,
-            work.query_len,
-            tuple(k[:count] for k in keys),
-        )
-        end = float(ends[-1])
-        self._evict_idle(int(blocks[count - 1]) + beside)
-        self._complete(self._step - 1, end)
-        return end
-
     @property
     def _partial_blocks(self) -> int:
         """Blocks of the prompt that is half in the cache."""
@@ -426,10 +462,6 @@ class FastReplica:
             log.finish(live.index, now)
             self._feed.finished(now)
 
-    def _until(self, end: float) -> Generator[simpy.Event, Any, None]:
-        """Wait until ``end``."""
-        yield from self._wait(self._env.timeout(max(0.0, end - self._env.now)))
-
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, None]:
         """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""
         while not event.processed:
@@ -437,19 +469,3 @@ class FastReplica:
                 yield event
             except simpy.Interrupt:
                 continue
-
-    def _until_cut(self, ends: NDArray[np.float64], admits: bool) -> Generator[simpy.Event, Any, NDArray[np.float64]]:
-        """Wait for the last of ``ends``; an arrival that could be admitted cuts the span at the step in progress."""
-        if not self._shared:
-            return ends
-        event = self._env.timeout(max(0.0, float(ends[-1]) - self._env.now))
-        while not event.processed:
-            try:
-                yield event
-            except simpy.Interrupt:
-                if not admits:
-                    continue
-                ends = ends[: int(np.searchsorted(ends, self._env.now)) + 1]
-                yield from self._until(float(ends[-1]))
-                return ends
-        return ends

@@ -154,10 +154,23 @@ def test_other_schedulers_serve_every_method(scheduler, name):
     assert np.isfinite(result.requests.finished_s).all()
 
 
-def test_a_budget_smaller_than_a_tree_is_served_step_by_step():
-    result = simulate(scenario("eagle2", engine={"max_num_batched_tokens": 2048, "max_num_seqs": 64}))
+@pytest.mark.parametrize("scheduler", ["vllm-v1", "prefill-first", "static"])
+@pytest.mark.parametrize(("name", "budget"), [("eagle2", 2000), ("eagle2", 61), ("eagle3", 101), ("medusa", 2000)])
+def test_a_budget_smaller_than_the_batch_is_served_step_by_step(scheduler, name, budget):
+    work = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 50, "num_requests": 64}
+    engine = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "scheduler": scheduler}
+    engine["enable_chunked_prefill"] = scheduler != "prefill-first"
+    result = simulate(scenario(name, engine=engine, workload=work))
     assert result.engine.exact_steps == result.engine.steps
     assert np.isfinite(result.requests.finished_s).all()
+    if scheduler == "vllm-v1":
+        tokens = result.steps.decode_seqs * result.steps.query_len
+        assert tokens.max() < budget + result.steps.query_len.max()
+
+
+def test_a_budget_smaller_than_one_tree_is_refused():
+    with pytest.raises(ForerunError, match="max_num_batched_tokens: 60 is less than the 61 tokens that one sequence"):
+        simulate(scenario("eagle2", engine={"max_num_batched_tokens": 60}))
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,5 @@ def test_what_does_not_fit_is_refused(method, fields, expected):
 
 
 def test_an_impossible_length_names_the_range():
-    with pytest.raises(
-        ForerunError, match=r"acceptance_length 6.5 is impossible with this tree.*between 1 and 6.00"
-    ):
+    with pytest.raises(ForerunError, match=r"acceptance_length 6.5 is impossible with this tree.*between 1 and 6.00"):
         draft_survival(config(tree="eagle-25", acceptance={"acceptance_length": 6.5}))
