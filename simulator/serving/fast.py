@@ -148,7 +148,9 @@ class FastReplica:
     def _plan(self, now: float) -> None:
         """Decide on one step at ``now``, or on that and the equal steps that follow, and price it."""
         limits, planned = self._limits, self._planned
-        totals, preempted = self._make_room(now)
+        totals, preempted = self._future.at(self._step), False
+        if totals[self._block_row] + self._partial_blocks - self._cache.shared_blocks > limits.num_blocks:
+            totals, preempted = self._make_room(now), True
         held = totals[self._block_row]
         budget = limits.max_num_batched_tokens - self._decoding * limits.query_len
         chunks: list[tuple[LiveRequest, int]] = []
@@ -243,7 +245,8 @@ class FastReplica:
                 else:
                     delivered += 1
                     self._first_token(live, end)
-        self._complete(step, end)
+        if step in self._finishing:
+            self._complete(step, end)
         log.steps.step(
             self._index, planned.start, planned.seconds, delivered, running, waiting, planned.held, planned.work
         )
@@ -271,25 +274,16 @@ class FastReplica:
         self._evict_idle(int(span.blocks[count - 1]))
         self._complete(self._step - 1, planned.end)
 
-    def _make_room(self, now: float) -> tuple[list[int], bool]:
-        """Preempt from the end of the batch until this step's blocks fit.
-
-        Returns:
-            Totals of the decoding requests in this step, and whether anything had to go.
-        """
-        preempted = False
+    def _make_room(self, now: float) -> list[int]:
+        """Preempt from the end of the batch until this step's blocks fit; returns the totals of those who stay."""
         while True:
-            totals = self._future.at(self._step)
-            held = totals[self._block_row] - self._cache.shared_blocks
-            if self._partial is not None:
-                held += self._partial_blocks
-            if held <= self._limits.num_blocks:
-                return totals, preempted
-            preempted = True
             if self._partial is not None:
                 self._preempt_partial()
             else:
                 self._preempt_decoding(now)
+            totals = self._future.at(self._step)
+            if totals[self._block_row] + self._partial_blocks - self._cache.shared_blocks <= self._limits.num_blocks:
+                return totals
 
     def _preempt_partial(self) -> None:
         victim = self._partial
