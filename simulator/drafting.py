@@ -81,6 +81,16 @@ def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
     return 0 if config.method in WITHOUT_DRAFT_SLOTS else proposal.nodes
 
 
+def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
+    """What a reader of results should know about how a method is described."""
+    if config.method not in ("ngram", "suffix"):
+        return ()
+    return (
+        f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
+        f"acceptance is counted per step; a step without a match is a draft of which nothing is accepted",
+    )
+
+
 def build_drafter(request: DraftRequest) -> Drafter:
     """The drafter of a method.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
-from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, lookahead_tokens, models_of
+from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario
@@ -214,6 +214,7 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         prefix_caching=engine.enable_prefix_caching,
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
+    notes += drafting_notes(speculation) if speculation is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
         notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
     return Build(
@@ -240,9 +241,24 @@ def _most_blocks(target: Deployment, block_size: int) -> int:
 
 
 def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
-    """Most tokens of one step; the static scheduler decodes its whole batch, whatever the budget."""
-    batch = most_seqs * query_len if engine.scheduler == "static" else 0
-    return max(engine.max_num_batched_tokens, batch)
+    """Most tokens of one step.
+
+    The last sequence that the budget admits verifies all of its tokens; schedulers without chunks decode their whole
+    batch, whatever the budget.
+
+    Raises:
+        ForerunError: the budget does not hold the tokens that a single sequence verifies.
+    """
+    budget = engine.max_num_batched_tokens
+    if query_len > budget:
+        raise ForerunError(
+            f"engine.max_num_batched_tokens: {budget} is less than the {query_len} tokens that one sequence verifies; "
+            f"raise it, or draft fewer"
+        )
+    batch = most_seqs * query_len
+    if engine.scheduler == "vllm-v1":
+        return min(max(budget, batch), budget + query_len - 1)
+    return max(budget, batch)
 
 
 def _refuse_unmodelled(scenario: Scenario) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, kernels, replays, runs
+from simulator.cli import calibrations, catalogues, kernels, measures, replays, runs
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -29,6 +29,7 @@ runs.register(app)
 kernels.register(app)
 replays.register(app)
 calibrations.register(app)
+measures.register(app)
 catalogues.register(app)
 
 

@@ -256,6 +256,10 @@ def moe_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> Ke
 
 
 def _elementwise(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
+    warm = table.word("cache").equals("warm")[rows]
+    if warm.any():
+        result.refuse("elementwise pass over operands in a cache: priced from memory only", int(warm.sum()))
+        rows = rows[~warm]
     for part in _by(table, rows, ("cache",)):
         run = partial(kernels.elementwise, _floats(table, "bytes_moved", part))
         warm = _text(table, "cache", part[0]) != "cold"

@@ -25,6 +25,9 @@ OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
 the fifth."""
 LENGTH_STEPS = 200
 """Grown trees averaged over when a level is sought that gives a measured acceptance length."""
+LEVEL_ERROR = 1e-9
+GROWN_LEVEL_ERROR = 1e-3
+"""To which the level is sought; a grown tree's average is not smooth below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> 
             low = middle
         else:
             high = middle
-        if high - low < 1e-9:
+        if high - low < (LEVEL_ERROR if tree.static is not None else GROWN_LEVEL_ERROR):
             break
     found = survival(high)
     # A grown tree's average jumps a little with the level, and siblings catch something even at level 0: meet the

@@ -63,8 +63,13 @@ def _filled(column: str | Words | None, default: str, rows: int) -> Words:
     return Words(column.codes, tuple(name or default for name in column.names))
 
 
-def write_kernels(table: KernelTable, path: str | Path) -> Path:
+def write_kernels(table: KernelTable, path: str | Path, parquet: bool | None = None) -> Path:
     """Write a table in the canonical format, Parquet when the name ends in ``.parquet``, else CSV.
+
+    Args:
+        table: the rows.
+        path: of the file.
+        parquet: decide the format, whatever the name.
 
     Returns:
         The path written.
@@ -86,7 +91,7 @@ def write_kernels(table: KernelTable, path: str | Path) -> Path:
     if table.count.any():
         columns["count"] = pa.array(table.count, mask=table.count == 0)
     data = pa.table(columns)
-    if target.suffix == ".parquet":
+    if target.suffix == ".parquet" if parquet is None else parquet:
         papq.write_table(data, target)
     else:
         pacsv.write_csv(data, target)

@@ -1,0 +1,164 @@
+"""How one kernel is timed: repeats on a CPU or on a GPU, with operands in the cache or fetched from memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.measure.operations import Call
+
+FloatArray = NDArray[np.float64]
+
+MIN_REPEATS = 5
+MAX_REPEATS = 200
+BURST_S = 2e-4
+"""Shorter warm kernels run several times per sample, so that reading the clock does not count."""
+CACHE_MULTIPLE = 3
+"""Bytes that pass between two cold calls, in sizes of the last cache."""
+MOST_COPIES = 1024
+"""Operand copies a cold GPU kernel rotates over at most."""
+
+
+class Timing(NamedTuple):
+    """Repeats of one kernel: median and standard deviation in seconds, how many, and the fastest."""
+
+    median_s: float
+    std_s: float
+    count: int
+    fastest_s: float
+
+
+class Clock(Protocol):
+    """Times a kernel on one device."""
+
+    device: str
+
+    def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing | None:
+        """Time the kernel that ``make`` prepares; None where this cache state cannot be had for its size.
+
+        Args:
+            make: gives a call on operands of its own.
+            operand_bytes: bytes of all operands of one call.
+            warm: repeat on the same operands, or have them come from memory.
+            budget_s: seconds that the repeats may take; ``MIN_REPEATS`` are made in any case.
+        """
+        ...
+
+
+def summarise(samples: FloatArray) -> Timing:
+    """Median, spread, count and fastest of some samples in seconds."""
+    return Timing(float(np.median(samples)), float(np.std(samples)), len(samples), float(samples.min()))
+
+
+def involuntary_switches() -> int:
+    """How often the system took a core away from this process so far; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
+
+
+class CpuClock:
+    """Wall time of calls on the CPU. Before each cold call a buffer larger than the last cache is read through.
+
+    Calls during which the system gave a core to another process are dropped, as long as ``MIN_REPEATS`` others remain.
+    """
+
+    device = "cpu"
+
+    def __init__(self, torch: Any, cache_bytes: int) -> None:
+        self._torch = torch
+        self._cache_bytes = cache_bytes
+        self._eviction = torch.ones(CACHE_MULTIPLE * cache_bytes // 4, dtype=torch.float32)
+
+    def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing:
+        """See :class:`Clock`."""
+        call = make()
+        call()
+        once = self._seconds(call, 1)
+        calls = max(1, int(BURST_S / max(once, 1e-7))) if warm else 1
+        evict = not warm and operand_bytes < 2 * CACHE_MULTIPLE * self._cache_bytes
+        clean: list[float] = []
+        disturbed: list[float] = []
+        gc.disable()
+        try:
+            until = time.perf_counter() + budget_s
+            while len(clean) + len(disturbed) < MAX_REPEATS:
+                if evict:
+                    self._eviction.sum()
+                before = involuntary_switches()
+                seconds = self._seconds(call, calls)
+                (disturbed if involuntary_switches() > before else clean).append(seconds)
+                enough = len(clean) >= MIN_REPEATS or len(disturbed) >= 3 * MIN_REPEATS
+                if enough and time.perf_counter() > until:
+                    break
+        finally:
+            gc.enable()
+        return summarise(np.array(clean if len(clean) >= MIN_REPEATS else clean + disturbed))
+
+    @staticmethod
+    def _seconds(call: Call, calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) / calls
+
+
+class CudaClock:
+    """Time per kernel inside a captured CUDA graph, by events around its replay.
+
+    Cold: the graph rotates over so many copies of the operands that each has left the L2 cache when its turn comes.
+    """
+
+    device = "cuda"
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._cache_bytes = int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+    def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing | None:
+        """See :class:`Clock`."""
+        copies = 1 if warm else -(-CACHE_MULTIPLE * self._cache_bytes // operand_bytes) + 1
+        if copies > MOST_COPIES:
+            return None
+        calls = [make() for _ in range(copies)]
+        rounds = max(1, 20 // copies)
+        graph = self._captured(calls, rounds)
+        launches = rounds * copies
+        graph.replay()
+        samples = [self._replay_seconds(graph) / launches]
+        until = time.perf_counter() + budget_s
+        while len(samples) < MIN_REPEATS or (len(samples) < MAX_REPEATS and time.perf_counter() < until):
+            samples.append(self._replay_seconds(graph) / launches)
+        return summarise(np.array(samples))
+
+    def _captured(self, calls: list[Call], rounds: int) -> Any:
+        cuda = self._torch.cuda
+        side = cuda.Stream()
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
+            for call in calls[:3]:
+                call()
+        cuda.current_stream().wait_stream(side)
+        cuda.synchronize()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+        return graph
+
+    def _replay_seconds(self, graph: Any) -> float:
+        cuda = self._torch.cuda
+        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        cuda.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
