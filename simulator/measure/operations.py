@@ -12,8 +12,8 @@ Call = Callable[[], Any]
 KERNEL_NAMES = {
     "gemm": "torch.mm",
     "attention_prefill": "sdpa causal",
-    "attention_decode": "sdpa, heads of a KV head packed",
-    "attention_verify": "sdpa, heads of a KV head packed, masked",
+    "attention_decode": "sdpa",
+    "attention_verify": "sdpa masked",
     "norm": "layer_norm",
     "memcpy": "copy_",
 }

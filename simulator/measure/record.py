@@ -23,11 +23,11 @@ from simulator.measure.operations import KERNEL_NAMES, make_call
 from simulator.measure.shapes import KernelShape
 from traces.kernels import KernelTable, make_table, words
 
-BUDGET_S = {True: 0.08, False: 0.25}
+BUDGET_S = {True: 0.06, False: 0.25}
 """Seconds of repeats per kernel, by ``--quick``."""
 METHODS = {
     "cpu": "wall time per call, medians; cold: a buffer of three times the last cache is read before each call; warm: "
-    "the same operands again; calls during which the system took a core away are dropped",
+    "the same operands again; where other processes took a core away, of the faster half of the calls",
     "cuda": "CUDA graphs timed by events, medians; cold: operands rotate over three times the L2 cache; warm: the same "
     "operands again",
 }

@@ -146,13 +146,17 @@ class AcceptanceConfig(Section):
         return None if rates is None else len(rates)
 
 
+MOST_DRAFT_TOKENS = 1024
+
+
 class SpeculationConfig(Section):
     """Token speculation: draft K tokens, or a tree of them, and verify them in one target step."""
 
     method: Literal[
         "none", "draft-model", "ngram", "suffix", "medusa", "eagle", "eagle2", "eagle3", "mtp", "parallel-draft"
     ]
-    num_speculative_tokens: PositiveInt | None = None
+    """``none`` switches speculation off and leaves the rest of the block standing, to compare with."""
+    num_speculative_tokens: Annotated[int, Field(gt=0, le=MOST_DRAFT_TOKENS)] | None = None
     """Draft tokens K per verify step, in a chain."""
     tree: TreeConfig | None = None
     """A tree instead."""
@@ -168,9 +172,6 @@ class SpeculationConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> SpeculationConfig:
         if self.method == "none":
-            for name in ("num_speculative_tokens", "tree", "draft", "acceptance"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"method 'none' has no use for {name}; remove it")
             return self
         if (self.num_speculative_tokens is None) == (self.tree is None):
             given = "got both" if self.tree is not None else "got neither"

@@ -219,3 +219,10 @@ def test_a_run_in_which_nothing_can_be_served_is_an_error():
         ForerunError, match=r"no request can be served here \(120 x longer than max_model_len 2 tokens\)"
     ):
         simulate(scenario(engine={"max_model_len": 2}))
+
+
+def test_speculation_switched_off_equals_none():
+    off = simulate(scenario(speculation=SPECULATION | {"method": "none"}))
+    plain = simulate(scenario())
+    assert_array_equal(off.requests.finished_s, plain.requests.finished_s)
+    assert off.speculation is None

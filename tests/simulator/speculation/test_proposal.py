@@ -142,7 +142,6 @@ def test_drawing_depths_equals_drawing_paths():
             {"num_speculative_tokens": 2, "acceptance": {"alpha": 0.5, "other_ranks": [0.1]}},
             "other_ranks goes with tree",
         ),
-        ("none", {"num_speculative_tokens": 2, "acceptance": None}, "method 'none' has no use for"),
     ],
 )
 def test_what_does_not_fit_is_refused(method, fields, expected):
