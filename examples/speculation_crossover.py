@@ -6,6 +6,7 @@ Run: python examples/speculation_crossover.py [--requests N]
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def speedups(requests: int) -> list[tuple[int, float, float]]:
 
 def crossover(rows: list[tuple[int, float, float]]) -> float | None:
     """Concurrency at which the gain passes 1, interpolated in the logarithm of the load; None where it never does."""
-    for (low, _, above), (high, _, below) in zip(rows, rows[1:], strict=False):
+    for (low, _, above), (high, _, below) in pairwise(rows):
         if above >= 1 > below:
             share = (above - 1) / (above - below)
             return float(np.exp((1 - share) * np.log(low) + share * np.log(high)))

@@ -41,6 +41,9 @@ def measure(
         Path | None,
         typer.Option(metavar="FILE.yaml", help="Also measure this CPU's limits and write them as a chip for --chip."),
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default: all cores. Leave some free on a busy machine.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the operands and of the order.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
@@ -62,7 +65,7 @@ def measure(
     shapes = kernel_shapes(device, quick, families.split(","), formats, seed)
     with checked_outputs(None, json_file), writable_file(output), writable_file(profile or output):
         with Progress(json_file != "-", "measuring") as bar:
-            found = time_kernels(shapes, device, quick, seed, profile is not None, progress=bar.update)
+            found = time_kernels(shapes, device, quick, seed, profile is not None, threads, progress=bar.update)
         written = []
         if found.rows:
             write_atomically(output, lambda staged: _write(found, staged, output.suffix == ".parquet"))
@@ -95,4 +98,4 @@ def _table(document: dict[str, Any]) -> RenderableType:
         rows.append(("cache bandwidth", f"{limits['cache_bandwidth_bytes_per_s'] / 1e9:.1f} GB/s"))
         rows.append(("smallest torch call", duration(limits["launch_s"])))
     rows += [("written", name) for name in document["files"]]
-    return pairs_table(f"{about['device_name']}, torch {about['torch']}, {about['threads']} threads", rows)
+    return pairs_table(f"{about['device_name']}, torch {about['torch']}, threads: {about['threads']}", rows)

@@ -29,7 +29,7 @@ class Timing(NamedTuple):
 
     median_s: float
     std_s: float
-    count: int
+    repeats: int
     fastest_s: float
 
 
@@ -67,8 +67,8 @@ def involuntary_switches() -> int:
 class CpuClock:
     """Wall time of calls on the CPU. Before each cold call a buffer larger than the last cache is read through.
 
-    Where the system gave a core to another process during some of the calls, the machine is busy, and only the faster
-    half of the calls counts.
+    Calls during which the system gave a core to another process are dropped. Where fewer than ``MIN_REPEATS`` others
+    remain the machine is busy, and the faster half of all calls counts; fewer threads than cores help there.
     """
 
     device = "cpu"
@@ -96,12 +96,12 @@ class CpuClock:
                 before = involuntary_switches()
                 seconds = self._seconds(call, calls)
                 (disturbed if involuntary_switches() > before else clean).append(seconds)
-                enough = len(clean) >= MIN_REPEATS or len(clean) + len(disturbed) >= 2 * MIN_REPEATS
+                enough = len(clean) >= MIN_REPEATS or len(clean) + len(disturbed) >= 4 * MIN_REPEATS
                 if enough and time.perf_counter() > until:
                     break
         finally:
             gc.enable()
-        if disturbed:
+        if len(clean) < MIN_REPEATS:
             everything = np.sort(np.array(clean + disturbed))
             return summarise(everything[: max(MIN_REPEATS, len(everything) // 2)])
         return summarise(np.array(clean))

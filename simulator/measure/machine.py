@@ -31,7 +31,7 @@ class MachineLimits(NamedTuple):
 
     Attributes:
         device: model name.
-        cores: usable by this process.
+        cores: that were used, one per thread.
         flops_per_s: format -> fastest matrix product, FLOP/s.
         bandwidth_bytes_per_s: fastest pass over memory.
         memory_bytes: of the machine.
@@ -129,7 +129,14 @@ def probe(torch: Any, clock: Clock, seen: Iterable[tuple[KernelShape, float]], s
     tiny = torch.zeros(1)
     launch = _fastest(clock, lambda: lambda: tiny.add_(1.0), True)
     return MachineLimits(
-        cpu_name(), usable_cores(), flops, memory, memory_bytes(), cache, max(memory, *reads.values(), *inside), launch
+        cpu_name(),
+        torch.get_num_threads(),
+        flops,
+        memory,
+        memory_bytes(),
+        cache,
+        max(memory, *reads.values(), *inside),
+        launch,
     )
 
 
@@ -165,7 +172,7 @@ def profile_text(limits: MachineLimits, method: str) -> str:
     flops = {dtype: _figure(value) for dtype, value in sorted(limits.flops_per_s.items())}
     chip = {
         "name": "this-machine",
-        "description": f"{limits.device}, {limits.cores} cores, limits as measured",
+        "description": f"{limits.device}, cores used: {limits.cores}, limits as measured",
         "vendor": "unknown",
         "kind": "cpu",
         "compute": {"cores": limits.cores, "dense_flops_per_s": flops, "source": measured},

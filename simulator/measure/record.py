@@ -23,11 +23,11 @@ from simulator.measure.operations import KERNEL_NAMES, make_call
 from simulator.measure.shapes import KernelShape
 from traces.kernels import KernelTable, make_table, words
 
-BUDGET_S = {True: 0.06, False: 0.25}
+BUDGET_S = {True: 0.06, False: 0.15}
 """Seconds of repeats per kernel, by ``--quick``."""
 METHODS = {
     "cpu": "wall time per call, medians; cold: a buffer of three times the last cache is read before each call; warm: "
-    "the same operands again; where other processes took a core away, of the faster half of the calls",
+    "the same operands again; calls during which the system took a core away are dropped",
     "cuda": "CUDA graphs timed by events, medians; cold: operands rotate over three times the L2 cache; warm: the same "
     "operands again",
 }
@@ -57,7 +57,8 @@ class Measurement:
         """The canonical trace."""
         names = sorted({name for shape, _ in self.rows for name in shape.sizes})
         about = self.provenance
-        where = f"{about['threads']} threads, " if about["device"] == "cpu" else ""
+        count = about["threads"]
+        where = f"{count} thread{'s' * (count > 1)}, " if about["device"] == "cpu" else ""
         return make_table(
             np.array([_digits(timing.median_s) for _, timing in self.rows]),
             words([shape.op for shape, _ in self.rows]),
@@ -72,7 +73,7 @@ class Measurement:
             "forerun measure",
             "forerun",
             np.array([_digits(timing.std_s) for _, timing in self.rows]),
-            np.array([timing.count for _, timing in self.rows], dtype=np.int64),
+            np.array([timing.repeats for _, timing in self.rows], dtype=np.int64),
         )
 
 
@@ -87,6 +88,7 @@ def measure(
     quick: bool = False,
     seed: int = 0,
     limits: bool = False,
+    threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measurement:
     """Time kernels with torch; Ctrl-C ends the measurement and keeps what is finished.
@@ -97,6 +99,7 @@ def measure(
         quick: fewer repeats.
         seed: of the operands' values.
         limits: also measure what this CPU can reach at most.
+        threads: of the CPU; default: all usable cores.
         progress: called with (kernels done, kernels).
 
     Raises:
@@ -104,7 +107,7 @@ def measure(
     """
     torch = load_torch()
     check_device(torch, device)
-    torch.set_num_threads(usable_cores())
+    torch.set_num_threads(threads or usable_cores())
     clock: Clock = CudaClock(torch) if device == "cuda" else CpuClock(torch, last_cache_bytes())
     name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
     provenance = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -106,15 +106,15 @@ GRIDS = {
         1.4e8,
     ),
     ("cpu", False): Grid(
-        (*_SMALL, (2048, 4096), (4096, 2048), (6144, 4096)),
-        _powers(0, 9),
+        (*_SMALL, (2048, 4096), (6144, 4096)),
+        _powers(0, 8),
         ((32, 8), (8, 8), (16, 2), (24, 8)),
-        _powers(0, 4),
-        _powers(8, 13),
-        (*_powers(6, 12), 384, 768, 1536),
-        _powers(14, 27),
-        4e10,
-        3e8,
+        (1, 2, 4, 16),
+        _powers(8, 12),
+        (*_powers(6, 11), 384, 768),
+        _powers(14, 26),
+        6e9,
+        1.4e8,
     ),
     ("cuda", True): Grid(
         (*_SMALL[3:], *_LARGE[:3]),
@@ -223,7 +223,7 @@ def _passes(family: str, grid: Grid, dtype: str) -> Iterator[KernelShape]:
         yield KernelShape(family, "elementwise", dtype, True, {"bytes_moved": moved})
 
 
-_FAMILY_SHAPES = {
+_FAMILY_SHAPES: Mapping[str, Callable[[Grid, str], Iterator[KernelShape]]] = {
     "gemm": _gemm,
     "attention_prefill": _prefill,
     "attention_decode": _decode,

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
+from hwprofiles.attention import causal_pairs, windowed_length
+from hwprofiles.numeric import ARRAY
 from simulator.errors import ForerunError
 from simulator.replay.groups import IndexArray, equal_rows
-from simulator.replay.masks import admitted_pairs, tokens_read
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
 
 FloatArray = NDArray[np.float64]
@@ -200,18 +201,18 @@ def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray)
     warm = _text(table, "cache", rows[0]) == "warm"
     shape = attention_shapes(table, rows)
     batch, q_len, kv_len, window = (_floats(table, name, rows) for name in ("batch", "q_len", "kv_len", "window"))
-    read = batch * tokens_read(q_len, kv_len, window)
+    read = batch * windowed_length(ARRAY, q_len, kv_len, window)
     total = _floats(table, "kv_tokens", rows)
     read = np.where(total > 0, total, read)
     if op == "attention_decode":
         return kernels.attention_decode(shape, seqs=batch, q_len=q_len, kv_tokens=read, warm=warm)
-    pairs = batch * admitted_pairs(q_len, kv_len, window)
+    pairs = batch * causal_pairs(ARRAY, q_len, kv_len, window)
     chunks: dict[str, Any] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
     if op == "attention_prefill":
         return kernels.attention_prefill(shape, **chunks)
     seqs, context = _floats(table, "decode_batch", rows), _floats(table, "decode_kv_len", rows)
     total = _floats(table, "decode_kv_tokens", rows)
-    tokens = np.where(total > 0, total, seqs * tokens_read(np.ones(len(rows)), context, window))
+    tokens = np.where(total > 0, total, seqs * windowed_length(ARRAY, np.ones(len(rows)), context, window))
     return kernels.attention_mixed(shape, **chunks, decode_seqs=seqs, decode_kv_tokens=tokens, warm=warm)
 
 
@@ -256,10 +257,10 @@ def moe_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> Ke
 
 
 def _elementwise(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
-    warm = table.word("cache").equals("warm")[rows]
-    if warm.any():
-        result.refuse("elementwise pass over operands in a cache: priced from memory only", int(warm.sum()))
-        rows = rows[~warm]
+    cached = table.word("cache").equals("warm")[rows]
+    if cached.any():
+        result.refuse("elementwise pass over operands in a cache: priced from memory only", int(cached.sum()))
+        rows = rows[~cached]
     for part in _by(table, rows, ("cache",)):
         run = partial(kernels.elementwise, _floats(table, "bytes_moved", part))
         warm = _text(table, "cache", part[0]) != "cold"

@@ -1,0 +1,183 @@
+"""Kernels timed on this machine: what is timed, what a timing is, and the trace and the profile that come of it."""
+
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from hwprofiles import load_chip
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.measure import DTYPES, FAMILIES, MachineLimits, kernel_shapes, profile_text
+from simulator.measure.machine import cpu_name, last_cache_bytes
+from traces.kernels import OPS, read_kernels
+
+LIMITS = MachineLimits("A CPU", 2, {"bf16": 4.0e11, "fp32": 2.0e11}, 4.0e10, 1.6e10, 1 << 25, 1.8e11, 2e-6)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("quick", [True, False])
+def test_shapes_are_rows_of_the_canonical_trace_without_repeats(device, quick):
+    shapes = kernel_shapes(device, quick, FAMILIES, ["bf16"], 0)
+    assert {shape.family for shape in shapes} == set(FAMILIES)
+    for shape in shapes:
+        assert set(OPS[shape.op].needed) <= set(shape.sizes)
+    keys = [(shape.family, shape.warm, *sorted(shape.sizes.items())) for shape in shapes]
+    assert len(keys) == len(set(keys))
+
+
+def test_the_order_follows_the_seed():
+    first, again, other = (kernel_shapes("cpu", True, FAMILIES, ["bf16", "fp32"], seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert sorted(map(repr, first)) == sorted(map(repr, other))
+
+
+def test_work_of_a_shape_is_what_the_physics_counts():
+    for shape in kernel_shapes("cpu", True, FAMILIES, list(DTYPES), 0):
+        if shape.family == "attention_prefill":
+            size = shape.sizes
+            pairs = size["q_len"] * (size["q_len"] + 1) / 2
+            assert shape.flops == 4 * 128 * size["num_heads"] * size["batch"] * pairs
+
+
+@pytest.mark.parametrize(
+    ("families", "dtypes", "told"),
+    [
+        (["gem"], ["bf16"], "did you mean 'gemm'"),
+        (["gemm"], ["bf61"], "did you mean 'bf16'"),
+        ([], ["bf16"], "nothing"),
+    ],
+)
+def test_unknown_names_are_refused(families, dtypes, told):
+    with pytest.raises(ForerunError, match=told):
+        kernel_shapes("cpu", True, families, dtypes, 0)
+
+
+def test_the_profile_is_a_chip_whose_limits_are_not_below_what_was_seen(tmp_path):
+    file = tmp_path / "this-machine.yaml"
+    file.write_text(profile_text(LIMITS, "a test"))
+    chip = load_chip(str(file))
+    assert chip.compute.cores == 2
+    assert chip.peak_flops("bf16") >= 4.0e11
+    assert chip.memory.bandwidth_bytes_per_s >= 4.0e10
+    assert chip.sources["memory"].kind == "measured"
+    assert chip.sources["power"].kind == "assumed"
+    assert chip.price is None
+
+
+def test_what_the_system_does_not_tell_has_a_fallback(tmp_path):
+    assert last_cache_bytes(tmp_path) == 32 << 20
+    assert cpu_name(tmp_path / "none")
+    (tmp_path / "index0").mkdir()
+    (tmp_path / "index0" / "size").write_text("1024K\n")
+    assert last_cache_bytes(tmp_path) == 1 << 20
+
+
+def test_without_torch_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["measure", "--output", str(tmp_path / "x.csv")]) == 2
+    error = capsys.readouterr().err
+    assert "forerun[measure]" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_other_commands_do_not_import_torch():
+    assert importlib.util.find_spec("simulator.measure") is not None
+    source = (importlib.util.find_spec("simulator.cli.measures").origin or "").strip()
+    with open(source, encoding="utf-8") as file:
+        assert "import torch" not in file.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--output", "x.txt"], ".csv or .parquet"),
+        (["--output", "x.csv", "--profile", "y.txt"], ".yaml"),
+        (["--output", "x.csv", "--device", "tpu"], "cpu or cuda"),
+        (["--output", "x.csv", "--families", "gem"], "did you mean 'gemm'"),
+    ],
+)
+def test_bad_options_are_one_line(torch, arguments, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["measure", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """One small kernel of every family."""
+    from simulator import measure as package
+    from simulator.measure import kernel_shapes as every
+    from simulator.measure import record
+
+    monkeypatch.setitem(record.BUDGET_S, True, 0.005)
+
+    def smallest(*arguments):
+        found = sorted(every(*arguments), key=lambda shape: (shape.operand_bytes, shape.warm))
+        return [next(shape for shape in found if shape.family == family) for family in FAMILIES]
+
+    monkeypatch.setattr(package, "kernel_shapes", smallest)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_small_measurement_makes_a_canonical_trace(torch, few, tmp_path, capsys, suffix):
+    file = tmp_path / f"mine.{suffix}"
+    assert main(["measure", "--quick", "--threads", "1", "--output", str(file), "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["complete"]
+    assert document["provenance"]["torch"] == torch.__version__
+    table = read_kernels(file)
+    assert len(table) == len(FAMILIES) == document["rows"]
+    assert table.format == "forerun"
+    assert set(table.ops) == {"gemm", "attention_prefill", "attention_decode", "elementwise"}
+    assert (table.size("q_len")[table.word("op").equals("attention_decode")] > 1).sum() == 1
+    assert (table.count >= 5).all()
+    assert np.isfinite(table.std_s).all()
+    assert set(table.word("cache").names) <= {"cold", "warm"}
+    assert (file.read_bytes()[:4] == b"PAR1") == (suffix == "parquet")
+
+
+def test_packed_attention_is_attention(torch):
+    """A verify step over packed heads gives what plain attention over each query head gives."""
+    from simulator.measure.operations import make_call
+    from simulator.measure.shapes import KernelShape
+
+    sizes = {"batch": 2, "q_len": 3, "kv_len": 7, "num_heads": 4, "num_kv_heads": 2, "head_dim": 128}
+    shape = KernelShape("attention_verify", "attention_decode", "fp32", False, sizes)
+    made = make_call(torch, shape, "cpu", torch.Generator().manual_seed(1))()
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.rand(2, 2, length, 128, generator=generator).sub_(0.5) for length in (2 * 3, 7, 7))
+    for row in range(6):
+        seen = 7 - 3 + row % 3 + 1
+        weights = torch.softmax(q[:, :, row : row + 1] @ k[:, :, :seen].transpose(2, 3) / 128**0.5, dim=-1)
+        assert torch.allclose(made[:, :, row : row + 1], weights @ v[:, :, :seen], atol=1e-5)
+
+
+def test_ctrl_c_keeps_what_is_finished(torch, few, tmp_path, monkeypatch, capsys):
+    from simulator.measure import record
+
+    calls = []
+    real = record._time_one
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(*arguments)
+
+    monkeypatch.setattr(record, "_time_one", interrupted)
+    file = tmp_path / "mine.csv"
+    assert main(["measure", "--quick", "--threads", "1", "--output", str(file)]) == 130
+    assert len(read_kernels(file)) == 2
+    assert "interrupted" in capsys.readouterr().err
