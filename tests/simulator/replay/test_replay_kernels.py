@@ -19,7 +19,6 @@ from simulator.replay import (
     report_document,
     training_rows,
 )
-from simulator.replay.masks import admitted_pairs, tokens_read
 from traces.kernels import KernelTable, concatenate, make_table
 
 LIBRARY = KernelLibrary("h100-sxm", "sglang")
@@ -61,16 +60,6 @@ def test_a_row_is_predicted_as_forerun_predict_does(capsys):
         np.array([1e-4]), "attention_decode", columns, {"dtype": "bf16", "kv_dtype": "bf16"}, "made", "forerun"
     )
     assert predict_table(table, LIBRARY).seconds[0] == pytest.approx(one["seconds"], rel=1e-9)
-
-
-@pytest.mark.parametrize("window", [0, 1, 64, 5000])
-@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 900), (7, 7), (64, 100), (50, 200)])
-def test_masks_admit_what_a_loop_over_queries_counts(q_len, kv_len, window):
-    seen = [range(max(0, p - (window or p)), p) for p in range(kv_len - q_len + 1, kv_len + 1)]
-    sizes = (np.array([float(value)]) for value in (q_len, kv_len, window))
-    q, kv, reach = sizes
-    assert admitted_pairs(q, kv, reach)[0] == sum(len(keys) for keys in seen)
-    assert tokens_read(q, kv, reach)[0] == len({key for keys in seen for key in keys})
 
 
 def test_a_mixed_batch_costs_less_than_its_two_kernels_and_more_than_each():
