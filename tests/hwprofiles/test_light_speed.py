@@ -202,9 +202,10 @@ def test_more_pairs_never_prefill_faster(kernels, shape, seqs, q_len, cached, mo
 @given(kernels_of, st.integers(1, 4096), st.integers(0, 4096), st.sampled_from([1024, 4096, 6144, 28672]))
 @settings(deadline=None)
 def test_more_rows_never_multiply_faster(kernels, m, more, n):
-    # Beyond one row of the largest tile more rows cost more, but for a split of the inner dimension that only the
-    # larger shape finds worth while: up to 6 % at a dozen rows (b300-sxm, carried over from another chip).
-    assert kernels.gemm(m + more + 256, n, 4096).seconds >= kernels.gemm(m, n, 4096).seconds * 0.9
+    # one row of the largest tile is the quantisation: beyond it, more rows cost more. Where the fits of a sibling chip
+    # stand in, its splits of the inner dimension can cost the smaller shape up to 6 % (b300-sxm at 15 rows).
+    slack = 1e-9 if kernels.chip.like is None else 0.1
+    assert kernels.gemm(m + more + 256, n, 4096).seconds >= kernels.gemm(m, n, 4096).seconds * (1 - slack)
 
 
 def test_peak_of_all_dtypes_is_positive():
