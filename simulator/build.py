@@ -1,0 +1,192 @@
+"""From a scenario to the parts of its run: hardware, model, drafter, memory, limits, cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
+from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
+from simulator.errors import ForerunError
+from simulator.llm import Architecture, MoeMlp, load_architecture
+from simulator.scenario import Scenario
+from simulator.serving import (
+    Cluster,
+    EngineLimits,
+)
+from simulator.serving.config import EngineConfig
+from simulator.speculation import AcceptanceSampler, draft_survival, proposal
+from simulator.timing import (
+    Deployment,
+    Drafter,
+    MemoryPlan,
+    ModelTimer,
+    StepTimer,
+    load_framework,
+    plan_memory,
+    resolve_weight_dtypes,
+)
+
+BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
+"""From the firmest ground to the least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The parts of a run, before anything has happened."""
+
+    cluster: Cluster
+    memory: MemoryPlan
+    basis: str
+    chips: int
+    notes: tuple[str, ...]
+
+
+def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
+    """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter."""
+    _refuse_unmodelled(scenario)
+    hardware, engine = scenario.hardware, scenario.engine
+    with at_field("hardware.chip"):
+        chip = load_chip(hardware.chip)
+    link_name = hardware.link or chip.links.scale_up
+    with at_field("hardware.link"):
+        link = load_link(link_name) if link_name else None
+    with at_field("kv_cache_dtype"):
+        dtype_bytes(scenario.kv_cache_dtype)
+    framework = load_framework(engine.framework)
+    kernels = KernelLibrary(chip, engine.framework)
+
+    def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
+        return Deployment(
+            architecture=architecture,
+            chip=chip,
+            kernels=kernels,
+            link=link,
+            framework=framework,
+            tensor_parallel=tensor_parallel,
+            weight_dtypes=dtypes,
+            kv_dtype=scenario.kv_cache_dtype,
+            cuda_graphs=engine.cuda_graphs,
+        )
+
+    architecture = load_architecture(scenario.model)
+    target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
+    speculation = scenario.speculation
+    drafter: Drafter | None = None
+    drafted = lookahead = 0
+    most_seqs = min(engine.max_num_seqs, engine.num_kv_blocks or _most_blocks(target, engine.block_size))
+    largest_step = _largest_step(engine, most_seqs, 1)
+    sampler = None
+    if speculation is not None and speculation.method != "none":
+        proposed = proposal(speculation)
+        drafted, lookahead = proposed.nodes, lookahead_tokens(speculation, proposed)
+        largest_step = _largest_step(engine, most_seqs, drafted + 1)
+        request = DraftRequest(speculation, proposed, target, most_seqs, largest_step)
+        with at_field("speculation.draft"):
+            drafter = (make_drafter or build_drafter)(request)
+        assert speculation.acceptance is not None
+        sampler = AcceptanceSampler(draft_survival(speculation), seed, speculation.acceptance.spread or 0.0)
+    most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
+    memory = plan_memory(
+        target,
+        drafter,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        block_size=engine.block_size,
+        max_tokens=engine.max_num_batched_tokens,
+        max_sampled=most_sampled,
+        num_kv_blocks=engine.num_kv_blocks,
+    )
+    timer = ModelTimer(StepTimer(target, largest_step), drafter)
+    limits = EngineLimits(
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        block_size=engine.block_size,
+        num_blocks=memory.num_blocks,
+        watermark_blocks=int(engine.kv_watermark * memory.num_blocks),
+        max_model_len=engine.max_model_len or architecture.max_position,
+        chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
+        query_len=drafted + 1,
+        lookahead_tokens=lookahead,
+    )
+    cluster = Cluster(
+        replicas=hardware.replicas,
+        routing=engine.routing,
+        scheduler=engine.scheduler,
+        stepping=engine.stepping,
+        limits=limits,
+        timer=timer,
+        sampler=sampler,
+        prefix_caching=engine.enable_prefix_caching,
+    )
+    notes = [f"{architecture.name}: {note}" for note in architecture.notes]
+    notes += drafting_notes(speculation) if speculation is not None else ()
+    if engine.stepping == "fast" and not cluster.fast:
+        notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
+    return Build(
+        cluster=cluster,
+        memory=memory,
+        basis=_basis(kernels, [target, *models_of(drafter)]),
+        chips=hardware.replicas * hardware.tensor_parallel,
+        notes=tuple(notes),
+    )
+
+
+@contextmanager
+def at_field(name: str) -> Iterator[None]:
+    """Put the scenario's field ``name`` in front of what is refused inside."""
+    try:
+        yield
+    except (ForerunError, ProfileError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def _most_blocks(target: Deployment, block_size: int) -> int:
+    """KV blocks that no memory plan exceeds: a chip full of them."""
+    return max(1, int(target.chip.memory.capacity_bytes // (target.kv_bytes_per_token * block_size)))
+
+
+def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
+    """Most tokens of one step.
+
+    The last sequence that the budget admits verifies all of its tokens; schedulers without chunks decode their whole
+    batch, whatever the budget.
+
+    Raises:
+        ForerunError: the budget does not hold the tokens that a single sequence verifies.
+    """
+    budget = engine.max_num_batched_tokens
+    if query_len > budget:
+        raise ForerunError(
+            f"engine.max_num_batched_tokens: {budget} is less than the {query_len} tokens that one sequence verifies; "
+            f"raise it, or draft fewer"
+        )
+    batch = most_seqs * query_len
+    if engine.scheduler == "vllm-v1":
+        return min(max(budget, batch), budget + query_len - 1)
+    return max(budget, batch)
+
+
+def _refuse_unmodelled(scenario: Scenario) -> None:
+    hardware = scenario.hardware
+    for name in ("pipeline_parallel", "expert_parallel", "speculative_parallel"):
+        if getattr(hardware, name) != 1:
+            raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
+
+
+def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
+    """The weakest ground that the kernels of these models rest on, in the dtypes that they run in.
+
+    Routers are left out: their work is a thousandth of a layer's.
+    """
+    found = set()
+    for deployment in deployments:
+        dtypes = deployment.weight_dtypes
+        mlps = [group.layer.mlp for group in deployment.architecture.layer_groups]
+        parts = {"attention", "lm_head"} | {"expert" if isinstance(mlp, MoeMlp) else "mlp" for mlp in mlps}
+        parts |= {"shared_expert" for mlp in mlps if isinstance(mlp, MoeMlp) and mlp.shared_intermediate_size}
+        found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
+        found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
+        if deployment.tensor_parallel > 1:
+            found.add(kernels.basis("collective", "any"))
+    return max(found, key=BASIS_ORDER.index)
