@@ -106,7 +106,7 @@ def estimate(scenario: Scenario, request_rate: float | None = None, concurrency:
             raise ForerunError(f"estimate: {name} must be a positive number (got {value!r})")
     if request_rate is None and concurrency is None:
         request_rate, concurrency = _own_load(scenario)
-    build, lengths, replica = _parts(scenario)
+    build, lengths, replica = steady_parts(scenario)
     replicas = scenario.hardware.replicas
     if concurrency is not None:
         used = min(float(replicas), concurrency)
@@ -147,7 +147,7 @@ def max_request_rate(scenario: Scenario) -> float:
     Raises:
         ForerunError: as ``estimate``.
     """
-    return _parts(scenario)[2].most_rate * scenario.hardware.replicas
+    return steady_parts(scenario)[2].most_rate * scenario.hardware.replicas
 
 
 def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
@@ -166,7 +166,12 @@ def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
     return lengths.trace_rate, None
 
 
-def _parts(scenario: Scenario) -> tuple[Build, Lengths, Replica]:
+def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, Replica]:
+    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question.
+
+    Raises:
+        ForerunError: as ``estimate``.
+    """
     if scenario.engine.scheduler == "static":
         raise ForerunError("engine.scheduler: static batching has no steady state in closed form; use forerun run")
     lengths = _lengths(scenario)
