@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, compares, kernels, measures, plans, replays, runs
+from simulator.cli import (
+    calibrations,
+    catalogues,
+    compares,
+    kernels,
+    measures,
+    plans,
+    replays,
+    runs,
+    validations,
+)
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -32,6 +42,7 @@ kernels.register(app)
 replays.register(app)
 calibrations.register(app)
 measures.register(app)
+validations.register(app)
 catalogues.register(app)
 
 
