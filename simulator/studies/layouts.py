@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from hwprofiles import ProfileError, load_chip
+from hwprofiles import Chip, ProfileError, load_chip
 from simulator.build import build_cluster
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
@@ -44,14 +44,16 @@ class Layout:
     """Why the model refuses it."""
     steady: Replica | None = None
     """Analytic averages of one replica; None where there are none."""
+    scalable: bool = True
+    """Whether ``hardware.replicas`` copies of it can be had; pools say their own numbers."""
 
     def named(self, replicas: int) -> str:
         """The layout with a number of replicas, e.g. ``2 x (4 x h100-sxm, TP4)``."""
-        return f"{replicas} x {self.name}"
+        return f"{replicas} x {self.name}" if self.scalable else self.name
 
     def with_replicas(self, scenario: Scenario, replicas: int) -> Scenario:
         """A driven scenario of this layout with so many replicas."""
-        return scenario.with_values({REPLICAS: replicas})
+        return scenario.with_values({REPLICAS: replicas}) if self.scalable else scenario
 
 
 def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
@@ -133,10 +135,10 @@ def _layout(study: StudyFile, settings: dict[str, Any], several: Sequence[str]) 
     told = {path: value for path, value in settings.items() if path not in NAMED_BY_LAYOUT}
     if BATCHED_TOKENS not in several:
         told.pop(BATCHED_TOKENS, None)
+    scalable = not getattr(scenario, "pools", None)
+    refused = None
     try:
-        build = build_cluster(scenario, 0)
-        chips, refused = build.chips, None
-        usd = _usd_per_chip(study, scenario, settings)
+        chips, usd = _bill(study, scenario, settings)
     except (ForerunError, ProfileError) as error:
         return Layout(settings, scenario, _name(scenario, told), 0, None, str(error))
     steady = None
@@ -145,9 +147,24 @@ def _layout(study: StudyFile, settings: dict[str, Any], several: Sequence[str]) 
     except ForerunError as error:
         if "no request can be served" in str(error):
             refused = str(error)
-    return Layout(
-        settings, scenario, _name(scenario, told), chips, None if usd is None else usd * chips, refused, steady
-    )
+    return Layout(settings, scenario, _name(scenario, told), chips, usd, refused, steady, scalable)
+
+
+def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
+    """Chips of a scenario with one replica, a drafter's own included, and US dollars per hour; None without a price."""
+    build = build_cluster(scenario, 0)
+    per_chip = _usd_per_chip(study, scenario, settings)
+    rents: list[tuple[int, float | None]] = [(build.chips, per_chip)]
+    pools = getattr(build, "pools", ())
+    if getattr(scenario, "pools", None):
+        rents = [(pool.replicas * pool.chips, _given(pool.usd_per_chip_hour, _hourly(pool.chip))) for pool in pools]
+    draft = scenario.speculation.draft if scenario.speculation is not None else None
+    apart = getattr(draft, "chip", None)
+    if draft is not None and apart is not None and getattr(scenario.speculation, "method", "none") != "none":
+        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _profile_price(apart)))
+    chips = sum(count for count, _ in rents)
+    prices = [None if price is None else count * price for count, price in rents]
+    return chips, None if any(price is None for price in prices) else sum(p for p in prices if p is not None)
 
 
 def _name(scenario: Scenario, told: Settings) -> str:
@@ -168,5 +185,16 @@ def _usd_per_chip(study: StudyFile, scenario: Scenario, settings: Settings) -> f
     own = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
     if own is not None and (PRICE in settings or scenario.hardware.chip == study.scenario.hardware.chip):
         return own
-    price = load_chip(scenario.hardware.chip).price
-    return price.usd_per_hour if price is not None else None
+    return _profile_price(scenario.hardware.chip)
+
+
+def _profile_price(chip: str) -> float | None:
+    return _hourly(load_chip(chip))
+
+
+def _hourly(chip: Chip) -> float | None:
+    return chip.price.usd_per_hour if chip.price is not None else None
+
+
+def _given(value: float | None, default: float | None) -> float | None:
+    return default if value is None else value

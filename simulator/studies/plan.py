@@ -17,7 +17,7 @@ import numpy as np
 
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
-from simulator.studies.layouts import Layout, layouts, replica_counts, search_axes
+from simulator.studies.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.loads import Load, load_of
 from simulator.studies.objectives import Objective, latency_words
 from simulator.studies.pruning import bearable_waits, hopeless, overload
@@ -268,7 +268,8 @@ class _CheapestFirst(_Search):
         """Queue a layout at the first number of replicas, from ``place``, whose queue does not surely grow."""
         layout = self._layouts[index]
         reason, skipped = None, None
-        while place < len(self._counts):
+        most = len(self._counts) if layout.scalable else 1
+        while place < most:
             replicas = self._counts[place]
             reason = overload(layout.steady, self._plan.objective, replicas, self._arrival_s)
             if reason is None:
@@ -277,7 +278,7 @@ class _CheapestFirst(_Search):
             place += 1
         if skipped is not None:
             self._tried.append(skipped)
-        if place < len(self._counts):
+        if place < most:
             cost = self._plan.cost(Candidate(layout, self._counts[place], ""))
             heapq.heappush(self._queue, (cost, index, place))
 
@@ -349,7 +350,7 @@ class _HighestRates(_Search):
         plan, found, searches = self._plan, [], []
         for layout in self._layouts:
             reason = hopeless(layout.steady, plan.objective)
-            for replicas in self._counts if "hardware.replicas" in plan.study.vary else self._own_count():
+            for replicas in self._counts_of(layout):
                 candidate = Candidate(layout, replicas, "pruned", reason)
                 found.append(candidate)
                 if reason is None:
@@ -359,8 +360,10 @@ class _HighestRates(_Search):
             self._tick(done + 1, len(searches))
         return sorted(found, key=self._rank)
 
-    def _own_count(self) -> tuple[int, ...]:
-        return (self._plan.study.scenario.hardware.replicas,)
+    def _counts_of(self, layout: Layout) -> Sequence[int]:
+        if not layout.scalable:
+            return (1,)
+        return self._counts if REPLICAS in self._plan.study.vary else (self._plan.study.scenario.hardware.replicas,)
 
     def _search(self, layout: Layout, replicas: int) -> Callable[[], tuple[float, int, Verdict | None]]:
         guess = replicas * (layout.steady.most_rate if layout.steady is not None else 1.0)
