@@ -64,9 +64,7 @@ def hopeless(steady: Replica | None, objective: Objective) -> str | None:
         bounded = limit.statistic == "mean" or (limit.statistic[0] == "p" and float(limit.statistic[1:]) >= 90)
         if seconds is not None and bounded and LATENCY_MARGIN * seconds * 1e3 > limit.limit_ms:
             mean = latency_words(f"mean_{limit.latency}_ms", seconds * 1e3)
-            return (
-                f"a request that has a replica to itself has {mean}: {limit.key} {limit.limit_ms:,.4g} is out of reach"
-            )
+            return f"a request that has a replica to itself has {mean}: {limit.key} {limit.limit_ms:g} is out of reach"
     return None
 
 
