@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, compares, kernels, measures, replays, runs
+from simulator.cli import calibrations, catalogues, compares, kernels, measures, replays, runs, sweeps
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 runs.register(app)
 compares.register(app)
+sweeps.register(app)
 kernels.register(app)
 replays.register(app)
 calibrations.register(app)

@@ -66,7 +66,7 @@ def run_document_of(scenario: Scenario, seed: int, factors: tuple[tuple[str, flo
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    return run_document(simulate(scenario, seed, full_step_rows=0, factors=dict(factors)))
+    return run_document(simulate(scenario, seed, factors=dict(factors)))
 
 
 def named_error(error: Exception, name: str) -> Exception:

@@ -44,7 +44,7 @@ def test_ranges():
     ],
 )
 def test_bad_vary_is_one_line(text, words):
-    with pytest.raises(ForerunError, match=".*") as caught:
+    with pytest.raises(ForerunError) as caught:
         parse_vary([text])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -58,9 +58,7 @@ def test_a_plain_scenario_is_a_study(scenario_path):
 
 def test_study_file_with_scenario_beside_it(tmp_path, scenario_path):
     path = tmp_path / "study.yaml"
-    path.write_text(
-        "scenario: tiny.yaml\nvariants:\n- {name: small, set: {engine.max_num_seqs: 4}}\n- {name: big}\n"
-    )
+    path.write_text("scenario: tiny.yaml\nvariants:\n- {name: small, set: {engine.max_num_seqs: 4}}\n- {name: big}\n")
     variants = variants_of(load_study(path))
     assert [(v.name, v.scenario.engine.max_num_seqs) for v in variants] == [("small", 4), ("big", 16)]
 
@@ -107,5 +105,7 @@ def test_study_text_runs_the_same_variants(tmp_path, scenario_path):
 
 
 def test_names_are_short_and_tell_apart():
-    assert settings_name({"hardware.tensor_parallel": 2, "speculation.method": "none"}) == "tensor_parallel=2 method=none"
+    assert (
+        settings_name({"hardware.tensor_parallel": 2, "speculation.method": "none"}) == "tensor_parallel=2 method=none"
+    )
     assert settings_name({"a.mean": 1, "b.mean": 2.5}) == "a.mean=1 b.mean=2.5"
