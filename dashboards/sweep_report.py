@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from dashboards.figures.sweep import sweep_data, sweep_figure
-from dashboards.report_parts import ABSENT, number
+from dashboards.report_parts import number
 from dashboards.study_report import StudyFigure, StudyReport, StudyTable, text_intervals
 from simulator.studies.best_point import point_value
 from simulator.studies.conclusion import metric_words
@@ -34,7 +35,7 @@ def sweep_report(document: dict[str, Any], command: str) -> StudyReport:
     return StudyReport(
         title=f"{model} on {hardware}: sweep of {len(points)} points",
         conclusion=document["conclusion"],
-        tables=[_table(ranked[:MOST_ROWS], metric)],
+        tables=[table for table in (_table(ranked[:MOST_ROWS], metric), _failures(points)) if table.rows],
         figures=figures,
         scenario=document["scenario"],
         seed=document["seed"],
@@ -56,11 +57,16 @@ def _table(points: list[dict[str, Any]], metric: str) -> StudyTable:
     rows = []
     for point in points:
         if point["status"] != "done":
-            rows.append([point["name"], f"failed: {point['error']}", *[ABSENT] * (len(columns) - 1)])
             continue
         cells = [point.get(key) if key in point else point["summary"].get(key) for key in columns]
         rows.append([point["name"], *map(number, cells)])
     return StudyTable(f"Points, best {metric_words(metric)} first", ["point", *columns], rows)
+
+
+def _failures(points: list[dict[str, Any]]) -> StudyTable:
+    reasons = Counter(point["error"] for point in points if point["status"] != "done")
+    rows = [[reason, str(count)] for reason, count in reasons.most_common()]
+    return StudyTable("Points that failed", ["reason", "points"], rows)
 
 
 def _text(ranked: list[dict[str, Any]], metric: str) -> str:

@@ -45,6 +45,8 @@ def sweep_data(document: dict[str, Any], metric: str) -> SweepData | None:
     for path in paths:
         rows = [(point["set"][path], value, point["name"]) for point, value in known if path in point["set"]]
         values = [row[0] for row in rows]
+        if len({repr(value) for value in values}) < 2 and len(paths) > 1:
+            continue
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         shown = tuple(values) if numeric else tuple(str(value) for value in values)
         panels.append(SweepPanel(path, shown, tuple(r[1] for r in rows), tuple(r[2] for r in rows)))
@@ -85,9 +87,13 @@ def sweep_figure(data: SweepData) -> go.Figure:
         numbers = [value for value in panel.values if not isinstance(value, str)]
         wide = bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
         figure.update_xaxes(title=panel.path, type="log" if wide else None, row=row, col=1)
-        figure.update_yaxes(title=metric_words(data.metric), rangemode="tozero", row=row, col=1)
+        figure.update_yaxes(title=_axis(data.metric), rangemode="tozero", row=row, col=1)
     caption = f"{len(data.panels[0].values) if data.panels else 0} points"
     return captioned(figure, "Points by field", caption, data.basis, 170 + 280 * max(1, count))
+
+
+def _axis(metric: str) -> str:
+    return metric_words(metric) + (" (ms)" if metric.endswith("_ms") else "")
 
 
 def _explained(panel: SweepPanel) -> float:

@@ -41,8 +41,9 @@ def sweep_sentence(document: dict[str, Any], metric: str) -> str:
     better = max if HIGHER_IS_BETTER[metric] else min
     worse = min if HIGHER_IS_BETTER[metric] else max
     best, worst = better(known, key=lambda item: item[1]), worse(known, key=lambda item: item[1])
-    text = f"Best {metric_words(metric)}: {best[0]} with {best[1]:.4g}"
+    unit = " ms" if metric.endswith("_ms") else ""
+    text = f"Best {metric_words(metric)}: {best[0]} with {best[1]:.4g}{unit}"
     if worst[1] != best[1] and min(abs(worst[1]), abs(best[1])) > 0:
         ratio = max(worst[1], best[1]) / min(worst[1], best[1])
-        text += f", {ratio:.2f}x better than the worst of {len(known)} points ({worst[0]}, {worst[1]:.4g})"
+        text += f", {ratio:.2f}x better than the worst of {len(known)} points ({worst[0]}, {worst[1]:.4g}{unit})"
     return f"{text}{lost}."
