@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, compares, kernels, measures, replays, runs, sweeps
+from simulator.cli import calibrations, catalogues, compares, kernels, measures, replays, runs, sweeps, validations
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -32,6 +32,7 @@ kernels.register(app)
 replays.register(app)
 calibrations.register(app)
 measures.register(app)
+validations.register(app)
 catalogues.register(app)
 
 
