@@ -100,3 +100,17 @@ def test_an_end_at_which_the_model_no_longer_fits_has_no_ratio():
     reserved = next(row for row in document["sensitivity"] if row["parameter"] == "vllm.reserved_bytes")
     assert reserved["ratios"]["8"]["at_high"] is None
     assert reserved["ratios"]["8"]["at_low"] > 0
+
+
+def test_attention_level_speculation_rests_on_its_hit_rate_and_the_costs_of_its_mechanism():
+    pair = {"chip": "h100-sxm", "speculative_parallel": 2}
+    chosen = scenario(hardware=pair, attention_speculation={"task": "gsm8k", "lambda": 0.1, "sync_s": 1e-5})
+    parameters = assumed_parameters(chosen)
+    assert {"attention.hit_rate", "attention.verify_s", "attention.skip_launch_s"} <= set(parameters)
+    assert "attention.sync_s" not in parameters
+    before = chosen.attention_speculation.layer_hit_rates(1, 1)[0]
+    moved, factors = parameters["attention.hit_rate"].applied(chosen, 0.9)
+    assert moved.attention_speculation.layer_hit_rates(1, 1)[0] == pytest.approx(0.9 * before)
+    assert factors == {}
+    slower, _ = parameters["attention.verify_s"].applied(chosen, 1e-3)
+    assert duration(slower) > duration(chosen)
