@@ -44,7 +44,6 @@ def test_studies(script, arguments, words, project_root):
     assert words in output_of(script, *arguments, root=project_root).splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
 def test_attention_level_speculation(project_root, tmp_path):
     page = tmp_path / "alspec.html"
     text = output_of("alspec_n150.py", "--output", page, "--trials", 20, root=project_root)
