@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
-from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
+from simulator.drafting import (
+    DrafterFactory,
+    DraftRequest,
+    adjusted_drafter,
+    build_drafter,
+    drafting_notes,
+    drafting_rule,
+    lookahead_tokens,
+    models_of,
+)
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario
@@ -16,7 +25,7 @@ from simulator.serving import (
     EngineLimits,
 )
 from simulator.serving.config import EngineConfig
-from simulator.speculation import AcceptanceSampler, draft_survival, proposal
+from simulator.speculation import AcceptanceSampler, PolicyFactory, draft_survival, proposal
 from simulator.timing import (
     Deployment,
     Drafter,
@@ -43,8 +52,20 @@ class Build:
     notes: tuple[str, ...]
 
 
-def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
-    """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter."""
+def build_cluster(
+    scenario: Scenario,
+    seed: int,
+    make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+) -> Build:
+    """The cluster that a scenario describes, with its memory laid out.
+
+    Args:
+        scenario: what to build.
+        seed: of acceptance.
+        make_drafter: replaces the drafter that the scenario names.
+        make_policy: replaces its policy.
+    """
     _refuse_unmodelled(scenario)
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
@@ -98,6 +119,10 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         num_kv_blocks=engine.num_kv_blocks,
     )
     timer = ModelTimer(StepTimer(target, largest_step), drafter)
+    rule = None
+    if speculation is not None and drafter is not None:
+        rule = drafting_rule(speculation, timer, make_policy)
+        timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -118,11 +143,13 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         timer=timer,
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
+        rule=rule,
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
-        notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
+        why = "this scheduler or these limits" if rule is None or rule.by_batch_alone else "a policy that learns"
+        notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     return Build(
         cluster=cluster,
         memory=memory,

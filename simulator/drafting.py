@@ -15,16 +15,22 @@ from simulator.llm import (
     parallel_head,
     published_head,
 )
-from simulator.speculation import DraftConfig, Proposal, SpeculationConfig
+from simulator.serving import DraftingRule
+from simulator.speculation import DraftConfig, PolicyFactory, Proposal, SpeculationConfig, policy_factory
+from simulator.speculation.policy_config import named
 from simulator.timing import (
+    AdjustedDrafter,
     Deployment,
     Drafter,
+    DraftStep,
     HeadsDrafter,
     HostDrafter,
     HostOverhead,
+    ModelTimer,
     ParallelDrafter,
     SequentialDrafter,
     StepTimer,
+    StepWork,
     TokenTable,
     fusion_table,
     layer_weight_bytes,
@@ -89,6 +95,39 @@ def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
         f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
         f"acceptance is counted per step; a step without a match is a draft of which nothing is accepted",
     )
+
+
+def drafting_rule(
+    config: SpeculationConfig, timer: ModelTimer, make_policy: PolicyFactory | None = None
+) -> DraftingRule | None:
+    """The policy of a scenario; None where K never changes.
+
+    Args:
+        config: the ``speculation`` section.
+        timer: prices the steps that a policy weighs against each other.
+        make_policy: a policy of one's own.
+    """
+    policy, most = named(config.policy), config.depth
+
+    def step_seconds(seqs: int, tokens: int, context: int) -> float:
+        """Seconds of a decode step in which each sequence verifies, and drafts, ``tokens`` tokens."""
+        query_len = tokens + 1
+        keys = tuple(
+            seqs * (context + query_len if w is None else min(context + query_len, w + query_len - 1))
+            for w in timer.windows
+        )
+        none = (0,) * len(keys)
+        work = StepWork(0, 0, none, none, 0, none, seqs, query_len, keys)
+        return float(timer.seconds(work, DraftStep(tokens, 0, 0, 0, none, none)))
+
+    factory = make_policy or policy_factory(policy, most, step_seconds)
+    return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
+
+
+def adjusted_drafter(config: SpeculationConfig, drafter: Drafter) -> AdjustedDrafter:
+    """The drafter under the scenario's policy."""
+    policy = named(config.policy)
+    return AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0)
 
 
 def build_drafter(request: DraftRequest) -> Drafter:

@@ -190,7 +190,7 @@ _StrictLoader.add_implicit_resolver(
 def _wrong_branch(kind: str, value: Any) -> bool:
     """Whether a complaint comes from the branch of a union that the value was not meant for."""
     if isinstance(value, dict | list):
-        return kind in ("int_type", "string_type", "float_type", "none_required")
+        return kind in ("int_type", "string_type", "float_type", "none_required", "literal_error")
     return kind in ("model_type", "dict_type", "list_type", "none_required")
 
 

@@ -6,6 +6,8 @@ from simulator.speculation.config import AcceptanceConfig, DraftConfig, Speculat
 from simulator.speculation.curves import Curve, curve_names, load_curve
 from simulator.speculation.engine_logs import AcceptanceLog, read_acceptance
 from simulator.speculation.level_decay import AcceptanceFit, LevelDecay, fit_lengths, fit_survival
+from simulator.speculation.policies import Batch, DraftPolicy, PolicyFactory, check_policy, policy_factory
+from simulator.speculation.policy_config import PolicyConfig
 from simulator.speculation.proposal import Proposal, draft_survival, proposal, tree_survival
 from simulator.speculation.tree_config import TreeConfig
 
@@ -14,13 +16,18 @@ __all__ = [
     "AcceptanceFit",
     "AcceptanceLog",
     "AcceptanceSampler",
+    "Batch",
     "Curve",
     "DraftConfig",
+    "DraftPolicy",
     "LevelDecay",
+    "PolicyConfig",
+    "PolicyFactory",
     "Proposal",
     "SpeculationConfig",
     "TreeConfig",
     "acceptance_sampler",
+    "check_policy",
     "curve_names",
     "draft_survival",
     "expected_length",
@@ -29,6 +36,7 @@ __all__ = [
     "fit_survival",
     "iid_alpha",
     "load_curve",
+    "policy_factory",
     "proposal",
     "read_acceptance",
     "speedup",

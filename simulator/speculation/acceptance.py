@@ -108,7 +108,7 @@ class AcceptanceSampler:
         """Verify steps drawn at first per token needed: somewhat more than the mean."""
         self._class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
-    def path(self, request: int, tokens: int, first_step: int = 0) -> IntArray:
+    def path(self, request: int, tokens: int, first_step: int = 0, most: int | None = None) -> IntArray:
         """Accepted tokens of each verify step that request ``request`` needs to generate ``tokens`` more tokens.
 
         Each step yields its accepted tokens and one more, so the path ends at the first step whose running total of
@@ -118,17 +118,27 @@ class AcceptanceSampler:
             request: index of the request, >= 0.
             tokens: tokens to generate by decoding, >= 0.
             first_step: verify steps that the request has already had.
+            most: draft tokens of each step; fewer than usual cut the draws off.
         """
         if not tokens:
             return np.empty(0, dtype=np.int64)
+        if most == 0:
+            return np.zeros(tokens, dtype=np.int64)
         steps = min(tokens, int(tokens * self._steps_per_token) + 8)
         while True:
             bits = counter_bits(self._key, request, first_step, steps)
             accepted = self.num_speculative_tokens - np.searchsorted(self._of(request), bits, side="right")
+            if most is not None:
+                accepted = np.minimum(accepted, most)
             delivered = np.cumsum(accepted + 1)
             if delivered[-1] >= tokens:
                 return accepted[: int(np.searchsorted(delivered, tokens)) + 1]
             steps = min(tokens, 2 * steps)
+
+    def draws(self, request: int, first_step: int, steps: int) -> IntArray:
+        """Tokens accepted in ``steps`` verify steps of a request if all that can be drafted is."""
+        bits = counter_bits(self._key, request, first_step, steps)
+        return self.num_speculative_tokens - np.searchsorted(self._of(request), bits, side="right")
 
     def _of(self, request: int) -> NDArray[np.uint64]:
         """Ascending acceptance thresholds of a request, as shares of 2^64."""

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from simulator.settings import PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import MOST_DECAY
+from simulator.speculation.policy_config import PolicyConfig, PolicyName, named
 from simulator.speculation.tree_config import TreeConfig
 
 Rates = Annotated[list[Share], Field(min_length=1)]
@@ -20,6 +21,8 @@ OF_THIS_TREE = ("per_position", "acceptance_length", "log")
 """Sources that say what was accepted of the very chain or tree that is drafted; the others describe the drafter's first
 candidates, and ``other_ranks`` says what their siblings catch."""
 TREE_METHODS = ("draft-model", "medusa", "eagle", "eagle2", "eagle3", "mtp")
+TREE_POLICIES = ("fixed", "disable-above-batch")
+"""Policies that draft all or nothing, so that they go with trees too."""
 HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
     "draft-model": ("model", "weights_dtype", "tensor_parallel", "step_s", "pass_s"),
@@ -162,7 +165,8 @@ class SpeculationConfig(Section):
     """A tree instead."""
     draft: DraftConfig | None = None
     acceptance: AcceptanceConfig | None = None
-    policy: Literal["fixed"] = "fixed"
+    policy: PolicyName | PolicyConfig = "fixed"
+    """How many of them each step drafts: a policy's name, or a mapping with its parameters."""
 
     @field_validator("tree", mode="before")
     @classmethod
@@ -186,6 +190,11 @@ class SpeculationConfig(Section):
             raise ValueError(f"method '{self.method}' needs acceptance")
         self._check_draft()
         self._check_depth(self.acceptance)
+        if self.tree is not None and named(self.policy).name not in TREE_POLICIES:
+            raise ValueError(
+                f"policy '{named(self.policy).name}' shortens a chain; with tree choose one of "
+                f"{', '.join(TREE_POLICIES)}, or give num_speculative_tokens"
+            )
         return self
 
     @property

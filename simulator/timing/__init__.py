@@ -1,19 +1,17 @@
 """One engine step into kernels into seconds, with the bound that limits each."""
 
+from simulator.timing.adjusted import AdjustedDrafter
 from simulator.timing.config import HardwareConfig
 from simulator.timing.deployment import Deployment, resolve_weight_dtypes
 from simulator.timing.draft_overheads import DraftOverhead, load_draft_overhead
-from simulator.timing.drafter import Drafter, DraftMemory
+from simulator.timing.draft_parts import HostOverhead, TokenTable, fusion_table, layer_weight_bytes
+from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftMemory, DraftStep
 from simulator.timing.drafter_check import check_drafter
 from simulator.timing.drafters import (
     HeadsDrafter,
     HostDrafter,
-    HostOverhead,
     ParallelDrafter,
     SequentialDrafter,
-    TokenTable,
-    fusion_table,
-    layer_weight_bytes,
 )
 from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.framework import Framework, load_framework
@@ -22,10 +20,13 @@ from simulator.timing.step import Costs, StepTimer
 from simulator.timing.work import StepWork, causal_pairs, keys_read
 
 __all__ = [
+    "AdjustableDrafter",
+    "AdjustedDrafter",
     "Costs",
     "Deployment",
     "DraftMemory",
     "DraftOverhead",
+    "DraftStep",
     "Drafter",
     "EngineTimer",
     "Framework",

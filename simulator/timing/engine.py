@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing.drafter import Drafter
+from simulator.timing.adjusted import AdjustedDrafter
+from simulator.timing.drafter import Drafter, DraftStep
 from simulator.timing.step import Costs, StepTimer
 from simulator.timing.work import StepWork
 
@@ -22,10 +23,13 @@ class EngineTimer(Protocol):
     def windows(self) -> tuple[int | None, ...]:
         """Distinct attention windows of the model; None is full attention."""
 
-    def seconds(self, work: StepWork[Any]) -> Any:
-        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled."""
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
+        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled.
 
-    def costs(self, work: StepWork[IntArray]) -> Costs:
+        ``draft``: what a policy has the drafter do; None where it always proposes the same.
+        """
+
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps: seconds by bound, and work per chip."""
 
 
@@ -35,6 +39,8 @@ class ModelTimer:
 
     target: StepTimer
     drafter: Drafter | None = None
+    adjusted: AdjustedDrafter | None = None
+    """The same drafter under a policy."""
 
     windows: tuple[int | None, ...] = field(init=False)
     """Windows of the target, then those that only the drafter has."""
@@ -53,20 +59,36 @@ class ModelTimer:
             if self.drafter.windows != self.windows:
                 self._draft_order = tuple(self.windows.index(w) for w in self.drafter.windows)
 
-    def seconds(self, work: StepWork[Any]) -> Any:
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
         total = self.target.seconds(work) + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
         if self.drafter is None:
             return total
+        if draft is not None:
+            assert self.adjusted is not None
+            return total + self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
         return total + self.drafter.seconds(self._seen_by_draft(work))
 
-    def costs(self, work: StepWork[IntArray]) -> Costs:
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
         total = self.target.costs(work)
         total.host_s += self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.drafter is not None:
+        if draft is not None:
+            assert self.adjusted is not None
+            total.add(self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft)))
+        elif self.drafter is not None:
             total.add(self.drafter.costs(self._seen_by_draft(work)))
         return total
+
+    def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
+        """The skipped tokens, with the window entries in the drafter's order."""
+        order = self._draft_order
+        if order is None:
+            return draft
+        return draft._replace(
+            skipped_pairs=tuple(draft.skipped_pairs[i] for i in order),
+            skipped_kv_tokens=tuple(draft.skipped_kv_tokens[i] for i in order),
+        )
 
     def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
         """The same tokens, with the window entries in the drafter's order."""
