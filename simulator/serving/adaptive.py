@@ -81,11 +81,11 @@ class AdaptiveDrafting:
         if not self._resting:
             return self.drafting.step(tokens)
         self._resting = False
-        skipped = [
-            (live.drafter_tokens, _computed(live, step)) for live in running.values() if live.drafter_tokens >= 0
-        ]
+        skipped = []
         for live in running.values():
-            live.drafter_tokens = -1
+            if live.drafter_tokens >= 0:
+                skipped.append((live.drafter_tokens, _computed(live, step)))
+                live.drafter_tokens = -1
         return self.drafting.step(tokens, skipped)
 
 

@@ -186,7 +186,8 @@ class StepLog:
             return None
         columns = self._drafts[start : min(stop, self._rows)].T
         by_window = columns[DRAFT_SCALARS:].reshape(2, self._windows, -1)
-        return DraftStep(*columns[:DRAFT_SCALARS], tuple(by_window[0]), tuple(by_window[1]))
+        tokens, switched, seqs, skipped = columns[:DRAFT_SCALARS]
+        return DraftStep(tokens, switched, seqs, skipped, tuple(by_window[0]), tuple(by_window[1]))
 
     def _note_draft(self, draft: DraftStep[int], count: int) -> None:
         """What the drafter does in the next ``count`` rows."""
