@@ -31,7 +31,9 @@ from simulator.timing import (
     Drafter,
     MemoryPlan,
     ModelTimer,
+    RemoteDrafter,
     StepTimer,
+    fit_apart,
     load_framework,
     plan_memory,
     resolve_weight_dtypes,
@@ -118,6 +120,14 @@ def build_cluster(
         max_sampled=most_sampled,
         num_kv_blocks=engine.num_kv_blocks,
     )
+    if isinstance(drafter, RemoteDrafter):
+        with at_field("speculation.draft"):
+            memory = fit_apart(
+                memory,
+                drafter,
+                gpu_memory_utilization=engine.gpu_memory_utilization,
+                max_tokens=engine.max_num_batched_tokens,
+            )
     timer = ModelTimer(StepTimer(target, largest_step), drafter)
     rule = None
     if speculation is not None and drafter is not None:
@@ -147,13 +157,19 @@ def build_cluster(
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
+    if isinstance(drafter, RemoteDrafter):
+        apart = drafter.deployment
+        notes.append(
+            f"the drafter runs on {apart.tensor_parallel} x {apart.chip.name} per replica over {drafter.link.name}: "
+            f"those chips are not in chips, cost, utilisation and energy"
+        )
     if engine.stepping == "fast" and not cluster.fast:
         why = "this scheduler or these limits" if rule is None or rule.by_batch_alone else "a policy that learns"
         notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     return Build(
         cluster=cluster,
         memory=memory,
-        basis=_basis(kernels, [target, *models_of(drafter)]),
+        basis=_basis([target, *models_of(drafter)]),
         chips=hardware.replicas * hardware.tensor_parallel,
         notes=tuple(notes),
     )
@@ -201,7 +217,7 @@ def _refuse_unmodelled(scenario: Scenario) -> None:
             raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
 
 
-def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
+def _basis(deployments: Sequence[Deployment]) -> str:
     """The weakest ground that the kernels of these models rest on, in the dtypes that they run in.
 
     Routers are left out: their work is a thousandth of a layer's.
@@ -212,6 +228,7 @@ def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
         mlps = [group.layer.mlp for group in deployment.architecture.layer_groups]
         parts = {"attention", "lm_head"} | {"expert" if isinstance(mlp, MoeMlp) else "mlp" for mlp in mlps}
         parts |= {"shared_expert" for mlp in mlps if isinstance(mlp, MoeMlp) and mlp.shared_intermediate_size}
+        kernels = deployment.kernels
         found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
         found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
         if deployment.tensor_parallel > 1:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+from hwprofiles import KernelLibrary, load_chip, load_link
+from simulator.errors import ForerunError
 from simulator.llm import (
+    Architecture,
     DraftHead,
     HeadSizes,
     eagle3_head,
@@ -19,6 +22,7 @@ from simulator.serving import DraftingRule
 from simulator.speculation import DraftConfig, PolicyFactory, Proposal, SpeculationConfig, policy_factory
 from simulator.speculation.policy_config import named
 from simulator.timing import (
+    ACTIVATION_BYTES,
     AdjustedDrafter,
     Deployment,
     Drafter,
@@ -28,6 +32,7 @@ from simulator.timing import (
     HostOverhead,
     ModelTimer,
     ParallelDrafter,
+    RemoteDrafter,
     SequentialDrafter,
     StepTimer,
     StepWork,
@@ -75,6 +80,23 @@ class DraftRequest:
         """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
         known = load_draft_overhead(self.target.framework.name, self.config.method)
         return HostOverhead(_given(self.draft.step_s, known.step_s), _given(self.draft.pass_s, known.pass_s))
+
+    def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> Deployment:
+        """A drafter's model on the chips that the scenario gives it."""
+        draft, target = self.draft, self.target
+        if draft.chip is None:
+            tensor_parallel = draft.tensor_parallel or target.tensor_parallel
+            return replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=tensor_parallel)
+        chip = load_chip(draft.chip)
+        return replace(
+            target,
+            architecture=architecture,
+            weight_dtypes=dtypes,
+            tensor_parallel=draft.tensor_parallel or 1,
+            chip=chip,
+            kernels=KernelLibrary(chip, target.framework.name),
+            link=load_link(chip.links.scale_up) if chip.links.scale_up else None,
+        )
 
     @property
     def max_pass_tokens(self) -> int:
@@ -150,6 +172,8 @@ def build_drafter(request: DraftRequest) -> Drafter:
 
 def models_of(drafter: Drafter | None) -> list[Deployment]:
     """Models that a drafter runs beside the target."""
+    if isinstance(drafter, RemoteDrafter):
+        return [drafter.deployment]
     return [drafter.step.deployment] if isinstance(drafter, SequentialDrafter | ParallelDrafter) else []
 
 
@@ -158,13 +182,8 @@ def draft_model(request: DraftRequest) -> Drafter:
     draft = request.draft
     assert draft.model is not None
     architecture = load_architecture(draft.model)
-    deployment = replace(
-        request.target,
-        architecture=architecture,
-        weight_dtypes=resolve_weight_dtypes(architecture, draft.weights_dtype),
-        tensor_parallel=draft.tensor_parallel or request.target.tensor_parallel,
-    )
-    return SequentialDrafter(
+    deployment = request.deployment(architecture, resolve_weight_dtypes(architecture, draft.weights_dtype))
+    drafter = SequentialDrafter(
         StepTimer(deployment, request.max_pass_tokens),
         request.proposal.depth,
         request.proposal.pass_widths,
@@ -172,6 +191,7 @@ def draft_model(request: DraftRequest) -> Drafter:
         deployment.kv_bytes_per_token,
         request.overhead,
     )
+    return placed(request, drafter, 0)
 
 
 def lookup(request: DraftRequest) -> Drafter:
@@ -233,22 +253,43 @@ def trained_head(request: DraftRequest) -> Drafter:
     dtypes = resolve_weight_dtypes(head.architecture, draft.weights_dtype)
     if not head.own_lm_head:
         dtypes["lm_head"] = _lm_head_dtype(target)
-    deployment = replace(
-        target,
-        architecture=head.architecture,
-        weight_dtypes=dtypes,
-        tensor_parallel=draft.tensor_parallel or target.tensor_parallel,
-    )
+    deployment = request.deployment(head.architecture, dtypes)
     weights = layer_weight_bytes(deployment, head.own_lm_head, head.fused_hidden_states)
+    if draft.chip is not None:  # the target's tables lie on other chips
+        weights = max(weights, deployment.weight_bytes)
+    states = max(1, head.fused_hidden_states)
     kv = deployment.kv_bytes_per_token
     fusion: TokenTable | None = None
     if head.fused_hidden_states:
         fusion = fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
     if request.config.method == "parallel-draft":
         most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
-        return ParallelDrafter(StepTimer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+        parallel = ParallelDrafter(StepTimer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+        return placed(request, parallel, states)
     step = StepTimer(deployment, request.max_pass_tokens)
-    return SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
+    drafter = SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
+    return placed(request, drafter, states)
+
+
+def placed(request: DraftRequest, drafter: SequentialDrafter | ParallelDrafter, hidden_states: int) -> Drafter:
+    """The drafter where the scenario puts it: on the target's chips, or on its own over a link.
+
+    Args:
+        request: what is built.
+        drafter: on the chips that it runs on.
+        hidden_states: states of the target that it reads for each token.
+
+    Raises:
+        ForerunError: no link leads from the target's chips.
+    """
+    draft, target = request.draft, request.target
+    if draft.chip is None:
+        return drafter
+    name = draft.link or target.chip.links.host or target.chip.links.scale_out
+    if name is None:
+        raise ForerunError(f"link: chip '{target.chip.name}' names no host link; name one (forerun chips list)")
+    state_bytes = hidden_states * target.architecture.hidden_size * ACTIVATION_BYTES
+    return RemoteDrafter(drafter, load_link(name), state_bytes, draft.overlap or 0.0)
 
 
 def _head_sizes(request: DraftRequest) -> HeadSizes:

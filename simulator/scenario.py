@@ -246,6 +246,8 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
         (workload.get("input_tokens"), "file"),
         (workload.get("output_tokens"), "file"),
         (speculation.get("draft"), "model"),
+        (speculation.get("draft"), "chip"),
+        (speculation.get("draft"), "link"),
         (speculation.get("acceptance"), "log"),
     ):
         if isinstance(holder, dict) and isinstance(holder.get(key), str):

@@ -24,19 +24,30 @@ TREE_METHODS = ("draft-model", "medusa", "eagle", "eagle2", "eagle3", "mtp")
 TREE_POLICIES = ("fixed", "disable-above-batch")
 """Policies that draft all or nothing, so that they go with trees too."""
 HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+APART = ("chip", "link", "overlap")
 DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
-    "draft-model": ("model", "weights_dtype", "tensor_parallel", "step_s", "pass_s"),
+    "draft-model": ("model", "weights_dtype", "tensor_parallel", *APART, "step_s", "pass_s"),
     "ngram": ("step_s", "per_sequence_s", "per_context_token_s"),
     "suffix": ("step_s", "per_sequence_s", "per_context_token_s"),
     "medusa": ("weights_dtype", "num_layers", "step_s", "pass_s"),
-    "eagle": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle2": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle3": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "draft_vocab_size", "step_s", "pass_s"),
+    "eagle": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle2": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle3": (
+        "model",
+        "weights_dtype",
+        "tensor_parallel",
+        *APART,
+        *HEAD_SIZES,
+        "draft_vocab_size",
+        "step_s",
+        "pass_s",
+    ),
     "mtp": ("weights_dtype", "tensor_parallel", "modules", "step_s", "pass_s"),
     "parallel-draft": (
         "model",
         "weights_dtype",
         "tensor_parallel",
+        *APART,
         *HEAD_SIZES,
         "draft_vocab_size",
         "step_s",
@@ -58,7 +69,12 @@ class DraftConfig(Section):
     tensor_parallel: PositiveInt | None = None
     """Chips that share one drafter; default: as the target."""
     chip: str | None = None
-    """Other chips than the target's are not modelled yet."""
+    """Chip of the drafter's own, catalogue name or path; its weights and KV then lie there, and ``tensor_parallel`` is
+    1 unless given. Default: it shares the target's chips."""
+    link: str | None = None
+    """With ``chip``: link between the drafter's chips and the target's; default: the target chip's host link."""
+    overlap: Share | None = None
+    """With ``chip``: share of the drafting that runs while the target verifies; 1 is an ideal pipeline, default 0."""
     num_layers: PositiveInt | None = None
     """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
     intermediate_size: PositiveInt | None = None
@@ -78,14 +94,12 @@ class DraftConfig(Section):
     per_context_token_s: Seconds | None = None
     """Look-up on the host: seconds per context token scanned in each step."""
 
-    @field_validator("chip")
-    @classmethod
-    def _same_chips(cls, chip: str | None) -> str | None:
-        if chip is not None:
-            raise ValueError(
-                "a drafter on other chips is not modelled yet; remove it, and the drafter shares the target's"
-            )
-        return chip
+    @model_validator(mode="after")
+    def _apart(self) -> DraftConfig:
+        for name in ("link", "overlap"):
+            if self.chip is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} goes with chip: a drafter on the target's own chips sends nothing")
+        return self
 
 
 class AcceptanceConfig(Section):

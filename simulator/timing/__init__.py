@@ -2,7 +2,7 @@
 
 from simulator.timing.adjusted import AdjustedDrafter
 from simulator.timing.config import HardwareConfig
-from simulator.timing.deployment import Deployment, resolve_weight_dtypes
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment, resolve_weight_dtypes
 from simulator.timing.draft_overheads import DraftOverhead, load_draft_overhead
 from simulator.timing.draft_parts import HostOverhead, TokenTable, fusion_table, layer_weight_bytes
 from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftMemory, DraftStep
@@ -15,11 +15,13 @@ from simulator.timing.drafters import (
 )
 from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.framework import Framework, load_framework
-from simulator.timing.memory import MemoryPlan, plan_memory
+from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
+from simulator.timing.remote_drafter import RemoteDrafter
 from simulator.timing.step import Costs, StepTimer
 from simulator.timing.work import StepWork, causal_pairs, keys_read
 
 __all__ = [
+    "ACTIVATION_BYTES",
     "AdjustableDrafter",
     "AdjustedDrafter",
     "Costs",
@@ -37,12 +39,14 @@ __all__ = [
     "MemoryPlan",
     "ModelTimer",
     "ParallelDrafter",
+    "RemoteDrafter",
     "SequentialDrafter",
     "StepTimer",
     "StepWork",
     "TokenTable",
     "causal_pairs",
     "check_drafter",
+    "fit_apart",
     "fusion_table",
     "keys_read",
     "layer_weight_bytes",

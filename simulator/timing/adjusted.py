@@ -62,7 +62,7 @@ class AdjustedDrafter:
         if tokens == self.most:
             return self.drafter
         if tokens not in self._by_tokens:
-            rests = tokens == 0 and not (self.follows and self.drafter.kv_bytes_per_token)
+            rests = tokens == 0 and not self.follows
             self._by_tokens[tokens] = None if rests else self._adjustable().with_tokens(tokens)
         return self._by_tokens[tokens]
 

@@ -262,7 +262,7 @@ class HeadsDrafter:
 
     def with_tokens(self, count: int) -> HeadsDrafter:
         """The first ``count`` heads."""
-        return replace(self, num_heads=count)
+        return replace(self, num_heads=count, overhead=self.overhead if count else NO_OVERHEAD)
 
     def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
         """Nothing: heads look at the last hidden state alone."""
@@ -310,8 +310,8 @@ class HostDrafter:
         return self.step_s + self.per_sequence_s * drafting + self.per_context_token_s * scanned
 
     def with_tokens(self, count: int) -> HostDrafter:
-        """The same look-up, whatever it proposes."""
-        return self
+        """The same look-up, whatever it proposes; none where it proposes nothing."""
+        return self if count else HostDrafter(0.0, 0.0)
 
     def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
         """Nothing: the context lies on the host."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.timing.adjusted import AdjustedDrafter
 from simulator.timing.drafter import Drafter, DraftStep
+from simulator.timing.remote_drafter import RemoteDrafter
 from simulator.timing.step import Costs, StepTimer
 from simulator.timing.work import StepWork
 
@@ -47,6 +48,8 @@ class ModelTimer:
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
     """Where the drafter's windows stand among all; None where they are the same."""
 
+    _overlap: float = field(init=False, default=0.0)
+    """Share of the drafting that runs beside the target's pass."""
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
 
@@ -54,6 +57,8 @@ class ModelTimer:
         host = self.target.deployment.framework
         self._step_s, self._per_sequence_s = host.step_s, host.per_sequence_s
         self.windows = self.target.windows
+        if isinstance(self.drafter, RemoteDrafter):
+            self._overlap = self.drafter.overlap
         if self.drafter is not None:
             self.windows += tuple(w for w in self.drafter.windows if w not in self.target.windows)
             if self.drafter.windows != self.windows:
@@ -61,23 +66,37 @@ class ModelTimer:
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
-        total = self.target.seconds(work) + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        target_s = self.target.seconds(work)
+        total = target_s + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
         if self.drafter is None:
             return total
-        if draft is not None:
+        if draft is None:
+            drafting = self.drafter.seconds(self._seen_by_draft(work))
+        else:
             assert self.adjusted is not None
-            return total + self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
-        return total + self.drafter.seconds(self._seen_by_draft(work))
+            drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
+        if not self._overlap:
+            return total + drafting
+        return total + drafting - self._overlap * np.minimum(drafting, target_s)
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
         total = self.target.costs(work)
+        target_s = total.device_s
         total.host_s += self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if draft is not None:
+        if self.drafter is None:
+            return total
+        if draft is None:
+            drafting = self.drafter.costs(self._seen_by_draft(work))
+        else:
             assert self.adjusted is not None
-            total.add(self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft)))
-        elif self.drafter is not None:
-            total.add(self.drafter.costs(self._seen_by_draft(work)))
+            drafting = self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
+        if not self._overlap:
+            total.add(drafting)
+            return total
+        seconds = drafting.device_s + drafting.host_s
+        hidden = self._overlap * np.minimum(seconds, target_s)
+        total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
         return total
 
     def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
