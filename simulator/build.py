@@ -25,7 +25,7 @@ from simulator.serving import (
     EngineLimits,
 )
 from simulator.serving.config import EngineConfig
-from simulator.speculation import AcceptanceSampler, PolicyFactory, draft_survival, proposal
+from simulator.speculation import PolicyFactory, draft_survival, proposal, sampler_of
 from simulator.timing import (
     Deployment,
     Drafter,
@@ -109,7 +109,7 @@ def build_cluster(
         with at_field("speculation.draft"):
             drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
-        sampler = AcceptanceSampler(draft_survival(speculation), seed, speculation.acceptance.spread or 0.0)
+        sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,

@@ -142,9 +142,11 @@ class ExactReplica:
 
     def _drawn(self, sequence: Sequence) -> int:
         """Draft tokens that a sequence accepts in its present verify step if all that can be drafted are."""
+        assert self._sampler is not None
+        if self._sampler.drift is not None:
+            return int(self._sampler.draws(sequence.index, sequence.verify_steps, 1, sequence.computed_tokens)[0])
         position = sequence.verify_steps - sequence.path_start
         if not 0 <= position < len(sequence.accepted):
-            assert self._sampler is not None
             position, sequence.path_start = 0, sequence.verify_steps
             sequence.accepted = self._sampler.draws(sequence.index, sequence.verify_steps, DRAWN_TOGETHER)
         return int(sequence.accepted[position])
@@ -164,7 +166,12 @@ class ExactReplica:
             delivered += self._deliver(sequence, 1, start, seconds, now)
             if self._sampler is not None and self._drafting is None and sequence.remaining_tokens:
                 sequence.path_start = sequence.verify_steps
-                sequence.accepted = self._sampler.path(sequence.index, sequence.remaining_tokens, sequence.verify_steps)
+                sequence.accepted = self._sampler.path(
+                    sequence.index,
+                    sequence.remaining_tokens,
+                    sequence.verify_steps,
+                    context=sequence.computed_tokens,
+                )
         if self._drafting is not None:
             return delivered + self._commit_drafted(self._drafting, plan, start, seconds, now)
         for sequence in plan.decodes:

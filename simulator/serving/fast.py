@@ -439,7 +439,7 @@ class FastReplica:
         live.steps = remaining
         if self._sampler is not None:
             most = None if self._adaptive is None else self._adaptive.tokens
-            live.path = self._sampler.path(live.index, remaining, live.verify_steps, most)
+            live.path = self._sampler.path(live.index, remaining, live.verify_steps, most, live.target)
             live.steps = len(live.path)
         self._contribute(live, 0, np.add)
         last = live.start + live.steps - 1

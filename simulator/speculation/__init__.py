@@ -1,6 +1,12 @@
 """Speculative decoding: what a drafter proposes, what the target accepts, what that is worth."""
 
-from simulator.speculation.acceptance import AcceptanceSampler, acceptance_sampler, survival_rates
+from simulator.speculation.acceptance import (
+    AcceptanceSampler,
+    ContextDrift,
+    acceptance_sampler,
+    sampler_of,
+    survival_rates,
+)
 from simulator.speculation.closed_form import expected_length, expected_tokens, iid_alpha, speedup
 from simulator.speculation.config import AcceptanceConfig, DraftConfig, SpeculationConfig
 from simulator.speculation.curves import Curve, curve_names, load_curve
@@ -17,6 +23,7 @@ __all__ = [
     "AcceptanceLog",
     "AcceptanceSampler",
     "Batch",
+    "ContextDrift",
     "Curve",
     "DraftConfig",
     "DraftPolicy",
@@ -39,6 +46,7 @@ __all__ = [
     "policy_factory",
     "proposal",
     "read_acceptance",
+    "sampler_of",
     "speedup",
     "survival_rates",
     "tree_survival",

@@ -10,7 +10,7 @@ from stub_timers import LinearTimer
 from test_fast_equals_exact import assert_same, conversations, gaps, limits, run_both, streams
 
 from simulator.serving import Cluster, DraftingRule, EngineLimits
-from simulator.speculation import AcceptanceSampler
+from simulator.speculation import AcceptanceSampler, ContextDrift
 from simulator.speculation.policies import BatchTable
 from simulator.workload import RequestStream
 
@@ -37,7 +37,8 @@ def assert_same_drafts(fast, exact):
 @SETTINGS
 @given(st.data(), streams(), st.integers(1, 5), st.floats(0, 1), st.sampled_from([(None,), (None, 32)]))
 def test_chains(data, stream, drafted, alpha, windows):
-    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3)
+    drift = data.draw(st.sampled_from([None, ContextDrift(0.7, 20)]))
+    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
     timer = dataclasses.replace(TIMER, windows=windows)
     limit = data.draw(limits(stream, drafted + 1))
     cluster = Cluster(1, "round-robin", "vllm-v1", "fast", limit, timer, sampler, rule=data.draw(rules(drafted)))
