@@ -111,6 +111,22 @@ def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
 
 def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
     """What a reader of results should know about how a method is described."""
+    return _policy_notes(config) + _lookup_notes(config)
+
+
+def _policy_notes(config: SpeculationConfig) -> tuple[str, ...]:
+    policy = named(config.policy)
+    if config.method == "none" or policy.name == "fixed":
+        return ()
+    follows = policy.while_off == "follow"
+    idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
+    return (
+        f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; a "
+        f"drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout",
+    )
+
+
+def _lookup_notes(config: SpeculationConfig) -> tuple[str, ...]:
     if config.method not in ("ngram", "suffix"):
         return ()
     return (
