@@ -199,15 +199,32 @@ def draft_model(request: DraftRequest) -> Drafter:
     assert draft.model is not None
     architecture = load_architecture(draft.model)
     deployment = request.deployment(architecture, resolve_weight_dtypes(architecture, draft.weights_dtype))
+    weights, kv, itself = deployment.weight_bytes, deployment.kv_bytes_per_token, False
+    if draft.kv_tokens is not None:
+        itself = deployment == request.target
+        cache = draft.kv_tokens * request.max_num_seqs * kv
+        weights, kv = cache + (0.0 if itself else weights), 0.0
+        deployment = replace(deployment, architecture=_windowed(architecture, draft.kv_tokens))
     drafter = SequentialDrafter(
         StepTimer(deployment, request.max_pass_tokens),
         request.proposal.depth,
         request.proposal.pass_widths,
-        deployment.weight_bytes,
-        deployment.kv_bytes_per_token,
+        weights,
+        kv,
         request.overhead,
+        reads_target_cache=itself,
     )
     return placed(request, drafter, 0)
+
+
+def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
+    """The model with every attention layer reading at most ``kv_tokens`` keys."""
+    groups = []
+    for group in architecture.layer_groups:
+        attention = group.layer.attention
+        window = kv_tokens if attention.window is None else min(attention.window, kv_tokens)
+        groups.append(replace(group, layer=replace(group.layer, attention=replace(attention, window=window))))
+    return replace(architecture, layer_groups=tuple(groups))
 
 
 def lookup(request: DraftRequest) -> Drafter:

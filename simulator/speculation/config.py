@@ -26,7 +26,7 @@ TREE_POLICIES = ("fixed", "disable-above-batch")
 HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 APART = ("chip", "link", "overlap")
 DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
-    "draft-model": ("model", "weights_dtype", "tensor_parallel", *APART, "step_s", "pass_s"),
+    "draft-model": ("model", "weights_dtype", "tensor_parallel", *APART, "kv_tokens", "step_s", "pass_s"),
     "ngram": ("step_s", "per_sequence_s", "per_context_token_s"),
     "suffix": ("step_s", "per_sequence_s", "per_context_token_s"),
     "medusa": ("weights_dtype", "num_layers", "step_s", "pass_s"),
@@ -75,6 +75,9 @@ class DraftConfig(Section):
     """With ``chip``: link between the drafter's chips and the target's; default: the target chip's host link."""
     overlap: Share | None = None
     """With ``chip``: share of the drafting that runs while the target verifies; 1 is an ideal pipeline, default 0."""
+    kv_tokens: PositiveInt | None = None
+    """Draft model: tokens of KV that it keeps of each sequence (StreamingLLM: the first and the latest), as MagicDec.
+    The target's own model then drafts for itself: no weights and no prefill of its own."""
     num_layers: PositiveInt | None = None
     """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
     intermediate_size: PositiveInt | None = None

@@ -22,8 +22,6 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
 """Policies, and the parameters that each takes beside those of all that change K."""
 Signed = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Candidates = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-TableRow = Annotated[list[int], Field(min_length=3, max_length=3)]
-"""First batch, last batch, draft tokens."""
 
 
 class PolicyConfig(Section):
@@ -32,7 +30,7 @@ class PolicyConfig(Section):
     name: PolicyName
     batch: PositiveInt | None = None
     """disable-above-batch: draft only in steps of at most so many requests; default 32 (assumed)."""
-    table: list[TableRow] | None = None
+    table: list[list[int]] | None = None
     """batch-table: [first batch, last batch, draft tokens] as vLLM's ``num_speculative_tokens_per_batch_size`` (a name
     that is accepted too); default: the example of vLLM's documentation, K to 64 requests, 1 to 128, none beyond."""
     prior: Share | None = None
@@ -111,6 +109,9 @@ def check_table(table: Sequence[Sequence[int]]) -> None:
     """
     if not table:
         raise ValueError("table must hold at least one [first batch, last batch, draft tokens]")
+    for row in table:
+        if len(row) != 3:
+            raise ValueError(f"table: each row is [first batch, last batch, draft tokens] (got {list(row)})")
     end = 0
     for first, last, tokens in sorted(map(tuple, table)):
         if first < 1 or last < first:

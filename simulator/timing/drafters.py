@@ -42,6 +42,9 @@ class SequentialDrafter:
     separate_modules: bool = False
     longest_accepted: int | None = None
     """Draft tokens that the step itself can have accepted; default: as many as are proposed."""
+    reads_target_cache: bool = False
+    """The target drafts for itself with a part of its own KV: nothing to prefill or to catch up on, ``depth`` passes
+    over one token each."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
     _groups: tuple[tuple[int, int, int], ...] = field(init=False)
@@ -59,12 +62,19 @@ class SequentialDrafter:
     @property
     def pass_tokens(self) -> tuple[int, ...]:
         """Tokens per decoding sequence of every pass."""
+        if self.reads_target_cache:
+            return (1,) * self.depth
         caught_up = (self._longest + 1,)
         return caught_up * self._modules if self.separate_modules else caught_up + self.pass_widths
 
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds that drafting adds to one step."""
         drafting = drafting_sequences(work)
+        if self.reads_target_cache:
+            if not drafting or not self.depth:
+                return 0.0
+            one = self.step.seconds(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
+            return self.depth * (one + self.overhead.pass_s) + self.overhead.step_s
         seen = self._caught_up(work)
         first = self.step.seconds(seen, drafting if self.depth else 0)
         if self.fusion is not None:
@@ -83,6 +93,13 @@ class SequentialDrafter:
         """Costs of many steps."""
         drafting = drafting_sequences(work)
         present = np.where(drafting > 0, 1.0, 0.0)
+        if self.reads_target_cache:
+            total = Costs.zeros(len(drafting))
+            if self.depth:
+                one = self.step.costs(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
+                total.add(one, present * self.depth)
+                total.host_s += present * (self.depth * self.overhead.pass_s + self.overhead.step_s)
+            return total
         seen = self._caught_up(work)
         first = self.step.costs(seen, drafting if self.depth else 0 * drafting)
         if self.fusion is not None:
@@ -105,6 +122,8 @@ class SequentialDrafter:
     def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
         """Costs of the tokens skipped while it rested, in every module."""
         total = Costs.zeros(len(draft.skipped_tokens))
+        if self.reads_target_cache:
+            return total
         total.add(skipped_costs(self.step, self.fusion, draft), float(self._modules))
         return total
 
