@@ -26,6 +26,7 @@ from simulator.serving import (
 )
 from simulator.serving.config import EngineConfig
 from simulator.speculation import PolicyFactory, draft_survival, proposal, sampler_of
+from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
     Drafter,
@@ -52,6 +53,8 @@ class Build:
     basis: str
     chips: int
     notes: tuple[str, ...]
+    groups: DeviceGroups | None = None
+    """Device groups of attention-level speculation, where there are any."""
 
 
 def build_cluster(
@@ -128,7 +131,8 @@ def build_cluster(
                 gpu_memory_utilization=engine.gpu_memory_utilization,
                 max_tokens=engine.max_num_batched_tokens,
             )
-    timer = ModelTimer(StepTimer(target, largest_step), drafter)
+    groups = device_groups(scenario.attention_speculation, target)
+    timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
     rule = None
     if speculation is not None and drafter is not None:
         rule = drafting_rule(speculation, timer, make_policy)
@@ -163,15 +167,17 @@ def build_cluster(
             f"the drafter runs on {apart.tensor_parallel} x {apart.chip.name} per replica over {drafter.link.name}: "
             f"those chips are not in chips, cost, utilisation and energy"
         )
+    notes += groups.notes if groups is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
         why = "this scheduler or these limits" if rule is None or rule.by_batch_alone else "a policy that learns"
         notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     return Build(
         cluster=cluster,
         memory=memory,
-        basis=_basis([target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.tensor_parallel,
+        basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
+        chips=hardware.replicas * hardware.tensor_parallel * hardware.speculative_parallel,
         notes=tuple(notes),
+        groups=groups,
     )
 
 
@@ -212,7 +218,7 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
 
 def _refuse_unmodelled(scenario: Scenario) -> None:
     hardware = scenario.hardware
-    for name in ("pipeline_parallel", "expert_parallel", "speculative_parallel"):
+    for name in ("pipeline_parallel", "expert_parallel"):
         if getattr(hardware, name) != 1:
             raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
 
