@@ -183,7 +183,7 @@ class FastReplica:
         planned.held = held - self._cache.shared_blocks
         planned.delivered = self._decoding if self._sampler is None else totals[-1]
         planned.work = self._work(chunks, totals)
-        planned.draft = draft = self._propose(chunks)
+        planned.draft = draft = None if self._adaptive is None else self._propose(self._adaptive, chunks)
         if draft is None:
             planned.seconds = on_grid(self._timer.seconds(planned.work))
         else:
@@ -464,11 +464,9 @@ class FastReplica:
         apply(future[:-1], self._needs[:, context[done:]], out=future[:-1])
         apply(future[-1], delivered[done:], out=future[-1])
 
-    def _propose(self, chunks: list[tuple[LiveRequest, int]]) -> DraftStep[int] | None:
-        """What the drafter does at the end of the planned step; None where no policy decides it."""
-        if self._adaptive is None:
-            return None
-        return self._adaptive.propose(self._decoding + len(chunks), self._running, chunks, self._step)
+    def _propose(self, adaptive: AdaptiveDrafting, chunks: list[tuple[LiveRequest, int]]) -> DraftStep[int]:
+        """What the policy has the drafter do at the end of the planned step."""
+        return adaptive.propose(self._decoding + len(chunks), self._running, chunks, self._step)
 
     def _switch(self, tokens: int, now: float) -> None:
         """From the next step on, ``tokens`` are verified: derive the futures of the decoding requests anew."""
