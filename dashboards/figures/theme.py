@@ -6,6 +6,8 @@ stay apart for readers with any colour vision; each reads on both backgrounds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 BLUE, ORANGE, GREEN, PINK, VERMILLION, SKY, GREY = (
@@ -36,8 +38,36 @@ COLOURS = {
     "waiting": VERMILLION,
     "kv": GREEN,
     "tokens": ORANGE,
+    "verify": GREEN,
 }
 """What each colour stands for, in every figure."""
+
+METHODS = {
+    "none": (GREY, "solid"),
+    "draft-model": (ORANGE, "solid"),
+    "ngram": (PINK, "dot"),
+    "suffix": (PINK, "dash"),
+    "medusa": (PINK, "solid"),
+    "eagle": (SKY, "solid"),
+    "eagle2": (SKY, "dash"),
+    "eagle3": (BLUE, "solid"),
+    "mtp": (VERMILLION, "solid"),
+    "parallel-draft": (GREEN, "solid"),
+}
+"""Colour and dash of every speculation method."""
+
+CHIP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
+RUN_COLOURS = (BLUE, VERMILLION)
+"""Of two things that are compared, the first and the second."""
+
+GAIN_SCALE = ((0.0, VERMILLION), (0.25, "#eca36f"), (0.5, "#f4f4f1"), (0.75, "#6fb3d9"), (1.0, BLUE))
+"""From loss to gain, neutral in the middle; its two ends stay apart for readers with any colour vision."""
+
+
+def chip_colour(name: str, among: Sequence[str]) -> str:
+    """Colour of a chip among those of one figure; the same list always gives the same colours."""
+    return CHIP_COLOURS[sorted(among).index(name) % len(CHIP_COLOURS)]
+
 
 BASIS_WORDS = {
     "datasheet": "datasheet limits, no measurement behind it",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, kernels, measures, replays, runs
+from simulator.cli import calibrations, catalogues, dashboard, kernels, measures, replays, runs
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -31,6 +31,7 @@ replays.register(app)
 calibrations.register(app)
 measures.register(app)
 catalogues.register(app)
+dashboard.register(app)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,9 @@
+"""The pages of the app, in the order of its menu."""
+
+from dashboards.app.context import Page
+from dashboards.app.pages import replay, roofline, run_explorer, speculation
+
+
+def pages() -> tuple[Page, ...]:
+    """All pages; the first is shown where the address names none."""
+    return (roofline.PAGE, speculation.PAGE, run_explorer.PAGE, replay.PAGE)

@@ -1,0 +1,65 @@
+"""A view: what a page computes from its controls, with errors shown as one sentence instead of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, html
+from dash.exceptions import PreventUpdate
+
+from dashboards.app.messages import sentence
+from dashboards.app.parts import area_id, message, spec, spec_id, state_id
+
+Values = dict[str, Any]
+Shown = tuple[Mapping[str, Any], Mapping[str, go.Figure | None]]
+"""Components by area, and figures by name; what is left out stays empty."""
+MESSAGE = "message"
+
+
+def register_view(
+    app: Dash,
+    page: str,
+    controls: Sequence[str],
+    areas: Sequence[str],
+    figures: Sequence[str],
+    compute: Callable[[Values], Shown],
+    others: Mapping[str, Input] | None = None,
+) -> None:
+    """Recompute areas and figures of ``page`` whenever one of its ``controls`` or ``others`` changes.
+
+    Args:
+        controls: names of controls made with ``parts.select`` and its like; their values reach ``compute`` by name.
+        areas: places made with ``area``.
+        figures: places made with ``parts.figure_card``.
+        others: further inputs by the name under which ``compute`` sees them.
+    """
+    named = dict(others or {})
+    outputs = [Output(area_id(page, MESSAGE), "children")]
+    outputs += [Output(area_id(page, name), "children") for name in areas]
+    outputs += [Output(spec_id(page, name), "data") for name in figures]
+    inputs = [Input(state_id(page, name), "value") for name in controls]
+    names = (*controls, *named)
+
+    def answer(*values: Any) -> list[Any]:
+        try:
+            shown, drawn = compute(dict(zip(names, values, strict=True)))
+        except PreventUpdate:
+            raise
+        except Exception as error:
+            return [message(sentence(error)), *[None] * (len(areas) + len(figures))]
+        return [None, *(shown.get(name) for name in areas), *(spec(drawn.get(name)) for name in figures)]
+
+    app.callback(outputs, [*inputs, *named.values()])(answer)
+
+
+def area(page: str, name: str) -> Any:
+    """A place that a view fills."""
+    return html.Div(id=area_id(page, name))
+
+
+def message_area(page: str) -> Any:
+    """Where a view says what is wrong."""
+    return dmc.Box(id=area_id(page, MESSAGE), **{"aria-live": "polite"})
