@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
+from simulator.assumptions import Assumptions, Factors
 from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
@@ -43,19 +44,25 @@ class Build:
     notes: tuple[str, ...]
 
 
-def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
-    """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter."""
+def build_cluster(
+    scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None, factors: Factors | None = None
+) -> Build:
+    """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter.
+
+    ``factors`` multiply assumed parameters (see ``simulator.assumptions``).
+    """
+    assumed = Assumptions(factors or {})
     _refuse_unmodelled(scenario)
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
-        chip = load_chip(hardware.chip)
+        chip = assumed.chip(load_chip(hardware.chip))
     link_name = hardware.link or chip.links.scale_up
     with at_field("hardware.link"):
-        link = load_link(link_name) if link_name else None
+        link = assumed.link(load_link(link_name) if link_name else None)
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
-    framework = load_framework(engine.framework)
-    kernels = KernelLibrary(chip, engine.framework)
+    framework = assumed.framework(load_framework(engine.framework))
+    kernels = assumed.kernels(chip, engine.framework)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(

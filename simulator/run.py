@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.assumptions import Factors
 from simulator.build import Build, build_cluster
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError
@@ -58,6 +59,7 @@ def simulate(
     progress: Callable[[int, int], None] | None = None,
     full_step_rows: int | None = None,
     make_drafter: DrafterFactory | None = None,
+    factors: Factors | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -68,6 +70,7 @@ def simulate(
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
+        factors: on assumed parameters, for sensitivity studies (see ``simulator.assumptions``); default: none.
 
     Raises:
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
@@ -76,7 +79,7 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = time.process_time(), time.perf_counter()
-    build = build_cluster(scenario, seed, make_drafter)
+    build = build_cluster(scenario, seed, make_drafter, factors)
     stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")

@@ -8,7 +8,11 @@ from typing import Annotated
 
 import typer
 
+<<<<<<< HEAD
 from simulator.cli import calibrations, catalogues, dashboard, kernels, measures, replays, runs
+=======
+from simulator.cli import calibrations, catalogues, compares, kernels, measures, replays, runs
+>>>>>>> plan
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -26,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 runs.register(app)
+compares.register(app)
 kernels.register(app)
 replays.register(app)
 calibrations.register(app)

@@ -1,1 +1,1 @@
-"""Decisions from simulations: capacity plans, paired what-ifs, sweeps, and the analytic model that prunes them."""
+"""Studies: many simulated runs that answer one question."""
