@@ -67,6 +67,7 @@ def figure_card(page: str, name: str, height: int, label: str) -> Component:
             html.Div(graph, role="img", **{"aria-label": label}),
             dmc.Group([dmc.Text("Save as", size="xs", c="dimmed"), *buttons], gap=2, justify="flex-end"),
         ],
+        id={"kind": "card", "page": page, "name": name},
         withBorder=True,
         radius="md",
         p="xs",
@@ -116,8 +117,8 @@ def slider(
                 step=1,
                 value=place,
                 updatemode="drag" if live else "mouseup",
-                marks=[{"value": index, "label": f"{steps[index]:g}"} for index in shown],
-                label={"function": "stepLabel", "options": {"steps": list(steps), "unit": unit}},
+                marks=[{"value": index, "label": short(steps[index])} for index in shown],
+                label={"function": "stepLabel", "options": {"steps": [short(step) for step in steps], "unit": unit}},
                 size="md",
                 mb="lg",
                 px="sm",
@@ -126,6 +127,11 @@ def slider(
         ],
         className="slider",
     )
+
+
+def short(value: float) -> str:
+    """A number on a slider: 131072 is ``128k``."""
+    return f"{value / 1024:g}k" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
 
 
 def at(steps: Sequence[float], place: Any) -> float:
@@ -174,7 +180,7 @@ def tiles(rows: Iterable[tuple[str, str, str, str]]) -> Component:
             )
             for label, value, unit, detail in rows
         ],
-        cols={"base": 2, "sm": 3, "lg": 6},
+        cols={"base": 2, "sm": 3, "xl": 6},
         spacing="sm",
     )
 
@@ -188,7 +194,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: i
     head = dmc.TableTr([dmc.TableTh(column, style=aligned(i)) for i, column in enumerate(columns)])
     body = [dmc.TableTr([dmc.TableTd(cell, style=aligned(i)) for i, cell in enumerate(row)]) for row in rows]
     return dmc.TableScrollContainer(
-        dmc.Table([dmc.TableThead(head), dmc.TableTbody(body)], highlightOnHover=True, fz="sm"),
+        dmc.Table([dmc.TableThead(head), dmc.TableTbody(body)], highlightOnHover=True, fz="sm", className="plain"),
         minWidth=320,
         type="native",
     )

@@ -103,6 +103,7 @@ def register(app: Dash, pages: tuple[Page, ...], context: Context) -> None:
     app.clientside_callback(
         ClientsideFunction("forerun", "draw"),
         Output({"kind": "graph", "page": MATCH, "name": MATCH}, "figure"),
+        Output({"kind": "card", "page": MATCH, "name": MATCH}, "style"),
         Input({"kind": "spec", "page": MATCH, "name": MATCH}, "data"),
         Input("scheme", "data"),
         State("templates", "data"),

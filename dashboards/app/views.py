@@ -57,9 +57,9 @@ def register_view(
 
 def area(page: str, name: str) -> Any:
     """A place that a view fills."""
-    return html.Div(id=area_id(page, name))
+    return html.Div(id=area_id(page, name), className="area")
 
 
 def message_area(page: str) -> Any:
     """Where a view says what is wrong."""
-    return dmc.Box(id=area_id(page, MESSAGE), **{"aria-live": "polite"})
+    return dmc.Box(id=area_id(page, MESSAGE), className="area", **{"aria-live": "polite"})

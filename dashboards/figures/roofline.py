@@ -138,7 +138,7 @@ def roofline_figure(data: RooflineData) -> go.Figure:
                 "%{customdata[1]:.4s} us, %{customdata[2]:.1f} % of the step, bound: %{customdata[3]}"
             ),
         )
-    axis = {"type": "log", "exponentformat": "SI", "dtick": 1}
+    axis = {"type": "log", "tickformat": "~s", "dtick": 1}
     figure.update_xaxes(title="arithmetic intensity (FLOP/byte)", **axis)
     figure.update_yaxes(title="FLOP/s", **axis)
     figure.update_layout(hovermode="closest")

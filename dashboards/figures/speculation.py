@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from dashboards.figures.theme import GAIN_SCALE, METHODS, captioned
+from dashboards.figures.theme import METHODS, captioned, gain_scale
 from simulator.speculation import load_curve
 from simulator.studies.speculation_grid import SpeculationGrid
 
@@ -79,22 +79,21 @@ def speedup_by_context(grid: SpeculationGrid) -> SpeedupData:
 
 def speedup_figure(data: SpeedupData) -> go.Figure:
     """A heat map with the speed-up in every cell; 1 is neutral."""
-    reach = max(0.5, float(np.abs(data.speedup - 1.0).max()))
+    low, high = min(0.5, float(data.speedup.min())), max(1.5, float(data.speedup.max()))
     figure = go.Figure(
         go.Heatmap(
             x=[f"{value:,}" for value in data.values],
             y=list(data.draft_tokens),
             z=data.speedup,
-            colorscale=[list(stop) for stop in GAIN_SCALE],
-            zmid=1.0,
-            zmin=1.0 - reach,
-            zmax=1.0 + reach,
+            colorscale=gain_scale(low, 1.0, high),
+            zmin=low,
+            zmax=high,
             text=[[f"{cell:.2f}" for cell in row] for row in data.speedup],
             texttemplate="%{text}",
             textfont={"size": 11},
             xgap=1,
             ygap=1,
-            colorbar={"title": {"text": "speed-up"}, "thickness": 12},
+            colorbar={"title": {"text": "speed-up", "font": {"size": 12}}, "thickness": 12, "tickfont": {"size": 11}},
             hovertemplate=f"K=%{{y}}, {data.axis} %{{x}}: %{{z:.3f}} x<extra></extra>",
         )
     )
@@ -199,5 +198,5 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
     figure.update_xaxes(title="draft tokens K", dtick=1)
     figure.update_yaxes(title="acceptance length (tokens per verify step)", rangemode="tozero")
     figure.update_layout(hovermode="closest")
-    caption = f"{len(data.curves)} published curves, bonus token included"
-    return captioned(figure, "Acceptance", caption, "published measurements", 420)
+    caption = f"{len(data.curves)} curves, bonus token included"
+    return captioned(figure, "Acceptance", caption, "published", 420)

@@ -60,8 +60,20 @@ CHIP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
 RUN_COLOURS = (BLUE, VERMILLION)
 """Of two things that are compared, the first and the second."""
 
-GAIN_SCALE = ((0.0, VERMILLION), (0.25, "#eca36f"), (0.5, "#f4f4f1"), (0.75, "#6fb3d9"), (1.0, BLUE))
-"""From loss to gain, neutral in the middle; its two ends stay apart for readers with any colour vision."""
+LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = VERMILLION, "#eca36f", "#f4f4f1", "#6fb3d9", BLUE
+"""Ends of a scale from loss to gain; they stay apart for readers with any colour vision."""
+
+
+def gain_scale(low: float, neutral: float, high: float) -> list[list[float | str]]:
+    """A colour scale from ``low`` (loss) over ``neutral`` to ``high`` (gain); the three ascend."""
+    middle = (neutral - low) / (high - low)
+    return [
+        [0.0, LOSS],
+        [middle / 2, LITTLE_LOSS],
+        [middle, NEUTRAL],
+        [(1 + middle) / 2, LITTLE_GAIN],
+        [1.0, GAIN],
+    ]
 
 
 def chip_colour(name: str, among: Sequence[str]) -> str:

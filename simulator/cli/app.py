@@ -8,11 +8,7 @@ from typing import Annotated
 
 import typer
 
-<<<<<<< HEAD
-from simulator.cli import calibrations, catalogues, dashboard, kernels, measures, replays, runs
-=======
-from simulator.cli import calibrations, catalogues, compares, kernels, measures, replays, runs
->>>>>>> plan
+from simulator.cli import calibrations, catalogues, compares, dashboard, kernels, measures, replays, runs
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 

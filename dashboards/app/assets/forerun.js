@@ -9,17 +9,20 @@
       return [dark ? "dark" : "light", dark ? "dark" : "light"];
     },
     draw: function (spec, scheme, templates) {
-      if (!spec) {
-        return { data: [], layout: { template: templates[scheme || "light"], xaxis: { visible: false }, yaxis: { visible: false } } };
-      }
+      if (!spec) { return [{ data: [], layout: {} }, { display: "none" }]; }
       var layout = Object.assign({}, spec.layout, { template: templates[scheme || "light"], autosize: true });
+      var data = spec.data;
       delete layout.width;
       delete layout.height;
-      if (narrow() && layout.title && layout.title.text) {
-        layout.title = Object.assign({}, layout.title, { text: layout.title.text.replace(" · basis", "<br>basis") });
+      if (narrow()) {
+        var title = layout.title || {};
+        layout.title = Object.assign({}, title, { text: (title.text || "").replace(" · basis", "<br>basis") });
         layout.margin = Object.assign({ t: 92, r: 10 }, layout.margin);
+        data = data.map(function (trace) {
+          return trace.type === "heatmap" ? Object.assign({}, trace, { texttemplate: "", showscale: false }) : trace;
+        });
       }
-      return { data: spec.data, layout: layout };
+      return [{ data: data, layout: layout }, {}];
     },
     address: function (values, steps) {
       var ids = places.callback_context.inputs_list[0];

@@ -61,10 +61,8 @@ def layout(params: Params, context: Context) -> Any:
             figure_card(NAME, "parity", 560, "Predicted against measured seconds"),
             figure_card(NAME, "errors", 560, "Distribution of errors by operation"),
         ),
-        columns(
-            figure_card(NAME, "scores", 480, "Errors by operation and regime"),
-            figure_card(NAME, "coverage", 480, "Share of measurements inside their interval"),
-        ),
+        figure_card(NAME, "scores", 480, "Errors by operation and regime"),
+        figure_card(NAME, "coverage", 480, "Share of measurements inside their interval"),
         card("Worst rows", area(NAME, "worst")),
         card("Rows that are not scored", area(NAME, "skipped")),
         area(NAME, "basis"),

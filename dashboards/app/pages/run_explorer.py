@@ -7,7 +7,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import job_panel
 from dashboards.app.context import Context, Page
@@ -32,8 +32,8 @@ from dashboards.app.url_state import Params
 from dashboards.app.views import Shown, Values, area, message_area, register_view
 from dashboards.figures.bottleneck import bottleneck_data, bottleneck_figure
 from dashboards.figures.bound_time import bound_time_data, bound_time_figure
-from dashboards.figures.comparison import ComparisonData, change_figure, comparison_data, curves_figure
 from dashboards.figures.latency import latency_data, latency_figure
+from dashboards.figures.run_pair import ComparisonData, change_figure, comparison_data, curves_figure
 from dashboards.figures.timeline import timeline_data, timeline_figure
 from dashboards.figures.waterfall import waterfall_data, waterfall_figure
 from dashboards.report import report_html
@@ -67,7 +67,7 @@ def layout(params: Params, context: Context) -> Any:
         dmc.NumberInput(
             id=state_id(NAME, "request"),
             label="Single request",
-            description="its number in order of arrival",
+            description="its number in order of arrival; else the longest TTFT",
             value=asked if asked >= 0 else "",
             min=0,
             allowDecimal=False,
@@ -92,10 +92,8 @@ def layout(params: Params, context: Context) -> Any:
         message_area(NAME),
         area(NAME, "lead"),
         area(NAME, "tiles"),
-        columns(
-            figure_card(NAME, "bottleneck", 230, "What limits the engine, as shares of its time"),
-            card("Latency (ms)", area(NAME, "latencies")),
-        ),
+        figure_card(NAME, "bottleneck", 230, "What limits the engine, as shares of its time"),
+        card("Latency (ms)", area(NAME, "latencies")),
         figure_card(NAME, "timeline", 620, "Batch, queue, KV use and output rate over time"),
         columns(
             figure_card(NAME, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
@@ -103,16 +101,11 @@ def layout(params: Params, context: Context) -> Any:
         ),
         area(NAME, "request"),
         figure_card(NAME, "bounds", 420, "What limits the engine over time"),
-        html.Div(
-            [
-                columns(
-                    figure_card(NAME, "change", 420, "Change from one run to the other"),
-                    figure_card(NAME, "curves", 420, "Latency in both runs"),
-                ),
-                area(NAME, "changes"),
-            ],
-            id={"kind": "beside", "page": NAME},
+        columns(
+            figure_card(NAME, "change", 420, "Change from one run to the other"),
+            figure_card(NAME, "curves", 420, "Latency in both runs"),
         ),
+        area(NAME, "changes"),
         area(NAME, "notes"),
     ]
     return page_frame(
@@ -128,7 +121,7 @@ def compute(context: Context, values: Values) -> Shown:
         raise ForerunError("There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario.")
     run = context.served.run(str(values["run"]))
     asked = values["request"]
-    around = int(asked) if isinstance(asked, int | float) and asked >= 0 else None
+    around = int(asked) if isinstance(asked, int | float) and asked >= 0 else slowest(run)
     if around is not None and around >= len(run.requests["arrival_s"]):
         raise ForerunError(f"request: this run has {len(run.requests['arrival_s']):,} requests, numbered from 0")
     document = run.document
@@ -153,7 +146,7 @@ def compute(context: Context, values: Values) -> Shown:
     if len((timeline := timeline_data(run)).time_s):
         drawn["timeline"] = timeline_figure(timeline)
         drawn["bounds"] = bound_time_figure(bound_time_data(run))
-    waterfall = waterfall_data(run) if around is None else waterfall_data(run, NEIGHBOURS, around)
+    waterfall = waterfall_data(run, NEIGHBOURS, around)
     if len(waterfall.row):
         drawn["waterfall"] = waterfall_figure(waterfall)
     if values["beside"] not in (None, NOTHING):
@@ -162,6 +155,12 @@ def compute(context: Context, values: Values) -> Shown:
         drawn |= {"change": change_figure(data), "curves": curves_figure(data)}
         shown["changes"] = card("Both runs", _changes(data))
     return shown, drawn
+
+
+def slowest(run: Run) -> int | None:
+    """The completed request that waited longest for its first token; None where none completed."""
+    ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
+    return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
 
 
 def register(app: Dash, context: Context) -> None:
@@ -190,9 +189,6 @@ def register(app: Dash, context: Context) -> None:
         name = label.replace("/", "-").replace(" ", "-")
         return {"content": report_html(context.served.run(label)), "filename": f"{name}.html", "type": "text/html"}
 
-    def show_comparison(beside: str | None) -> dict[str, str]:
-        return {"display": "none" if beside in (None, NOTHING) else "block"}
-
     register_view(app, NAME, CONTROLS, AREAS, FIGURES, partial(compute, context))
     app.callback(
         Output(area_id(NAME, "uploaded"), "children"),
@@ -216,9 +212,6 @@ def register(app: Dash, context: Context) -> None:
         State(state_id(NAME, "run"), "value"),
         prevent_initial_call=True,
     )(save_report)
-    app.callback(Output({"kind": "beside", "page": NAME}, "style"), Input(state_id(NAME, "beside"), "value"))(
-        show_comparison
-    )
 
 
 def _tiles(document: dict[str, Any]) -> Any:

@@ -80,14 +80,12 @@ def layout(params: Params, context: Context) -> Any:
     content = [
         message_area(NAME),
         area(NAME, "sentence"),
+        figure_card(NAME, "by-batch", 420, "Speed-up by draft tokens and batch"),
         columns(
-            figure_card(NAME, "by-batch", 420, "Speed-up by draft tokens and batch"),
             figure_card(NAME, "by-context", 420, "Speed-up by draft tokens and context"),
-        ),
-        columns(
             figure_card(NAME, "crossover", 420, "Speed-up over the batch, and where it falls below 1"),
-            figure_card(NAME, "acceptance", 420, "Published acceptance curves"),
         ),
+        figure_card(NAME, "acceptance", 420, "Published acceptance curves"),
         columns(card("Crossover", area(NAME, "best")), card("Engine flags", area(NAME, "flags"))),
         area(NAME, "basis"),
     ]
