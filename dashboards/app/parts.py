@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
 import plotly.graph_objects as go
-from dash import dcc, html
+from dash import Dash, Input, Output, dcc, html
 
 Component = Any
 """A Dash component; the component libraries are not typed."""
@@ -19,6 +19,20 @@ GRAPH_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemov
 def state_id(page: str, name: str) -> Identity:
     """Id of a control whose value is part of the address."""
     return {"kind": "state", "page": page, "name": name}
+
+
+def control_id(page: str, name: str) -> Identity:
+    """Id of the place of a control with its label."""
+    return {"kind": "control", "page": page, "name": name}
+
+
+def shown_when(app: Dash, page: str, name: str, other: str, wanted: Callable[[Any], bool]) -> None:
+    """Show the control ``name`` only while the value of ``other`` is ``wanted``."""
+
+    def style(value: Any) -> dict[str, str]:
+        return {} if wanted(value) else {"display": "none"}
+
+    app.callback(Output(control_id(page, name), "style"), Input(state_id(page, other), "value"))(style)
 
 
 def spec_id(page: str, name: str) -> Identity:
@@ -84,16 +98,19 @@ def select(
     **more: Any,
 ) -> Component:
     """A choice from a list; long lists can be searched."""
-    return dmc.Select(
-        id=state_id(page, name),
-        label=label,
-        data=list(options),
-        value=value,
-        searchable=len(options) > 8,
-        allowDeselect=False,
-        size="sm",
-        maxDropdownHeight=320,
-        **more,
+    return html.Div(
+        dmc.Select(
+            id=state_id(page, name),
+            label=label,
+            data=list(options),
+            value=value,
+            searchable=len(options) > 8,
+            allowDeselect=False,
+            size="sm",
+            maxDropdownHeight=320,
+            **more,
+        ),
+        id=control_id(page, name),
     )
 
 
@@ -125,8 +142,13 @@ def slider(
                 thumbLabel=label,
             ),
         ],
-        className="slider",
+        id=control_id(page, name),
     )
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 chip``, ``2 chips``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def short(value: float) -> str:
@@ -186,15 +208,19 @@ def tiles(rows: Iterable[tuple[str, str, str, str]]) -> Component:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> Component:
-    """A table that scrolls sideways where it must; columns from ``numbers_from`` are right-aligned."""
+    """A table that scrolls sideways where it must; columns from ``numbers_from`` are right-aligned.
+
+    Without any text in ``columns`` it has no head.
+    """
 
     def aligned(index: int) -> dict[str, str]:
         return {"textAlign": "right" if index >= numbers_from else "left"}
 
-    head = dmc.TableTr([dmc.TableTh(column, style=aligned(i)) for i, column in enumerate(columns)])
+    names = [dmc.TableTh(column, style=aligned(i)) for i, column in enumerate(columns)]
+    head = [dmc.TableThead(dmc.TableTr(names))] if any(columns) else []
     body = [dmc.TableTr([dmc.TableTd(cell, style=aligned(i)) for i, cell in enumerate(row)]) for row in rows]
     return dmc.TableScrollContainer(
-        dmc.Table([dmc.TableThead(head), dmc.TableTbody(body)], highlightOnHover=True, fz="sm", className="plain"),
+        dmc.Table([*head, dmc.TableTbody(body)], highlightOnHover=True, fz="sm", className="plain"),
         minWidth=320,
         type="native",
     )

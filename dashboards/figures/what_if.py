@@ -90,7 +90,7 @@ def load_figure(data: LoadData) -> go.Figure:
         figure.add_vline(x=data.request_rate, line={"color": GREY, "width": 1.5, "dash": "dot"}, row=row, col=1)
         figure.update_yaxes(title=PANELS[row - 1], rangemode="tozero", row=row, col=1)
     for row in (1, 2):
-        figure.update_yaxes(type="log", row=row, col=1)
+        figure.update_yaxes(type="log", dtick="D2", tickformat="~s", row=row, col=1)
     figure.update_xaxes(title="requests/s", row=3, col=1)
     figure.update_layout(hovermode="closest")
     return captioned(figure, "Over the load", "lines: analytic means; diamonds: simulated", data.basis, 560)

@@ -144,6 +144,11 @@ def write_hand_made() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def write_one() -> Callable[..., Path]:
+    return write_hand_made_run
+
+
+@pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hand_made_run(tmp_path_factory.mktemp("runs") / "one")
 

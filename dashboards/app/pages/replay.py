@@ -22,7 +22,7 @@ from dashboards.app.parts import (
     tiles,
     with_controls,
 )
-from dashboards.app.replays import devices, replayed
+from dashboards.app.replays import FITTED, LAYERS, devices, replayed
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE
 from dashboards.app.url_state import Params
 from dashboards.app.views import Shown, Values, area, message_area, register_view
@@ -37,7 +37,6 @@ from traces import TraceError
 NAME = "replay"
 CONTROLS = ("trace", "chip", "library", "device", "layer")
 LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "nccl")
-LAYERS = ("physics alone", "with the learned residual")
 AREAS = ("tiles", "worst", "skipped", "basis")
 FIGURES = ("parity", "errors", "scores", "coverage")
 
@@ -83,12 +82,14 @@ def compute(context: Context, values: Values) -> Shown:
         str(values["chip"]),
         str(values["library"]),
         device,
-        values["layer"] == LAYERS[1],
+        str(values["layer"]),
     )
     scores = scores_data(report)
     covered = any(bar.coverage90 is not None for bar in scores.bars)
     notes = [f"Trace: {report.source.split('/')[-1]}; chip: {report.chip}; kernel library: {report.library}."]
-    if report.basis == "calibrated":
+    if values["layer"] == FITTED:
+        notes.append("Rows that the fit has seen are not scored.")
+    elif report.basis == "calibrated":
         notes.append("Rows may be among those that the chip's efficiencies were fitted on; see forerun replay --split.")
     if not covered:
         notes.append("No prediction here has an interval, so there is no coverage to show.")

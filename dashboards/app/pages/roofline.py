@@ -72,7 +72,8 @@ def compute(context: Context, values: Values) -> Shown:
         report = replayed(context.served, str(values["trace"]), str(values["chip"]), "generic")
         measured = measured_points(report)
         device = report.table.row(0).get("device") or "a device that the trace does not name"
-        notes.append(f"Measured kernels: {measured.rows:,} of {report.source.split('/')[-1]}, timed on {device}.")
+        name = report.source.rpartition("/")[2]
+        notes.append(f"Measured kernels: {measured.rows:,} of {name}, timed on {device}, predicted for {report.chip}.")
     data = roofline_data(ready.chip, kernels, measured, ready.basis)
     notes.append("Times of one chip; host work and drafter are not on the roofline.")
     rows = []

@@ -20,6 +20,7 @@ from dashboards.app.parts import (
     remark,
     rests_on,
     select,
+    shown_when,
     slider,
     table,
     with_controls,
@@ -86,7 +87,7 @@ def layout(params: Params, context: Context) -> Any:
             figure_card(NAME, "crossover", 420, "Speed-up over the batch, and where it falls below 1"),
         ),
         figure_card(NAME, "acceptance", 420, "Published acceptance curves"),
-        columns(card("Crossover", area(NAME, "best")), card("Engine flags", area(NAME, "flags"))),
+        columns(card("Each K pays below", area(NAME, "best")), card("Engine flags", area(NAME, "flags"))),
         area(NAME, "basis"),
     ]
     return page_frame(
@@ -184,7 +185,7 @@ def _crossovers(grid: SpeculationGrid) -> Any:
             f"above {grid.batches[-1]}" if at_batch is None else "never pays" if at_batch == 0 else f"{at_batch:.0f}"
         )
         rows.append((f"{k}", f"{length:.2f}", where, "–" if rate is None else number(rate, 3)))
-    heads = ("K", "acceptance length", "pays below batch", "pays below req/s")
+    heads = ("K", "tokens per step", "batch", "req/s")
     return table(heads, rows, numbers_from=0)
 
 
@@ -210,6 +211,8 @@ def _flags(values: Values, grid: SpeculationGrid, batch: int) -> Any:
 
 def register(app: Dash, context: Context) -> None:
     """Add the callbacks."""
+    shown_when(app, NAME, "draft", "method", lambda method: method == "draft-model")
+    shown_when(app, NAME, "alpha", "curve", lambda curve: curve == ONE_RATE)
     register_view(app, NAME, CONTROLS, AREAS, FIGURES, partial(compute, context))
 
 

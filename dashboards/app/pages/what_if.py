@@ -17,12 +17,14 @@ from dashboards.app.parts import (
     area_id,
     at,
     card,
+    counted,
     figure_card,
     message,
     page_frame,
     remark,
     rests_on,
     select,
+    shown_when,
     slider,
     state_id,
     tiles,
@@ -221,15 +223,11 @@ def simulated_point(document: dict[str, Any]) -> SimulatedPoint:
 def said(answer: Estimate, rate: float) -> str:
     """The answer in one sentence."""
     most = number(answer.max_request_rate, 3)
+    chips = counted(answer.chips, "chip")
     if answer.saturated:
-        return (
-            f"Cannot hold {rate:g} req/s: {answer.chips} chips serve at most {most} req/s, and queues grow without end."
-        )
+        return f"Too much: {chips} can serve at most {most} req/s; at {rate:g} queues grow as long as the load lasts."
     bound = max((name for name in answer.bottleneck if name != "idle"), key=lambda name: answer.bottleneck[name])
-    return (
-        f"Holds {rate:g} of at most {most} req/s on {answer.chips} chip{'s' if answer.chips > 1 else ''}; "
-        f"{bound} limits most of the engine's time."
-    )
+    return f"Holds {rate:g} of at most {most} req/s on {chips}; {bound} limits most of the engine's time."
 
 
 def register(app: Dash, context: Context) -> None:
@@ -247,6 +245,9 @@ def register(app: Dash, context: Context) -> None:
             return message(sentence(error)), no_update
 
     others = {"done": Input(job_panel.job_id(NAME, "done"), "data")}
+    shown_when(app, NAME, "draft", "method", lambda method: method == "draft-model")
+    for name in ("k", "alpha"):
+        shown_when(app, NAME, name, "method", lambda method: method != "none")
     register_view(app, NAME, CONTROLS, AREAS, FIGURES, partial(compute, context), others)
     app.callback(
         Output(area_id(NAME, "started"), "children"),
@@ -293,7 +294,7 @@ def _tiles(answer: Estimate, run: dict[str, Any] | None) -> Any:
             latency("Mean TPOT", None if answer.saturated else answer.mean_tpot_s, "tpot"),
             latency("Mean E2E latency", answer.mean_e2e_s, "e2el"),
             ("Output throughput", number(answer.output_throughput), "tok/s", done),
-            ("Highest load", number(answer.max_request_rate, 3), "req/s", f"{answer.chips} chips"),
+            ("Highest load", number(answer.max_request_rate, 3), "req/s", counted(answer.chips, "chip")),
             ("Mean batch", number(answer.batch, 3), "", f"at most {answer.max_batch} per replica"),
         ]
     )
