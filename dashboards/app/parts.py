@@ -13,7 +13,7 @@ Component = Any
 """A Dash component; the component libraries are not typed."""
 Identity = dict[str, str]
 EXPORTS = ("png", "svg", "csv", "html")
-GRAPH_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+GRAPH_CONFIG: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 
 
 def state_id(page: str, name: str) -> Identity:
@@ -74,11 +74,12 @@ def figure_card(page: str, name: str, height: int, label: str) -> Component:
         style={"height": f"{height}px"},
         figure={"data": [], "layout": {}},
     )
+    aria: Any = {"aria-label": label}
     return dmc.Paper(
         [
             dcc.Store(id=spec_id(page, name)),
             dcc.Download(id={"kind": "download", "page": page, "name": name}),
-            html.Div(graph, role="img", **{"aria-label": label}),
+            html.Div(graph, role="img", **aria),
             dmc.Group([dmc.Text("Save as", size="xs", c="dimmed"), *buttons], gap=2, justify="flex-end"),
         ],
         id={"kind": "card", "page": page, "name": name},

@@ -75,7 +75,7 @@ def confined(data: dict[str, Any], served: Served, place: str) -> dict[str, Any]
     Raises:
         ForerunError: a path outside; with its field.
     """
-    result = _copy(data)
+    result: dict[str, Any] = _copy(data)
     inline = isinstance(result.get("model"), dict)
     for holder, key, path in list(_texts(result, ())):
         if inline and path[0] == "model":

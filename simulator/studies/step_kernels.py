@@ -16,14 +16,14 @@ from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES
 
 
 class StepKernel(NamedTuple):
-    """Equal kernels of one step on one chip; times in seconds, one launch each times ``count``."""
+    """Equal kernels of one step on one chip; times in seconds, each runs ``times`` over."""
 
     name: str
     family: str
     """gemm, attention, moe, elementwise or collective."""
     dtype: str
     """Of the stored operand; empty where there is none."""
-    count: int
+    times: int
     seconds: float
     """Of one of them."""
     flops: float
@@ -34,7 +34,7 @@ class StepKernel(NamedTuple):
 def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     """The kernels of ``work`` in the order in which they run, layer kinds one after the other.
 
-    Host work and the drafter are left out. ``count x seconds`` over all kernels is the device time that
+    Host work and the drafter are left out. ``times x seconds`` over all kernels is the device time that
     ``StepTimer.costs`` gives the same step.
     """
     deployment = timer.deployment
@@ -47,11 +47,11 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     found += _collective("embedding all-reduce", deployment, "all_reduce", rows, 1)
     for group in deployment.architecture.layer_groups:
         for kernel in _layer(deployment, group.layer, padded):
-            found.append(kernel._replace(count=kernel.count * group.count))
+            found.append(kernel._replace(times=kernel.times * group.count))
         found += _attention(timer, group.layer, group.count, work)
         found += _collective("layer all-reduce", deployment, "all_reduce", rows, 2 * group.count)
     sampled = int(work.decode_seqs * work.query_len + work.sampled_prefills)
-    return [kernel for kernel in (*found, *_head(deployment, sampled)) if kernel.count]
+    return [kernel for kernel in (*found, *_head(deployment, sampled)) if kernel.times]
 
 
 def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKernel]:

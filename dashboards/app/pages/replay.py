@@ -157,9 +157,9 @@ def _worst(report: ReplayReport) -> Any:
     for row in report_document(report)["worst"]:
         shape = " ".join(f"{key}={row[key]}" for key in row if key not in (*hidden, "source", "name"))
         times = (f"{row[key] * 1e6:,.4g}" for key in ("measured_s", "predicted_s"))
-        rows.append((row["op"], row["dtype"], shape, *times, f"{row['ape']:.1f}", row["regime"], row["basis"]))
-    heads = ("op", "format", "shape", "measured (us)", "predicted (us)", "error (%)", "regime", "basis")
-    return table(heads, rows, numbers_from=3)
+        rows.append((row["op"], row["dtype"], f"{row['ape']:.1f}", *times, row["regime"], row["basis"], shape))
+    heads = ("op", "format", "error (%)", "measured (us)", "predicted (us)", "regime", "basis", "shape")
+    return table(heads, rows, numbers_from=2)
 
 
 def _skipped(report: ReplayReport) -> Any:

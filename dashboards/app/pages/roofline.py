@@ -78,11 +78,11 @@ def compute(context: Context, values: Values) -> Shown:
     notes.append("Times of one chip; host work and drafter are not on the roofline.")
     rows = []
     for phase, part in kernels.items():
-        total_s = sum(kernel.count * kernel.seconds for kernel in part)
-        for kernel in sorted(part, key=lambda kernel: -kernel.count * kernel.seconds):
-            share = kernel.count * kernel.seconds / total_s
+        total_s = sum(kernel.times * kernel.seconds for kernel in part)
+        for kernel in sorted(part, key=lambda kernel: -kernel.times * kernel.seconds):
+            share = kernel.times * kernel.seconds / total_s
             each = number(kernel.seconds * 1e6)
-            rows.append((phase, kernel.name, kernel.dtype, f"{kernel.count}", each, percent(share), kernel.bound))
+            rows.append((phase, kernel.name, kernel.dtype, f"{kernel.times}", each, percent(share), kernel.bound))
     columns = ("phase", "kernel", "format", "count", "each (us)", "of the step", "bound")
     shown = {"kernels": table(columns, rows, numbers_from=3), "basis": rests_on(ready.basis, notes)}
     return shown, {"roofline": roofline_figure(data)}
