@@ -84,23 +84,24 @@ def register(app: Dash, pages: tuple[Page, ...], context: Context) -> None:
             return page_frame("No such page", "The menu has all pages there are.")
         return page.layout(Params(search), context)
 
+    in_browser: Any = app.clientside_callback
     app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))(show_page)
     app.callback(Output("shell", "navbar"), Input("burger", "opened"))(lambda opened: _navbar(opened))
     app.callback(Output("burger", "opened"), Input("url", "pathname"), prevent_initial_call=True)(lambda _path: False)
-    app.clientside_callback(
+    in_browser(
         ClientsideFunction("forerun", "scheme"),
         Output("scheme", "data"),
         Output("theme", "forceColorScheme"),
         Input("scheme-choice", "value"),
     )
-    app.clientside_callback(
+    in_browser(
         ClientsideFunction("forerun", "address"),
         Output("address", "data"),
         Input({"kind": "state", "page": ALL, "name": ALL}, "value"),
         State("steps", "data"),
         prevent_initial_call=True,
     )
-    app.clientside_callback(
+    in_browser(
         ClientsideFunction("forerun", "draw"),
         Output({"kind": "graph", "page": MATCH, "name": MATCH}, "figure"),
         Output({"kind": "card", "page": MATCH, "name": MATCH}, "style"),
@@ -108,7 +109,7 @@ def register(app: Dash, pages: tuple[Page, ...], context: Context) -> None:
         Input("scheme", "data"),
         State("templates", "data"),
     )
-    app.clientside_callback(
+    in_browser(
         ClientsideFunction("forerun", "picture"),
         Output("picture", "data"),
         Input({"kind": "export-png", "page": ALL, "name": ALL}, "n_clicks"),

@@ -65,4 +65,5 @@ def phases(
 
 def first_step(steps: StepWork[Any]) -> StepWork[int]:
     """The first of several steps as plain numbers."""
-    return StepWork(*(tuple(int(x[0]) for x in part) if isinstance(part, tuple) else int(part[0]) for part in steps))
+    plain: list[Any] = [tuple(int(x[0]) for x in part) if isinstance(part, tuple) else int(part[0]) for part in steps]
+    return StepWork(*plain)

@@ -27,6 +27,8 @@ def register_view(
     figures: Sequence[str],
     compute: Callable[[Values], Shown],
     others: Mapping[str, Input] | None = None,
+    tells: Sequence[str] = (),
+    quiet: bool = False,
 ) -> None:
     """Recompute areas and figures of ``page`` whenever one of its ``controls`` or ``others`` changes.
 
@@ -35,10 +37,13 @@ def register_view(
         areas: places made with ``area``.
         figures: places made with ``parts.figure_card``.
         others: further inputs by the name under which ``compute`` sees them.
+        tells: stores of the page that get what ``compute`` gives for their names, for views that follow this one.
+        quiet: leave it to another view to say what is wrong.
     """
     named = dict(others or {})
-    outputs = [Output(area_id(page, MESSAGE), "children")]
+    outputs = [] if quiet else [Output(area_id(page, MESSAGE), "children")]
     outputs += [Output(area_id(page, name), "children") for name in areas]
+    outputs += [Output(told_id(page, name), "data") for name in tells]
     outputs += [Output(spec_id(page, name), "data") for name in figures]
     inputs = [Input(state_id(page, name), "value") for name in controls]
     names = (*controls, *named)
@@ -49,10 +54,17 @@ def register_view(
         except PreventUpdate:
             raise
         except Exception as error:
-            return [message(sentence(error)), *[None] * (len(areas) + len(figures))]
-        return [None, *(shown.get(name) for name in areas), *(spec(drawn.get(name)) for name in figures)]
+            said = [] if quiet else [message(sentence(error))]
+            return [*said, *[None] * (len(areas) + len(tells) + len(figures))]
+        said = [] if quiet else [None]
+        return [*said, *(shown.get(name) for name in (*areas, *tells)), *(spec(drawn.get(name)) for name in figures)]
 
     app.callback(outputs, [*inputs, *named.values()])(answer)
+
+
+def told_id(page: str, name: str) -> dict[str, str]:
+    """Id of a store by which one view starts another."""
+    return {"kind": "told", "page": page, "name": name}
 
 
 def area(page: str, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import Dash, Input, Output, State, no_update
+from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
@@ -31,7 +31,7 @@ from dashboards.app.parts import (
     with_controls,
 )
 from dashboards.app.url_state import Params
-from dashboards.app.views import Shown, Values, area, message_area, register_view
+from dashboards.app.views import Shown, Values, area, message_area, register_view, told_id
 from dashboards.figures.what_if import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
 from dashboards.report_parts import ABSENT, number
 from simulator.metrics.document import scenario_document
@@ -45,7 +45,7 @@ ALPHAS = tuple(round(0.05 * step, 2) for step in range(6, 20))
 REQUESTS = ("500", "2000", "10000", "50000")
 LENGTH_CV = 0.8
 """Spread of prompt and output lengths: log-normal, standard deviation over mean."""
-LOADS = (0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)
+LOADS = (0.03, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98)
 """Shares of the highest rate at which a curve is evaluated."""
 STEPS = {
     "rate": RATES,
@@ -60,7 +60,7 @@ CONTROLS = (
     "requests",
 )
 AREAS = ("lead", "tiles", "scenario", "basis")
-FIGURES = ("load", "bounds")
+ANSWERED = "answered"
 
 
 def layout(params: Params, _context: Context) -> Any:
@@ -92,6 +92,7 @@ def layout(params: Params, _context: Context) -> Any:
         align="flex-end",
     )
     content = [
+        dcc.Store(id=told_id(NAME, ANSWERED)),
         message_area(NAME),
         area(NAME, "lead"),
         area(NAME, "tiles"),
@@ -142,20 +143,12 @@ def scenario_data(values: Values) -> dict[str, Any]:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """The analytic answer, with what has been simulated of the same deployment."""
+    """The analytic answer, with the simulated run of the same load where there is one."""
     data = scenario_data(values)
     scenario = scenario_from(data, "what-if")
     rate = float(data["workload"]["arrivals"]["request_rate"])
     answer = estimate(scenario)
-    curves = [load_curve(json.dumps(data | {"workload": {**data["workload"], "arrivals": None}}, sort_keys=True))]
-    if "speculation" in data:
-        plain = {key: value for key, value in data.items() if key != "speculation"}
-        curves.append(
-            load_curve(json.dumps(plain | {"workload": {**data["workload"], "arrivals": None}}, sort_keys=True))
-        )
-    runs = simulated_runs(context, scenario)
-    here = next((run for run in runs if _rate(run) == rate), None)
-    points = tuple(simulated_point(run) for run in runs)
+    here = next((run for run in simulated_runs(context, scenario) if _rate(run) == rate), None)
     bounds = {"analytic": answer.bottleneck}
     if here is not None and here["bottleneck"]:
         bounds["simulated"] = here["bottleneck"]
@@ -169,12 +162,26 @@ def compute(context: Context, values: Values) -> Shown:
         "tiles": _tiles(answer, here),
         "scenario": _scenario(data),
         "basis": rests_on(answer.basis, notes),
+        ANSWERED: {"scenario": data, "basis": answer.basis},
     }
-    figures = {
-        "load": load_figure(LoadData(tuple(curves), points, rate, answer.basis)),
-        "bounds": bounds_figure(BoundsData(bounds, answer.basis)),
-    }
-    return shown, figures
+    return shown, {"bounds": bounds_figure(BoundsData(bounds, answer.basis))}
+
+
+def compute_load(context: Context, values: Values) -> Shown:
+    """The curves over the load, of the deployment that was answered last."""
+    if not values[ANSWERED]:
+        return {}, {}
+    data = values[ANSWERED]["scenario"]
+    scenario = scenario_from(data, "what-if")
+    plain = {key: value for key, value in data.items() if key != "speculation"}
+    wanted = [data, plain] if "speculation" in data else [data]
+    curves = tuple(
+        load_curve(json.dumps(one | {"workload": {**data["workload"], "arrivals": None}}, sort_keys=True))
+        for one in wanted
+    )
+    points = tuple(simulated_point(run) for run in simulated_runs(context, scenario))
+    rate = float(data["workload"]["arrivals"]["request_rate"])
+    return {}, {"load": load_figure(LoadData(curves, points, rate, str(values[ANSWERED]["basis"])))}
 
 
 @lru_cache(maxsize=64)
@@ -248,7 +255,9 @@ def register(app: Dash, context: Context) -> None:
     shown_when(app, NAME, "draft", "method", lambda method: method == "draft-model")
     for name in ("k", "alpha"):
         shown_when(app, NAME, name, "method", lambda method: method != "none")
-    register_view(app, NAME, CONTROLS, AREAS, FIGURES, partial(compute, context), others)
+    register_view(app, NAME, CONTROLS, AREAS, ("bounds",), partial(compute, context), others, tells=(ANSWERED,))
+    answered = {ANSWERED: Input(told_id(NAME, ANSWERED), "data")}
+    register_view(app, NAME, (), (), ("load",), partial(compute_load, context), answered, quiet=True)
     app.callback(
         Output(area_id(NAME, "started"), "children"),
         Output(job_panel.job_id(NAME, "token"), "data"),
