@@ -1,7 +1,7 @@
 """Redraw the pictures of the README from real runs: python docs/pictures.py (needs chromium and the dev extra).
 
-``report`` is the HTML report of a shipped example; the others are pages of the dashboard, all photographed by a headless
-browser.
+``report`` is the HTML report of a shipped example; the others are pages of the dashboard. A headless browser photographs
+them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def photograph(opened: Any, address: str, name: str, width: int, height: int, fi
     page.wait_for_function(drawn)
     if button is not None:
         page.get_by_role("button", name=button).click()
-        page.wait_for_function("document.querySelector('.tile').innerText.includes('p99')")
+        page.wait_for_function("document.querySelector('.js-plotly-plot .legend').textContent.includes('simulated')")
     page.wait_for_load_state("networkidle")
     path = PICTURES / f"{name}.png"
     page.screenshot(path=path)

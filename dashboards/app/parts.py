@@ -26,6 +26,11 @@ def control_id(page: str, name: str) -> Identity:
     return {"kind": "control", "page": page, "name": name}
 
 
+def value_id(page: str, name: str) -> Identity:
+    """Id of the words that say the value of a slider."""
+    return {"kind": "value", "page": page, "name": name}
+
+
 def shown_when(app: Dash, page: str, name: str, other: str, wanted: Callable[[Any], bool]) -> None:
     """Show the control ``name`` only while the value of ``other`` is ``wanted``."""
 
@@ -127,7 +132,15 @@ def slider(
     shown = sorted({0, len(steps) // 2, len(steps) - 1})
     return html.Div(
         [
-            dmc.Text(label, size="sm", fw=500),
+            dmc.Group(
+                [
+                    dmc.Text(label, size="sm", fw=500),
+                    html.Span(
+                        with_unit(steps[place], unit), title=unit, id=value_id(page, name), className="slider-value"
+                    ),
+                ],
+                justify="space-between",
+            ),
             dmc.Slider(
                 id=state_id(page, name),
                 min=0,
@@ -136,7 +149,7 @@ def slider(
                 value=place,
                 updatemode="drag" if live else "mouseup",
                 marks=[{"value": index, "label": short(steps[index])} for index in shown],
-                label={"function": "stepLabel", "options": {"steps": [short(step) for step in steps], "unit": unit}},
+                label=None,
                 size="md",
                 mb="lg",
                 px="sm",
@@ -155,6 +168,11 @@ def counted(count: int, noun: str) -> str:
 def short(value: float) -> str:
     """A number on a slider: 131072 is ``128k``."""
     return f"{value / 1024:g}k" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
+
+
+def with_unit(value: float, unit: str) -> str:
+    """The value of a slider in words."""
+    return f"{short(value)} {unit}".strip()
 
 
 def at(steps: Sequence[float], place: Any) -> float:

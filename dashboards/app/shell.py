@@ -102,6 +102,14 @@ def register(app: Dash, pages: tuple[Page, ...], context: Context) -> None:
         prevent_initial_call=True,
     )
     in_browser(
+        ClientsideFunction("forerun", "words"),
+        Output({"kind": "value", "page": MATCH, "name": MATCH}, "children"),
+        Input({"kind": "state", "page": MATCH, "name": MATCH}, "value"),
+        State("steps", "data"),
+        State({"kind": "value", "page": MATCH, "name": MATCH}, "title"),
+        prevent_initial_call=True,
+    )
+    in_browser(
         ClientsideFunction("forerun", "draw"),
         Output({"kind": "graph", "page": MATCH, "name": MATCH}, "figure"),
         Output({"kind": "card", "page": MATCH, "name": MATCH}, "style"),

@@ -151,6 +151,8 @@ def test_slider_moves_the_figure_and_the_address(visit):
     visit.slide("Load", "ArrowRight", 3)
     visit.page.wait_for_function("before => document.querySelectorAll('.tile')[1].innerText != before", arg=before)
     visit.page.wait_for_function("location.search.includes('rate=24')")
+    visit.drawn(2)
+    assert "24 req/s" in visit.page.inner_text(".controls")
     plain = visit.figure("load")
     visit.slide("Mean prompt", "End")
     visit.page.wait_for_function("location.search.includes('prompt=32768')")

@@ -38,6 +38,12 @@
       window.history.replaceState(window.history.state, "", address);
       return address;
     },
+    words: function (place, steps, unit) {
+      var id = places.callback_context.outputs_list.id;
+      var value = (steps[id.page + "/" + id.name] || [])[place];
+      if (value === undefined) { return places.no_update; }
+      return (value >= 1024 && value % 1024 === 0 ? value / 1024 + "k" : String(value)) + (unit ? " " + unit : "");
+    },
     picture: function (png, svg) {
       var asked = places.callback_context.triggered_id;
       if (!asked || (!png && !svg)) { return places.no_update; }
@@ -55,10 +61,5 @@
       }
       return places.no_update;
     }
-  };
-
-  var functions = window.dashMantineFunctions = window.dashMantineFunctions || {};
-  functions.stepLabel = function (value, options) {
-    return options.steps[value] + (options.unit ? " " + options.unit : "");
   };
 })();
