@@ -1,7 +1,6 @@
 """Redraw the pictures of the README from real runs: python docs/pictures.py (needs chromium and the dev extra).
 
-``report`` is the HTML report of a shipped example; the others are pages of the dashboard. A headless browser photographs
-them.
+``report`` is the HTML report of a shipped example; the others are pages of the dashboard.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from dashboards.figures.speculation import (
 )
 from dashboards.report_parts import number
 from simulator.scenario import scenario_from
-from simulator.speculation import SpeculationConfig, curve_names, load_curve
-from simulator.studies.engine_flags import engine_flags
+from simulator.speculation import curve_names, load_curve
+from simulator.studies.engine_flags import launch_flags
 from simulator.studies.speculation_grid import SpeculationGrid, speculation_grid
 
 NAME = "speculation"
@@ -193,10 +193,9 @@ def _flags(values: Values, grid: SpeculationGrid, batch: int) -> Any:
     k = best_at(grid, batch)
     if k == 0:
         return remark(f"At batch {batch} no K pays: leave speculation off.")
-    block = {**scenario_data(values)["speculation"], "num_speculative_tokens": k}
-    flags = engine_flags(SpeculationConfig.model_validate(block))
-    if not flags:
-        return remark(f"Best at batch {batch}: K={k}. No engine flags are known for method {grid.method}.")
+    data = scenario_data(values)
+    data["speculation"] |= {"num_speculative_tokens": k}
+    flags = launch_flags(scenario_from(data, "speculation"))
     parts: list[Any] = [dmc.Text(f"Best at batch {batch}: K={k}.", size="sm")]
     for engine, text in flags.items():
         parts.append(

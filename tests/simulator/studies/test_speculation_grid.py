@@ -1,8 +1,5 @@
 """What K draft tokens are worth: bounds, the crossover, and the same figures as a simulated run."""
 
-import json
-import shlex
-
 import numpy as np
 import pytest
 
@@ -10,8 +7,6 @@ from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.speculation import SpeculationConfig
-from simulator.studies.engine_flags import engine_flags
 from simulator.studies.speculation_grid import busy_rate, crossover, speculation_grid
 
 BATCHES = (1, 8, 64, 512)
@@ -81,19 +76,3 @@ def test_grid_needs_a_chain():
         grid(scenario(num_speculative_tokens=None, tree="eagle-25"))
     with pytest.raises(ForerunError, match="speculation: the scenario has none"):
         grid(scenario(method="none"))
-
-
-@pytest.mark.parametrize("method", ["eagle3", "ngram", "mtp", "draft-model"])
-def test_flags_say_the_method_and_the_number_of_tokens(method):
-    draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {}
-    config = SpeculationConfig.model_validate(
-        {"method": method, "num_speculative_tokens": 5, "acceptance": {"alpha": 0.5}, **draft}
-    )
-    flags = engine_flags(config)
-    name, text = shlex.split(flags["vLLM"])
-    settings = json.loads(text)
-    assert name == "--speculative-config"
-    assert settings["num_speculative_tokens"] == 5
-    assert ("model" in settings) == (method in ("eagle3", "draft-model"))
-    words = shlex.split(flags["SGLang"])
-    assert words[words.index("--speculative-num-draft-tokens") + 1] == "6"
