@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, compares, dashboard, kernels, measures, replays, runs
+from simulator.cli import (
+    calibrations,
+    catalogues,
+    compares,
+    dashboard,
+    kernels,
+    measures,
+    plans,
+    replays,
+    runs,
+    validations,
+)
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -27,10 +38,12 @@ app = typer.Typer(
 )
 runs.register(app)
 compares.register(app)
+plans.register(app)
 kernels.register(app)
 replays.register(app)
 calibrations.register(app)
 measures.register(app)
+validations.register(app)
 catalogues.register(app)
 dashboard.register(app)
 

@@ -96,8 +96,9 @@ def estimate(scenario: Scenario, request_rate: float | None = None, concurrency:
         concurrency: requests outstanding over all replicas, in a closed loop.
 
     Raises:
-        ForerunError: both loads at once, a load that is not positive, the static scheduler (which has no such steady
-            state), or whatever ``build_cluster`` and ``generate_requests`` refuse.
+        ForerunError: both loads at once, a load that is not positive, what has no such steady state here (static
+            batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_cluster`` and
+            ``generate_requests`` refuse.
     """
     if request_rate is not None and concurrency is not None:
         raise ForerunError("estimate: give request_rate or concurrency, not both")
@@ -106,7 +107,7 @@ def estimate(scenario: Scenario, request_rate: float | None = None, concurrency:
             raise ForerunError(f"estimate: {name} must be a positive number (got {value!r})")
     if request_rate is None and concurrency is None:
         request_rate, concurrency = _own_load(scenario)
-    build, lengths, replica = _parts(scenario)
+    build, lengths, replica = steady_parts(scenario)
     replicas = scenario.hardware.replicas
     if concurrency is not None:
         used = min(float(replicas), concurrency)
@@ -147,7 +148,7 @@ def max_request_rate(scenario: Scenario) -> float:
     Raises:
         ForerunError: as ``estimate``.
     """
-    return _parts(scenario)[2].most_rate * scenario.hardware.replicas
+    return steady_parts(scenario)[2].most_rate * scenario.hardware.replicas
 
 
 def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
@@ -166,13 +167,33 @@ def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
     return lengths.trace_rate, None
 
 
-def _parts(scenario: Scenario) -> tuple[Build, Lengths, Replica]:
-    if scenario.engine.scheduler == "static":
-        raise ForerunError("engine.scheduler: static batching has no steady state in closed form; use forerun run")
+def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, Replica]:
+    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question.
+
+    Raises:
+        ForerunError: as ``estimate``.
+    """
+    _refuse(scenario)
     lengths = _lengths(scenario)
     build = _kept(_BUILDS, _key(scenario.model_dump(exclude={"workload", "slo", "prices"})), lambda: _build(scenario))
     key = (*_key(scenario.model_dump(exclude={"slo", "prices"})),)
     return build, lengths, _kept(_REPLICAS, key, lambda: _replica(scenario, build, lengths))
+
+
+def _refuse(scenario: Scenario) -> None:
+    """Refuse what the formulas above do not describe; the event simulation takes all of it."""
+    policy = getattr(scenario.speculation, "policy", "fixed")
+    policy = getattr(policy, "name", policy)
+    reasons = {
+        "engine.scheduler: static batching has": scenario.engine.scheduler == "static",
+        "hardware.pipeline_parallel: several batches in flight have": scenario.hardware.pipeline_parallel > 1,
+        "pools: replicas of several kinds have": bool(getattr(scenario, "pools", None)),
+        "faults: failing replicas have": getattr(scenario, "faults", None) is not None,
+        f"speculation.policy: '{policy}' changes K with the load, which has": policy != "fixed",
+    }
+    for words, given in reasons.items():
+        if given:
+            raise ForerunError(f"{words} no steady state in closed form here; use forerun run")
 
 
 def _build(scenario: Scenario) -> Build:
