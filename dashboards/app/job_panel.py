@@ -10,7 +10,6 @@ from dash import MATCH, Dash, Input, Output, State, dcc, no_update
 from dashboards.app.context import Context
 from dashboards.app.parts import Component, message
 from dashboards.app.served import SESSION
-from simulator.scenario import Scenario
 
 POLL_MS = 400
 
@@ -41,15 +40,6 @@ def job_panel(page: str) -> Component:
     )
 
 
-def start(context: Context, scenario: Scenario, name: str) -> str:
-    """Begin a run; the token goes into the panel's ``token`` store.
-
-    Raises:
-        ForerunError: too many runs are under way.
-    """
-    return context.jobs.start(scenario, 0, name)
-
-
 def register(app: Dash, context: Context) -> None:
     """Add the callbacks of all panels."""
 
@@ -59,7 +49,7 @@ def register(app: Dash, context: Context) -> None:
             return 0, "", {"display": "none"}, True, no_update, None
         if view.state == "running":
             share = 100.0 * view.done / view.total if view.total else 0.0
-            words = f"{view.done:,} of {view.total:,} requests" if view.total else "starting"
+            words = f"{view.done:,} of {view.total:,}" if view.total else "starting"
             return share, words, {"display": "flex"}, False, no_update, None
         done = f"{SESSION}/{view.folder.name}" if view.state == "finished" else None
         hidden = {"display": "none"}

@@ -1,4 +1,4 @@
-"""Runs in the background: each in a process of its own, with progress, that can be cancelled; few at a time."""
+"""Work in the background: each task in a process of its own, with progress, that can be cancelled; few at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,33 @@ from typing import Any, NamedTuple
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 
+Tell = Callable[[int, int], None]
+"""Called with how much is done, and of how much."""
+Task = Callable[[Path, Tell], None]
+"""Writes its files into a folder; must be picklable. Raises on failure."""
+
 MOST_RUNNING = 2
 MOST_KEPT = 12
 """Finished runs whose files are kept; older ones are removed."""
 LONGEST_S = 1800.0
 TOLD_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask:
+    """One simulated run."""
+
+    scenario: Scenario
+    seed: int = 0
+
+    def __call__(self, folder: Path, tell: Tell) -> None:
+        """Run, and write the run's files."""
+        from simulator.metrics import run_document
+        from simulator.metrics.export import write_run
+        from simulator.run import simulate
+
+        result = simulate(self.scenario, self.seed, tell)
+        write_run(folder, result, run_document(result))
 
 
 class JobView(NamedTuple):
@@ -65,10 +87,11 @@ class Jobs:
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("spawn")
 
-    def start(self, scenario: Scenario, seed: int, name: str) -> str:
-        """Begin a run and return its id, which cannot be guessed.
+    def start(self, task: Task, name: str) -> str:
+        """Begin a task and return its id, which cannot be guessed.
 
         Args:
+            task: what to do in a process of its own.
             name: beginning of the folder's name; letters, digits and hyphens are kept.
 
         Raises:
@@ -85,8 +108,8 @@ class Jobs:
             kept = "".join(letter if letter.isalnum() else "-" for letter in name)[:40].strip("-") or "run"
             folder = self.folder / f"{kept}-{len(self._jobs) + 1}-{secrets.token_hex(2)}"
             receiver, sender = self._context.Pipe(duplex=False)
-            arguments = (sender, scenario, seed, folder)
-            process = self._context.Process(target=work, args=arguments, daemon=True, name=f"forerun run {kept}")
+            arguments = (sender, task, folder)
+            process = self._context.Process(target=work, args=arguments, daemon=True, name=f"forerun {kept}")
             process.start()
             sender.close()
             self._jobs[token] = _Job(process, receiver, folder, time.monotonic())
@@ -148,15 +171,10 @@ def _end(job: _Job, state: str, message: str) -> None:
         shutil.rmtree(job.folder, ignore_errors=True)
 
 
-def work(sender: Connection, scenario: Scenario, seed: int, folder: Path) -> None:
-    """What the process does: run, write the run's files, say how far it is."""
-    from simulator.metrics import run_document
-    from simulator.metrics.export import write_run
-    from simulator.run import simulate
-
+def work(sender: Connection, task: Task, folder: Path) -> None:
+    """What the process does: the task, saying how far it is."""
     try:
-        result = simulate(scenario, seed, _teller(sender))
-        write_run(folder, result, run_document(result))
+        task(folder, _teller(sender))
         answer: tuple[Any, ...] = ("finished", "")
     except MemoryError:
         answer = ("failed", "the run needs more memory than there is; ask for fewer requests")
@@ -168,7 +186,7 @@ def work(sender: Connection, scenario: Scenario, seed: int, folder: Path) -> Non
         sender.send(answer)
 
 
-def _teller(sender: Connection) -> Callable[[int, int], None]:
+def _teller(sender: Connection) -> Tell:
     last = 0.0
 
     def tell(done: int, total: int) -> None:

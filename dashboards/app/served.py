@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from dashboards.runs import Run, load_run
 from simulator.errors import ForerunError
@@ -69,6 +71,34 @@ class Served:
         if folder is None:
             raise ForerunError(f"run: no run '{label[:120]}' in the served folders")
         return _load(folder, (folder / "summary.json").stat().st_mtime_ns)
+
+    def plans(self) -> dict[str, Path]:
+        """``plan.json`` of capacity plans by label: those of this session first, then those of the served folders."""
+        found = {}
+        for path in sorted(self.session.glob("*/plan.json"), key=lambda path: -path.stat().st_mtime):
+            found[f"{SESSION}/{path.parent.name}"] = path
+        for label, path in self._files():
+            if path.name == "plan.json":
+                found[os.path.dirname(label) or path.parent.name] = path
+        return found
+
+    def plan(self, label: str) -> dict[str, Any]:
+        """The document of the plan with this label.
+
+        Raises:
+            ForerunError: no such plan, or not one.
+            OSError: it cannot be read.
+        """
+        path = self.plans().get(label)
+        if path is None:
+            raise ForerunError(f"plan: no capacity plan '{label[:120]}' in the served folders")
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise ForerunError(f"plan: {label[:120]}: plan.json is not JSON") from None
+        if not isinstance(document, dict) or not {"candidates", "conclusion", "pareto"} <= document.keys():
+            raise ForerunError(f"plan: {label[:120]}: plan.json is not what forerun plan --out writes")
+        return document
 
     def traces(self) -> dict[str, Path]:
         """Kernel traces by label, the shipped sample first."""

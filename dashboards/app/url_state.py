@@ -24,6 +24,10 @@ class Params:
         value = self._values.get(name, default)
         return value if value in options else default
 
+    def listed(self, name: str) -> list[str]:
+        """Texts between commas."""
+        return [text for text in self._values.get(name, "").split(",") if text]
+
     def number(self, name: str, low: float, high: float, default: float) -> float:
         """A number from ``low`` to ``high``."""
         try:

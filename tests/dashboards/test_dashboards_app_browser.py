@@ -17,7 +17,7 @@ pytestmark = [
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WAIT_MS = 45_000
-PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "runs": 5, "replay": 3}
+PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "capacity": 1, "runs": 5, "replay": 3}
 """Figures that each page draws as it opens."""
 SCENARIO = """
 model: llama-3.1-8b
@@ -27,7 +27,7 @@ workload: {arrivals: {process: poisson, request_rate: 4}, input_tokens: 128, out
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory, write_one):
+def address(tmp_path_factory, write_one, write_plan):
     from werkzeug.serving import make_server
 
     from dashboards.app import create_app
@@ -35,6 +35,7 @@ def address(tmp_path_factory, write_one):
     served = tmp_path_factory.mktemp("served")
     write_one(served / "first")
     write_one(served / "second", replications=2)
+    write_plan(served / "plan")
     app, context = create_app([served], tmp_path_factory.mktemp("session"))
     server = make_server("127.0.0.1", 0, app.server, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -12,11 +12,14 @@ import pytest
 
 pytest.importorskip("dash")
 
+from dashboards.app.context import Context
 from dashboards.app.downloads import figure_csv, figure_html, values
-from dashboards.app.jobs import Jobs
+from dashboards.app.jobs import Jobs, RunTask
 from dashboards.app.messages import FAULT, sentence
+from dashboards.app.pages import capacity
 from dashboards.app.parts import spec
-from dashboards.app.served import SAMPLE_TRACE, Served
+from dashboards.app.replays import FITTED, replayed
+from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
 from dashboards.app.server import create_app, is_loopback
 from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, uploaded_scenario, uploaded_text
 from dashboards.app.url_state import Params
@@ -182,19 +185,19 @@ def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
         },
         "long",
     )
-    token = jobs.start(long, 0, "long/../run")
+    token = jobs.start(RunTask(long), "long/../run")
     assert waited(jobs, token, ("running",)).folder.parent == tmp_path
     with pytest.raises(ForerunError, match="under way"):
-        jobs.start(long, 0, "second")
+        jobs.start(RunTask(long), "second")
     jobs.cancel(token)
     assert jobs.look(token).state == "cancelled"
     assert list(tmp_path.iterdir()) == []
     small = long.with_values({"workload.num_requests": 3, "workload.output_tokens": 4})
-    view = waited(jobs, jobs.start(small, 0, "small"), ("finished", "failed"))
+    view = waited(jobs, jobs.start(RunTask(small), "small"), ("finished", "failed"))
     assert view.state == "finished", view.message
     assert json.loads((view.folder / "summary.json").read_text())["summary"]["completed"] == 3
     bad = small.with_values({"model": "llama-3.1-405b"})
-    view = waited(jobs, jobs.start(bad, 0, "bad"), ("finished", "failed"))
+    view = waited(jobs, jobs.start(RunTask(bad), "bad"), ("finished", "failed"))
     assert view.state == "failed"
     assert "fit" in view.message or "memory" in view.message
     assert jobs.look("no such run") is None
@@ -217,3 +220,39 @@ def test_server_answers_under_its_own_names_only(tmp_path):
 def test_loopback_is_known():
     assert all(map(is_loopback, ("127.0.0.1", "127.0.0.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
+
+
+def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
+    folder = write_plan(tmp_path / "served" / "azure")
+    document = json.loads((folder / "plan.json").read_text())
+    (tmp_path / "served" / "broken").mkdir()
+    (tmp_path / "served" / "broken" / "plan.json").write_text("{}")
+    context = Context(Served([tmp_path / "served"], tmp_path / "session"), Jobs(tmp_path / "session"))
+    assert list(context.served.plans()) == ["azure", "broken"]
+    shown, figures = capacity.compute(context, {"plan": "azure"})
+    assert document["conclusion"] in str(shown["lead"])
+    costs = sorted(x for trace in figures["strain"].data for x in trace.x)
+    assert costs == sorted(row["usd_per_hour"] for row in document["candidates"] if row["binding"] is not None)
+    assert capacity.compute(context, {"plan": None})[1] == {}
+    for label, complaint in (("../azure", "no capacity plan"), ("broken", "is not what forerun plan")):
+        with pytest.raises(ForerunError, match=complaint):
+            capacity.compute(context, {"plan": label})
+
+
+def test_capacity_controls_make_a_plan_of_their_values():
+    values = {"model": "qwen3-8b", "chips": ["l4", "h100-sxm"], "rate": 2, "growth": 3, "ttft": 0, "tpot": 1}
+    asked = capacity.task({**values, "prompt": 1, "output": 0})
+    assert asked.chips == ("l4", "h100-sxm")
+    assert (asked.rate, asked.growth) == (4.0, 3.0)
+    assert asked.slo == ("p99_ttft_ms=100", "p99_tpot_ms=10")
+    assert asked.scenario.workload.input_tokens.mean == 256
+
+
+def test_a_shipped_trace_is_fitted_and_scored_on_the_rest(served):
+    plain = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic")
+    fitted = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic", layer=FITTED)
+    assert len(fitted.table) < len(plain.table)
+    assert fitted.overall.mape < plain.overall.mape / 2
+    assert (plain.basis, fitted.basis) == ("datasheet", "calibrated")
+    with pytest.raises(ForerunError, match="no row of"):
+        replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic", device="H100")

@@ -11,6 +11,7 @@ from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import job_panel
 from dashboards.app.context import Context, Page
+from dashboards.app.jobs import RunTask
 from dashboards.app.messages import sentence
 from dashboards.app.parts import (
     area_id,
@@ -171,7 +172,7 @@ def register(app: Dash, context: Context) -> None:
             return no_update, no_update
         try:
             scenario = uploaded_scenario(uploaded_text(contents), name or "scenario", context.served)
-            token = job_panel.start(context, scenario, (name or "scenario").rpartition(".")[0] or "scenario")
+            token = context.jobs.start(RunTask(scenario), (name or "scenario").rpartition(".")[0] or "scenario")
         except Exception as error:
             return message(sentence(error)), no_update
         return dmc.Text(f"{name}: accepted, simulating.", size="sm", c="dimmed"), token

@@ -12,6 +12,7 @@ from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
+from dashboards.app.jobs import RunTask
 from dashboards.app.messages import sentence
 from dashboards.app.parts import (
     area_id,
@@ -247,7 +248,7 @@ def register(app: Dash, context: Context) -> None:
             data = scenario_data(dict(zip(CONTROLS, values, strict=True)))
             scenario = scenario_from(data, "what-if")
             name = f"{data['model']} on {data['hardware']['chip']} at {data['workload']['arrivals']['request_rate']:g}"
-            return None, job_panel.start(context, scenario, name)
+            return None, context.jobs.start(RunTask(scenario), name)
         except Exception as error:
             return message(sentence(error)), no_update
 
