@@ -28,7 +28,7 @@ def register_view(
     compute: Callable[[Values], Shown],
     others: Mapping[str, Input] | None = None,
     tells: Sequence[str] = (),
-    quiet: bool = False,
+    message_at: str | None = MESSAGE,
 ) -> None:
     """Recompute areas and figures of ``page`` whenever one of its ``controls`` or ``others`` changes.
 
@@ -38,10 +38,10 @@ def register_view(
         figures: places made with ``parts.figure_card``.
         others: further inputs by the name under which ``compute`` sees them.
         tells: stores of the page that get what ``compute`` gives for their names, for views that follow this one.
-        quiet: leave it to another view to say what is wrong.
+        message_at: area that says what is wrong; None leaves it to another view.
     """
     named = dict(others or {})
-    outputs = [] if quiet else [Output(area_id(page, MESSAGE), "children")]
+    outputs = [] if message_at is None else [Output(area_id(page, message_at), "children")]
     outputs += [Output(area_id(page, name), "children") for name in areas]
     outputs += [Output(told_id(page, name), "data") for name in tells]
     outputs += [Output(spec_id(page, name), "data") for name in figures]
@@ -54,9 +54,9 @@ def register_view(
         except PreventUpdate:
             raise
         except Exception as error:
-            said = [] if quiet else [message(sentence(error))]
+            said = [] if message_at is None else [message(sentence(error))]
             return [*said, *[None] * (len(areas) + len(tells) + len(figures))]
-        said = [] if quiet else [None]
+        said: list[Any] = [] if message_at is None else [None]
         return [*said, *(shown.get(name) for name in (*areas, *tells)), *(spec(drawn.get(name)) for name in figures)]
 
     app.callback(outputs, [*inputs, *named.values()])(answer)
@@ -72,6 +72,6 @@ def area(page: str, name: str) -> Any:
     return html.Div(id=area_id(page, name), className="area")
 
 
-def message_area(page: str) -> Any:
+def message_area(page: str, name: str = MESSAGE) -> Any:
     """Where a view says what is wrong."""
-    return dmc.Box(id=area_id(page, MESSAGE), className="area", **{"aria-live": "polite"})
+    return dmc.Box(id=area_id(page, name), className="area", **{"aria-live": "polite"})

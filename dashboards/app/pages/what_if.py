@@ -258,7 +258,7 @@ def register(app: Dash, context: Context) -> None:
         shown_when(app, NAME, name, "method", lambda method: method != "none")
     register_view(app, NAME, CONTROLS, AREAS, ("bounds",), partial(compute, context), others, tells=(ANSWERED,))
     answered = {ANSWERED: Input(told_id(NAME, ANSWERED), "data")}
-    register_view(app, NAME, (), (), ("load",), partial(compute_load, context), answered, quiet=True)
+    register_view(app, NAME, (), (), ("load",), partial(compute_load, context), answered, message_at=None)
     app.callback(
         Output(area_id(NAME, "started"), "children"),
         Output(job_panel.job_id(NAME, "token"), "data"),
