@@ -152,7 +152,7 @@ def slider(
                 label=None,
                 size="md",
                 mb="lg",
-                px="sm",
+                px="lg",
                 thumbLabel=label,
             ),
         ],

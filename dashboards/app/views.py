@@ -56,8 +56,8 @@ def register_view(
         except Exception as error:
             said = [] if message_at is None else [message(sentence(error))]
             return [*said, *[None] * (len(areas) + len(tells) + len(figures))]
-        said: list[Any] = [] if message_at is None else [None]
-        return [*said, *(shown.get(name) for name in (*areas, *tells)), *(spec(drawn.get(name)) for name in figures)]
+        nothing: list[Any] = [] if message_at is None else [None]
+        return [*nothing, *(shown.get(name) for name in (*areas, *tells)), *(spec(drawn.get(name)) for name in figures)]
 
     app.callback(outputs, [*inputs, *named.values()])(answer)
 

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WAIT_MS = 45_000
-PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "capacity": 1, "runs": 5, "replay": 3}
+PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "attention": 5, "capacity": 1, "runs": 5, "replay": 3}
 """Figures that each page draws as it opens."""
 SCENARIO = """
 model: llama-3.1-8b
@@ -138,8 +138,11 @@ def test_every_page_opens_and_fits(browser, address, width, scheme, project_root
             .map(e => e._fullLayout.width)"""
         )
         assert all(0 < one <= width for one in widths), name
-        paper = visit.page.evaluate("document.querySelector('.js-plotly-plot .bg').style.fill || ''")
-        assert ("255" in paper) == (scheme == "light"), (name, paper)
+        paper = visit.page.evaluate(
+            """[...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
+            .map(e => e._fullLayout.paper_bgcolor)"""
+        )
+        assert set(paper) == {{"light": "#ffffff", "dark": "#161b22"}[scheme]}, name
         assert "basis:" in visit.page.inner_text(".page").lower(), name
         visit.page.screenshot(path=shots / f"{name}-{width}-{scheme}.png", full_page=True)
     visit.close()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dashboards.figures.attention_map import attention_map_data, attention_map_figure
 from dashboards.figures.bound_time import bound_time_data, bound_time_figure
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
 from dashboards.figures.run_pair import change_figure, comparison_data, curves_figure
@@ -25,6 +26,7 @@ from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import replay_kernels
 from simulator.scenario import scenario_from
 from simulator.speculation import load_curve
+from simulator.speculation.attention_level import compare_layouts, consistency_set
 from simulator.studies.speculation_grid import speculation_grid
 from simulator.studies.step_kernels import StepKernel
 from traces.kernels import read_kernels
@@ -190,3 +192,16 @@ def test_methods_and_chips_have_colours_of_their_own():
     chips = ["b200-sxm", "a100-sxm-80gb", "h100-sxm"]
     assert len({chip_colour(chip, chips) for chip in chips}) == 3
     assert chip_colour("h100-sxm", chips) == chip_colour("h100-sxm", chips[::-1])
+
+
+def test_attention_map_holds_every_comparison():
+    parameters = consistency_set("n150-llama-3.1-8b")
+    data = attention_map_data(parameters, (1024, 131072), "next-attention", (0.0, 0.875))
+    for row, rate in enumerate(data.hit_rates):
+        for column, context in enumerate(data.contexts):
+            expected = compare_layouts(parameters, context, rate, "next-attention").speedup
+            assert data.speedup[row, column] == pytest.approx(float(expected))
+    heat = attention_map_figure(data).data[0]
+    assert list(heat.x) == ["1K", "128K"]
+    assert list(heat.y) == ["0.0%", "87.5%"]
+    np.testing.assert_array_equal(heat.z, data.speedup)

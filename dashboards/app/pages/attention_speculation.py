@@ -55,7 +55,7 @@ def layout(params: Params, _context: Context) -> Any:
     sets, chips, models = list(consistency_sets()), choices.chips(), choices.models()
     controls = [
         slider(NAME, "rate", "Hit rate", RATES, params.number("rate", 0, 1, 0.875)),
-        slider(NAME, "context", "Context", CONTEXTS, params.number("context", 1, 131072, 65536), "tokens"),
+        slider(NAME, "context", "Context", CONTEXTS, params.number("context", 1, 131072, 131072), "tokens"),
         select(NAME, "set", "Documented parameters", sets, params.choice("set", sets, sets[0])),
         select(NAME, "reading", "What waits for the check", READINGS, params.choice("reading", READINGS, READINGS[0])),
         select(NAME, "chip", "Other chip", chips, params.choice("chip", chips, choices.DEFAULT_CHIP)),
