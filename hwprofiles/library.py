@@ -26,6 +26,7 @@ from hwprofiles.parameters import (
     PrefillParameters,
 )
 from hwprofiles.results import AttentionShape, CollectiveTime, KernelTime, Limits
+from hwprofiles.routing import read_routing
 from hwprofiles.schema import Chip, Link
 
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -262,6 +263,7 @@ class KernelLibrary:
         tensor_parallel: Num = 1,
         gated: bool = True,
         active_experts: Num | None = None,
+        routing: str = "uniform",
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -275,12 +277,14 @@ class KernelLibrary:
             expert_parallel: chips that share the experts.
             tensor_parallel: chips that share each expert.
             gated: gate and up projections instead of up alone.
-            active_experts: experts of the layer the tokens touch, where known; None = as even random routing does.
+            active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
+            routing: how tokens spread over the experts: balanced, uniform (random) or power-law-ALPHA.
 
         Raises:
-            ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
+            ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
         """
         parameters = cast(MoeParameters, self.parameters("moe", dtype))
+        spread = read_routing(routing)
         limits = self.limits(dtype)
         weight = dtype_bytes(dtype)
         sizes: tuple[Num, ...] = (
@@ -297,7 +301,7 @@ class KernelLibrary:
         return _evaluate(
             sizes,
             lambda xp, n, e, k, h, i, ep, tp, active=None: moe_time(
-                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active
+                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread
             ),
         )
 
