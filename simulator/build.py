@@ -22,10 +22,12 @@ from simulator.timing import (
     Drafter,
     MemoryPlan,
     ModelTimer,
+    PipelineTimer,
     StepTimer,
     load_framework,
     plan_memory,
     resolve_weight_dtypes,
+    stage_timers,
 )
 
 BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
@@ -68,9 +70,13 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
             weight_dtypes=dtypes,
             kv_dtype=scenario.kv_cache_dtype,
             cuda_graphs=engine.cuda_graphs,
+            expert_parallel=hardware.expert_parallel,
+            attention_data_parallel=hardware.attention_data_parallel,
+            expert_routing=hardware.expert_routing,
         )
 
     architecture = load_architecture(scenario.model)
+    refuse_layout(scenario, architecture)
     target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
     speculation = scenario.speculation
     drafter: Drafter | None = None
@@ -96,8 +102,15 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=most_sampled,
         num_kv_blocks=engine.num_kv_blocks,
+        pipeline_parallel=hardware.pipeline_parallel,
     )
-    timer = ModelTimer(StepTimer(target, largest_step), drafter)
+    if hardware.pipeline_parallel > 1:
+        with at_field("hardware.pipeline_link"):
+            between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
+        first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
+        timer: ModelTimer = PipelineTimer(first, drafter, tuple(later), between)
+    else:
+        timer = ModelTimer(StepTimer(target, largest_step), drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -127,7 +140,7 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         cluster=cluster,
         memory=memory,
         basis=_basis(kernels, [target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.tensor_parallel,
+        chips=hardware.replicas * hardware.chips_per_replica,
         notes=tuple(notes),
     )
 
@@ -169,9 +182,33 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
 
 def _refuse_unmodelled(scenario: Scenario) -> None:
     hardware = scenario.hardware
-    for name in ("pipeline_parallel", "expert_parallel", "speculative_parallel"):
+    for name in ("speculative_parallel",):
         if getattr(hardware, name) != 1:
             raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
+
+
+def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
+    """Refuse ways of spreading a model over chips that it has no use for, or that its scheduler cannot drive.
+
+    Raises:
+        ForerunError: the field, and what would be right.
+    """
+    hardware = scenario.hardware
+    if not any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups):
+        if hardware.expert_parallel > 1:
+            raise ForerunError(f"hardware.expert_parallel: {architecture.name} has no experts to spread; leave it at 1")
+        if hardware.attention_data_parallel > 1:
+            raise ForerunError(
+                f"hardware.attention_data_parallel: {architecture.name} has no experts that groups could share; more "
+                f"copies of a dense model are hardware.replicas"
+            )
+    if hardware.pipeline_parallel > 1 and scenario.engine.scheduler != "vllm-v1":
+        raise ForerunError(
+            f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
+            f"(got {scenario.engine.scheduler})"
+        )
+    if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
+        raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
 
 
 def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
@@ -187,6 +224,6 @@ def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
         parts |= {"shared_expert" for mlp in mlps if isinstance(mlp, MoeMlp) and mlp.shared_intermediate_size}
         found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
         found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
-        if deployment.tensor_parallel > 1:
+        if deployment.group_chips > 1:
             found.add(kernels.basis("collective", "any"))
     return max(found, key=BASIS_ORDER.index)

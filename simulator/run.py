@@ -85,7 +85,7 @@ def simulate(
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
         raise ForerunError(f"workload: no request can be served here ({reasons})")
     requests = _requests(log, build.cluster)
-    steps = _steps(log, build.cluster.timer, scenario.hardware.tensor_parallel)
+    steps = _steps(log, build.cluster.timer, scenario.hardware.chips_per_stage)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
     notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
@@ -205,7 +205,7 @@ def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: 
         mean_blocks=float((steps.kv_blocks * steps.seconds).sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
-        bytes_per_token=memory.kv_bytes_per_token * (build.chips / build.cluster.replicas),
+        bytes_per_token=memory.replica_kv_bytes_per_token,
         weights_bytes=memory.weight_bytes,
         draft_weights_bytes=memory.draft_weight_bytes,
         activation_bytes=memory.activation_bytes,

@@ -14,10 +14,11 @@ from simulator.serving.fast import FastReplica
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed, RoutedFeed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.scheduler import SCHEDULERS
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer
+from simulator.timing import EngineTimer, PipelineTimer
 from simulator.workload import RequestStream
 
 
@@ -42,6 +43,7 @@ class Cluster:
         return (
             self.stepping == "fast"
             and self.scheduler == "vllm-v1"
+            and not isinstance(self.timer, PipelineTimer)
             and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
         )
 
@@ -85,6 +87,9 @@ class Cluster:
     def replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> Generator[simpy.Event]:
         """The process of one replica."""
         cache = self._prefix_cache(log)
+        if isinstance(self.timer, PipelineTimer):
+            staged = PipelinedScheduler(self.limits, cache)
+            return PipelinedReplica(env, index, feed, staged, self.timer, self.limits, self.sampler, log).serve()
         if self.fast:
             return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log).serve()
         scheduler = SCHEDULERS[self.scheduler](self.limits, cache)

@@ -1,6 +1,7 @@
 """One engine step into kernels into seconds, with the bound that limits each."""
 
 from simulator.timing.config import HardwareConfig
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import Deployment, resolve_weight_dtypes
 from simulator.timing.draft_overheads import DraftOverhead, load_draft_overhead
 from simulator.timing.drafter import Drafter, DraftMemory
@@ -18,7 +19,8 @@ from simulator.timing.drafters import (
 from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.framework import Framework, load_framework
 from simulator.timing.memory import MemoryPlan, plan_memory
-from simulator.timing.step import Costs, StepTimer
+from simulator.timing.pipeline import PipelineTimer, stage_timers
+from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork, causal_pairs, keys_read
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "MemoryPlan",
     "ModelTimer",
     "ParallelDrafter",
+    "PipelineTimer",
     "SequentialDrafter",
     "StepTimer",
     "StepWork",
@@ -49,4 +52,5 @@ __all__ = [
     "load_framework",
     "plan_memory",
     "resolve_weight_dtypes",
+    "stage_timers",
 ]

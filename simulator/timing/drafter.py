@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing.step import Costs
+from simulator.timing.costs import Costs
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import dtype_bytes
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafter import drafting_sequences
-from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, Costs, StepTimer
+from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, StepTimer
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]

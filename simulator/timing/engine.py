@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.timing.costs import Costs
 from simulator.timing.drafter import Drafter
-from simulator.timing.step import Costs, StepTimer
+from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]
