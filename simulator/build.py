@@ -134,7 +134,9 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
-    if engine.stepping == "fast" and not cluster.fast:
+    if hardware.pipeline_parallel > 1:
+        notes.append("pipeline: batches in flight are simulated one by one, as many as there are stages")
+    elif engine.stepping == "fast" and not cluster.fast:
         notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
     return Build(
         cluster=cluster,

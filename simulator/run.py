@@ -88,6 +88,9 @@ def simulate(
     steps = _steps(log, build.cluster.timer, scenario.hardware.chips_per_stage)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
+    if log.stage_open_s:
+        idle = 1.0 - log.stage_busy_s / log.stage_open_s
+        notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
     notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
     return RunResult(
         scenario=scenario,

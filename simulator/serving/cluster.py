@@ -18,7 +18,7 @@ from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.scheduler import SCHEDULERS
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer, PipelineTimer
+from simulator.timing import EngineTimer, StagedTimer
 from simulator.workload import RequestStream
 
 
@@ -43,7 +43,7 @@ class Cluster:
         return (
             self.stepping == "fast"
             and self.scheduler == "vllm-v1"
-            and not isinstance(self.timer, PipelineTimer)
+            and not isinstance(self.timer, StagedTimer)
             and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
         )
 
@@ -87,7 +87,7 @@ class Cluster:
     def replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> Generator[simpy.Event]:
         """The process of one replica."""
         cache = self._prefix_cache(log)
-        if isinstance(self.timer, PipelineTimer):
+        if isinstance(self.timer, StagedTimer):
             staged = PipelinedScheduler(self.limits, cache)
             return PipelinedReplica(env, index, feed, staged, self.timer, self.limits, self.sampler, log).serve()
         if self.fast:

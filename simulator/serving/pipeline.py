@@ -16,7 +16,7 @@ from simulator.serving.log import RunLog
 from simulator.serving.scheduler import StepPlan, UnifiedScheduler
 from simulator.serving.sequence import Sequence
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import PipelineTimer, StepWork
+from simulator.timing import StagedTimer, StepWork
 
 
 class PipelinedScheduler(UnifiedScheduler):
@@ -111,7 +111,7 @@ class PipelinedReplica(ExactReplica):
         index: int,
         feed: Feed,
         scheduler: PipelinedScheduler,
-        timer: PipelineTimer,
+        timer: StagedTimer,
         limits: EngineLimits,
         sampler: AcceptanceSampler | None,
         log: RunLog,
@@ -168,6 +168,7 @@ class PipelinedReplica(ExactReplica):
         end = now + on_grid(self._stages.host_seconds(work))
         for stage, seconds in enumerate(self._stages.stage_seconds(work)):
             end = max(end, self._free_s[stage]) + on_grid(seconds)
+            log.stage_busy_s += seconds
             self._free_s[stage] = end
         used, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
         return _Batch(plan, work, now, end, used, running, waiting)
@@ -183,6 +184,7 @@ class PipelinedReplica(ExactReplica):
         tokens = self._commit(done, batch.start, now - batch.start, now)
         start = max(batch.start, self._recorded_s)
         self._recorded_s = now
+        self._log.stage_open_s += (now - start) * self._stages.stages
         self._log.steps.step(
             self._index, start, now - start, tokens, batch.running, batch.waiting, batch.blocks, batch.work
         )

@@ -19,7 +19,7 @@ from simulator.timing.drafters import (
 from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.framework import Framework, load_framework
 from simulator.timing.memory import MemoryPlan, plan_memory
-from simulator.timing.pipeline import PipelineTimer, stage_timers
+from simulator.timing.pipeline import PipelineTimer, StagedTimer, stage_timers
 from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork, causal_pairs, keys_read
 
@@ -40,6 +40,7 @@ __all__ = [
     "ParallelDrafter",
     "PipelineTimer",
     "SequentialDrafter",
+    "StagedTimer",
     "StepTimer",
     "StepWork",
     "TokenTable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from hwprofiles import Link
 from simulator.errors import ForerunError
 from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
-from simulator.timing.engine import ModelTimer
+from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.experts import fullest_group
 from simulator.timing.step import StepTimer, attention_windows
 from simulator.timing.work import StepWork
@@ -50,6 +50,21 @@ def stage_timers(deployment: Deployment, count: int, max_tokens: int) -> tuple[S
             known[key] = StepTimer(stage, max_tokens, windows)
         timers.append(known[key])
     return tuple(timers)
+
+
+@runtime_checkable
+class StagedTimer(EngineTimer, Protocol):
+    """What a pipelined replica asks of a timing model beyond whole steps."""
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+
+    def stage_seconds(self, work: StepWork[Any]) -> list[float]:
+        """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded."""
+
+    def host_seconds(self, work: StepWork[Any]) -> float:
+        """Seconds of the scheduler before a batch enters the first stage."""
 
 
 @dataclass(slots=True)
