@@ -60,12 +60,13 @@ class KernelLibrary:
     Args:
         chip: a profile, a catalogue name or a path.
         library: generic, vllm, sglang, trtllm ...
+        split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
 
     Raises:
         ProfileError: no such chip.
     """
 
-    def __init__(self, chip: Chip | str, library: str = "generic") -> None:
+    def __init__(self, chip: Chip | str, library: str = "generic", split_kv: bool = True) -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
         if library not in known:
@@ -73,6 +74,7 @@ class KernelLibrary:
                 f"no kernel library '{library}'{did_you_mean(library, known)} (one of {', '.join(known)})"
             )
         self.library = library
+        self._split_kv = split_kv
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
@@ -343,7 +345,10 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            self._chosen[key] = self._find(family, dtype)
+            found, basis = self._find(family, dtype)
+            if isinstance(found, DecodeParameters) and not self._split_kv:
+                found = found.model_copy(update={"max_splits": 1.0})
+            self._chosen[key] = (found, basis)
         return self._chosen[key]
 
     def _find(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:

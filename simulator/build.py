@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
 from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
@@ -57,7 +57,8 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
     framework = load_framework(engine.framework).on(chip)
-    kernels = KernelLibrary(chip, engine.framework)
+    framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
+    kernels = KernelLibrary(chip, engine.framework, split_kv=engine.flash_decoding)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(
@@ -93,6 +94,9 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
             drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
         sampler = AcceptanceSampler(draft_survival(speculation), seed, speculation.acceptance.spread or 0.0)
+    if drafted:
+        graphs = framework.for_engine(engine.max_num_seqs, drafted + 1, engine.cuda_graph_sizes)
+        target = replace(target, framework=graphs)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,

@@ -36,5 +36,11 @@ class EngineConfig(Section):
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     cuda_graphs: bool = True
+    cuda_graph_sizes: tuple[PositiveInt, ...] | None = None
+    """Sizes of captured graphs, counted as the framework counts them (vLLM: tokens; SGLang and TensorRT-LLM:
+    sequences); default: the framework's own."""
+    flash_decoding: bool = True
+    """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
+    are no more of them than sequences times KV heads."""
     routing: Literal["round-robin", "least-outstanding"] = "round-robin"
     """How requests are spread over ``hardware.replicas``."""

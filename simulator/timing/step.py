@@ -60,6 +60,8 @@ class StepTimer:
     """Whether a step of so many tokens runs outside captured graphs."""
     _experts: ExpertTable | None = field(init=False, default=None)
     """Experts and their exchange by the tokens of all attention groups, where there are several."""
+    _decode_graphs: bool = field(init=False)
+    """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
     _floor_s: float = field(init=False)
     """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat."""
 
@@ -84,6 +86,7 @@ class StepTimer:
         framework = self.deployment.framework
         self._floor_s = framework.eager_launch_s * framework.kernels_per_layer * self.deployment.architecture.num_layers
         self._eager = ((tokens > framework.max_captured_tokens) | (not self.deployment.cuda_graphs)).tolist()
+        self._decode_graphs = framework.captured_steps == "decode"
         self._layers = self._layer_costs(distinct).rows(inverse)
         self._head = self._head_costs(tokens)
         if self.deployment.attention_data_parallel > 1:
@@ -116,7 +119,7 @@ class StepTimer:
                     total += count * fresh[prompt]
                 else:
                     total += count * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
-        if fullest or not self._eager[tokens]:
+        if fullest or not (self._eager[tokens] or (prefilling and self._decode_graphs)):
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
 
@@ -127,7 +130,7 @@ class StepTimer:
         tokens = seen.prefill_tokens + seen.decode_seqs * seen.query_len
         total = self.seconds(seen, rows, True)
         total += experts.seconds(work.prefill_tokens + work.decode_seqs * work.query_len, tokens)
-        if not self._eager[tokens]:
+        if not (self._eager[tokens] or (seen.prefill_seqs and self._decode_graphs)):
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
 
@@ -178,7 +181,7 @@ class StepTimer:
                 ),
                 count,
             )
-        uncaptured = np.asarray(self._eager)[tokens]
+        uncaptured = np.asarray(self._eager)[tokens] | ((work.prefill_seqs > 0) & self._decode_graphs)
         total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
         return total
 
