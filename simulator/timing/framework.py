@@ -36,8 +36,8 @@ class Framework(BaseModel):
     per_sequence_s: float = Field(ge=0)
     kernels_per_layer: int = Field(ge=0)
     eager_launch_s: float = Field(ge=0)
-    captured_sizes: tuple[tuple[int, int, int], ...] = Field(min_length=1)
-    """Sizes of captured graphs by default: (first, last, step) ranges, rising."""
+    captured_sizes: tuple[tuple[int, int, int], ...]
+    """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"
     """What the sizes count."""
     captured_steps: Literal["all", "decode"] = "all"
@@ -68,14 +68,14 @@ class Framework(BaseModel):
             limit = self.captured_per_seq * max_num_seqs * query_len if sizes is None else 0.0
             found = [-(-size // query_len) * query_len for size in wanted]
         kept = tuple(dict.fromkeys(size for size in found if not limit or size <= limit)) if found else ()
-        if self.captured_unit == "sequences" and sizes is None and (not kept or kept[-1] < min(limit, found[-1])):
-            kept = (*kept, int(min(limit, found[-1])))
+        if self.captured_unit == "sequences" and sizes is None and found and kept[-1:] < (min(limit, found[-1]),):
+            kept = (*kept, int(min(limit, found[-1])))  # the largest batch is captured too
         return self.model_copy(update={"captured": kept or (0,)})
 
     @property
     def max_captured_tokens(self) -> int:
         """Largest captured graph; steps of more tokens launch kernel by kernel."""
-        return self._sizes()[-1]
+        return max(self._sizes(), default=0)
 
     def padded_tokens(self, tokens: NDArray[np.int64], cuda_graphs: bool) -> NDArray[np.int64]:
         """Tokens that the linear layers really compute: padded to the next captured size where a graph is replayed."""
