@@ -211,6 +211,23 @@ class KernelLibrary:
 
         return seconds
 
+    def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
+        """``attention_mixed(...).seconds`` of one shape where a single kernel serves prompt chunks and single queries,
+        as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0; else None.
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        if parameters.mixed != "one-pass":
+            return None
+        limits = self._attention_limit(shape.dtype, parameters.native_math)
+
+        def seconds(*sizes: Num) -> Num:
+            return one_pass_time(SCALAR, limits, parameters, shape, *sizes).seconds
+
+        return seconds
+
     def attention_mixed(
         self,
         shape: AttentionShape,

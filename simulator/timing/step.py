@@ -56,10 +56,15 @@ class StepTimer:
     """Shape, window and number of layers of each kind of attention."""
     _attention_seconds: list[tuple[DecodeTable, Callable[..., Any], list[float], int, int]] = field(init=False)
     """The same as functions: decode, prefill, one fresh prompt by its length; then window and number of layers."""
+    _one_pass: list[tuple[Callable[..., Any], int, int]] = field(init=False)
+    """Attention of prompt chunks and single queries in one kernel, window and number of layers; empty where the
+    chip's kernels take them apart."""
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _experts: ExpertTable | None = field(init=False, default=None)
     """Experts and their exchange by the tokens of all attention groups, where there are several."""
+    _special: bool = field(init=False)
+    """Whether steps need more than tables and attention."""
     _decode_graphs: bool = field(init=False)
     """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
     _floor_s: float = field(init=False)
@@ -76,6 +81,8 @@ class StepTimer:
         self._attention = [(shape, window, count) for (shape, window), count in merged.items()]
         kernels = self.deployment.kernels
         self._attention_seconds = []
+        together = [(kernels.mixed_seconds(shape), window, count) for shape, window, count in self._attention]
+        self._one_pass = [(seconds, window, count) for seconds, window, count in together if seconds is not None]
         for shape, window, count in self._attention:
             prefill = kernels.prefill_seconds(shape)
             fresh = fresh_prompt_seconds(prefill, windows[window], self.max_tokens)
@@ -91,25 +98,56 @@ class StepTimer:
         self._head = self._head_costs(tokens)
         if self.deployment.attention_data_parallel > 1:
             self._experts = ExpertTable(self.deployment, self.max_tokens)
+        self._special = self._experts is not None or bool(self._one_pass) or self._decode_graphs
         self._layer_seconds = self._layers.device_s.tolist()
         self._head_seconds = self._head.device_s.tolist()
 
-    def seconds(self, work: StepWork[Any], logit_rows: int | None = None, fullest: bool = False) -> Any:
+    def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
         """Device seconds of one step (host work excluded).
 
         Args:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
             logit_rows: rows of logits computed; default: every verified token and every completed prompt.
-            fullest: ``work`` is that of the fullest attention group, and experts are left out.
         """
-        if self._experts is not None and not fullest:
-            return self._grouped_seconds(self._experts, work, logit_rows)
+        if self._special:
+            return self._special_seconds(work, logit_rows)
         decoding = work.decode_seqs
         tokens = work.prefill_tokens + decoding * work.query_len
         if logit_rows is None:
             logit_rows = decoding * work.query_len + work.sampled_prefills
         total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
-        prefilling, prompt = work.prefill_seqs, work.prefill_tokens
+        total += self._attention_time(work)
+        if not self._eager[tokens]:
+            return total
+        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+
+    def _special_seconds(self, work: StepWork[Any], logit_rows: int | None) -> Any:
+        """The same where attention groups share experts, one kernel takes mixed batches, or prompts run uncaptured."""
+        seen, experts = work, self._experts
+        if experts is not None:
+            seen = fullest_group(work, experts.groups)
+            logit_rows = None if logit_rows is None else -(-logit_rows // experts.groups)
+        decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
+        tokens = seen.prefill_tokens + decoding * seen.query_len
+        if logit_rows is None:
+            logit_rows = decoding * seen.query_len + seen.sampled_prefills
+        total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
+        if self._one_pass and decoding and prefilling and seen.query_len == 1:
+            for mixed, window, count in self._one_pass:
+                chunks = (prefilling, seen.prefill_tokens, seen.prefill_pairs[window], seen.prefill_kv_tokens[window])
+                total += count * mixed(*chunks, decoding, seen.decode_kv_tokens[window])
+        else:
+            total += self._attention_time(seen)
+        if experts is not None:
+            total += experts.seconds(work.prefill_tokens + work.decode_seqs * work.query_len, tokens)
+        if not (self._eager[tokens] or (prefilling and self._decode_graphs)):
+            return total
+        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+
+    def _attention_time(self, work: StepWork[Any]) -> Any:
+        """Seconds of attention in all layers, prompts and decoding in kernels of their own."""
+        decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
+        total: Any = 0.0
         for decode, prefill, fresh, window, count in self._attention_seconds:
             if decoding:
                 total += count * decode(decoding, work.query_len, work.decode_kv_tokens[window])
@@ -119,20 +157,7 @@ class StepTimer:
                     total += count * fresh[prompt]
                 else:
                     total += count * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
-        if fullest or not (self._eager[tokens] or (prefilling and self._decode_graphs)):
-            return total
-        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
-
-    def _grouped_seconds(self, experts: ExpertTable, work: StepWork[Any], logit_rows: int | None) -> Any:
-        """Seconds of a step that several attention groups share: the fullest group's, and everyone's experts."""
-        seen = fullest_group(work, experts.groups)
-        rows = None if logit_rows is None else -(-logit_rows // experts.groups)
-        tokens = seen.prefill_tokens + seen.decode_seqs * seen.query_len
-        total = self.seconds(seen, rows, True)
-        total += experts.seconds(work.prefill_tokens + work.decode_seqs * work.query_len, tokens)
-        if not (self._eager[tokens] or (seen.prefill_seqs and self._decode_graphs)):
-            return total
-        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+        return total
 
     def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
         """Costs of many steps on one chip (of the fullest attention group; work as on the mean one); ``host_s`` holds
@@ -164,17 +189,32 @@ class StepTimer:
         if experts is not None and everyone is not None:
             total.add(experts.rows(everyone, tokens))
         kernels = self.deployment.kernels
+        mixed = (work.decode_seqs > 0) & (work.prefill_seqs > 0) & (work.query_len == 1) & bool(self._one_pass)
+        decoding, prefilling = np.where(mixed, 0, work.decode_seqs), np.where(mixed, 0, work.prefill_seqs)
         for shape, window, count in self._attention:
+            if mixed.any():
+                total.add_kernel(
+                    kernels.attention_mixed(
+                        shape,
+                        seqs=np.where(mixed, work.prefill_seqs, 0),
+                        q_tokens=work.prefill_tokens,
+                        pairs=work.prefill_pairs[window],
+                        kv_tokens=work.prefill_kv_tokens[window],
+                        decode_seqs=work.decode_seqs,
+                        decode_kv_tokens=work.decode_kv_tokens[window],
+                    ),
+                    count,
+                )
             total.add_kernel(
                 kernels.attention_decode(
-                    shape, seqs=work.decode_seqs, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
+                    shape, seqs=decoding, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
                 ),
                 count,
             )
             total.add_kernel(
                 kernels.attention_prefill(
                     shape,
-                    seqs=work.prefill_seqs,
+                    seqs=prefilling,
                     q_tokens=work.prefill_tokens,
                     pairs=work.prefill_pairs[window],
                     kv_tokens=work.prefill_kv_tokens[window],
