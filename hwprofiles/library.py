@@ -381,10 +381,14 @@ class KernelLibrary:
         for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
             found = _first(self.chip, libraries, family, names)
             if found is not None:
+                found = self._widening(found, self.chip, libraries, dtype) if names is near else found
                 return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
         if self.chip.like is not None:
             model = load_chip(self.chip.like)
-            found = _first(model, libraries, family, exact) or _first(model, libraries, family, near)
+            found = _first(model, libraries, family, exact)
+            other = _first(model, libraries, family, near)
+            if found is None and other is not None:
+                found = self._widening(other, model, libraries, dtype)
             if found is not None:
                 found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz, "fit": None})
                 found = found.carried(model.compute.asynchronous, self.chip.compute.asynchronous)
@@ -392,6 +396,16 @@ class KernelLibrary:
         defaults = load_defaults(self.chip.kind)[family]
         name = next(name for name in (*exact, *near, *defaults) if name in defaults)
         return defaults[name].at_clock(self.chip.compute.clock_hz), "datasheet"
+
+    def _widening(
+        self, found: FamilyParameters, chip: Chip, libraries: tuple[str, ...], dtype: str
+    ) -> FamilyParameters:
+        """A 16-bit product's set that stands in for weights stored narrower and multiplied in 16 bits."""
+        if not isinstance(found, GemmParameters) or dtype == "any" or dtype_bytes(dtype) >= 2:
+            return found
+        plain = _first(chip, libraries, "gemm", ("bf16", "fp16"))
+        narrow = self.chip.math_dtype(dtype) in ("bf16", "fp16")
+        return found.dequantising() if found is plain and narrow else found
 
     def limits(self, dtype: str) -> Limits:
         """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.
