@@ -22,6 +22,16 @@ class EngineLimits:
     """Tokens of a decoding sequence in one step: 1, or K+1 in a verify step."""
     lookahead_tokens: int = 0
     """KV slots beyond the step's own tokens, for the drafts of the next step."""
+    intake_s: float = 0.0
+    """Seconds from sending a request until the scheduler can see it: network, HTTP server, hand-over to the engine."""
+    intake_per_token_s: float = 0.0
+    """The part of it that grows with the prompt: tokenisation."""
+    schedules_ahead: bool = False
+    """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
+
+    def intake(self, input_tokens: int) -> float:
+        """Seconds before a request of so many prompt tokens is seen."""
+        return self.intake_s + self.intake_per_token_s * input_tokens
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that hold ``tokens`` tokens."""
