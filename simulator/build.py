@@ -108,6 +108,10 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
         query_len=drafted + 1,
         lookahead_tokens=lookahead,
+        intake_s=framework.intake_s,
+        intake_work_s=framework.intake_work_s,
+        intake_per_token_s=framework.intake_per_token_s,
+        schedules_ahead=framework.schedules_ahead,
     )
     cluster = Cluster(
         replicas=hardware.replicas,

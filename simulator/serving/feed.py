@@ -43,17 +43,27 @@ class Feed(Protocol):
 
 
 class DueRequests:
-    """Requests under way to an engine, in the order in which it sees them."""
+    """Requests under way to an engine: its front end works on one after another, in the order of sending.
 
-    def __init__(self) -> None:
+    Args:
+        limits: how long that takes.
+        log: where the prompts' lengths stand.
+    """
+
+    def __init__(self, limits: EngineLimits, log: RunLog) -> None:
+        self._limits = limits
+        self._input_tokens = log.input_tokens
+        self._latency_s = on_grid(limits.intake_s)
+        self._free_s = 0.0
+        """When the front end has done what it has."""
         self._requests: deque[int] = deque()
         self._times_s: deque[float] = deque()
 
-    def add(self, request: int, seen_s: float) -> None:
-        """A request that is seen at ``seen_s``, or with the one before it if that is later."""
-        last = self._times_s[-1] if self._times_s else seen_s
+    def add(self, request: int, now: float) -> None:
+        """A request is sent at ``now``."""
+        self._free_s = max(self._free_s, now) + on_grid(self._limits.intake_work(self._input_tokens[request]))
         self._requests.append(request)
-        self._times_s.append(max(last, seen_s))
+        self._times_s.append(self._free_s + self._latency_s)
 
     def take(self, now: float) -> Sequence[int]:
         """Requests seen by ``now``; they are no longer under way."""
@@ -87,9 +97,11 @@ class OpenFeed:
     def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
         self._requests = requests
         self._times_s = np.frombuffer(log.arrival_s)[np.asarray(requests, dtype=np.int64)]
-        if limits.intake_s or limits.intake_per_token_s:
-            intake = on_grid(np.array([limits.intake(log.input_tokens[request]) for request in requests]))
-            self._times_s = np.maximum.accumulate(self._times_s + intake)
+        if not limits.instant_intake:
+            work = on_grid(np.array([limits.intake_work(log.input_tokens[request]) for request in requests]))
+            done = np.cumsum(work)
+            begins = np.maximum.accumulate(self._times_s - (done - work))
+            self._times_s = begins + done + on_grid(limits.intake_s)
         self._arrival_s = [*self._times_s.tolist(), inf]
         self._next = 0
 
@@ -126,10 +138,8 @@ class ClosedFeed:
     def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog, limits: EngineLimits) -> None:
         self._requests = requests
         self._arrival_s = log.arrival_s
-        self._input_tokens = log.input_tokens
-        self._limits = limits
         self._sent = 0
-        self._due = DueRequests()
+        self._due = DueRequests(limits, log)
         for _ in range(min(max_concurrency, len(requests))):
             self._send(0.0)
 
@@ -157,7 +167,7 @@ class ClosedFeed:
     def _send(self, now: float) -> None:
         request = self._requests[self._sent]
         self._arrival_s[request] = now
-        self._due.add(request, now + on_grid(self._limits.intake(self._input_tokens[request])))
+        self._due.add(request, now)
         self._sent += 1
 
 
@@ -170,10 +180,8 @@ class RoutedFeed:
         self, env: simpy.Environment, log: RunLog, limits: EngineLimits, on_finished: Callable[[], None]
     ) -> None:
         self._env = env
-        self._input_tokens = log.input_tokens
-        self._limits = limits
         self._on_finished = on_finished
-        self._due = DueRequests()
+        self._due = DueRequests(limits, log)
         self._wake: simpy.Event | None = None
         """What the idle replica waits for."""
         self._closed = False
@@ -184,7 +192,7 @@ class RoutedFeed:
 
     def put(self, request: int) -> None:
         """Hand over a request now."""
-        self._due.add(request, self._env.now + on_grid(self._limits.intake(self._input_tokens[request])))
+        self._due.add(request, self._env.now)
         self.outstanding += 1
         if self._wake is not None:
             if not self._wake.triggered:

@@ -37,6 +37,13 @@ class Framework(BaseModel):
     max_captured_tokens: int = Field(ge=0)
     captured_multiple: int = Field(ge=1)
     reserved_bytes: float = Field(ge=0)
+    rank_s: float = Field(default=0.0, ge=0)
+    overlapped_s: float = Field(default=0.0, ge=0)
+    overlapped_per_sequence_s: float = Field(default=0.0, ge=0)
+    intake_s: float = Field(default=0.0, ge=0)
+    intake_work_s: float = Field(default=0.0, ge=0)
+    intake_per_token_s: float = Field(default=0.0, ge=0)
+    schedules_ahead: bool = False
     source: FrameworkSource
 
     def padded_tokens(self, tokens: NDArray[np.int64], cuda_graphs: bool) -> NDArray[np.int64]:
