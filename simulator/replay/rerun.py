@@ -98,9 +98,10 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
     result = simulate(scenario, seed, stream=_stream(run, scenario, seed))
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
-    if "output_throughput" in run.derived and run.max_concurrency and isinstance(run.output_tokens, int):
+    if "output_throughput" in run.derived and run.max_concurrency and run.output_tokens is not None:
+        tokens = np.mean(run.output_tokens)
         predicted["output_throughput"] = closed_loop_throughput(
-            run.max_concurrency, run.output_tokens, predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
+            run.max_concurrency, float(tokens), predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
         )
     return {"predicted": predicted, "basis": result.basis, "notes": list(result.notes)}
 

@@ -8,13 +8,19 @@ from traces.servings.cells import Cells, latencies_ms
 from traces.servings.run import MeasuredRun
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})
+SPREAD = 0.1
+"""Share by which output lengths are taken to spread around their nominal value: equal ones would keep all requests of
+a closed loop in step for ever, which no server shows. How the lengths were drawn is not stated."""
+EMPTY_SLOTS = {"trtllm": 1}
+"""Requests that wait although the engine was set up for as many sequences as the client sends. In the TensorRT-LLM
+rows mean TTFT exceeds a prefill by (latency / concurrency) at every TP and length: by Little's law one request waits."""
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 
 
 def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     """Runs of the table: closed loops of ``batch_size`` requests of fixed lengths.
 
-    The output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
+    The engine is set up for ``batch_size`` sequences. The output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
 
     Raises:
         TraceError: a cell that is no number.
@@ -26,6 +32,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             measured["output_throughput"] = closed_loop_throughput(
                 concurrency, output, measured["mean_ttft_ms"], measured["mean_tpot_ms"]
             )
+        empty = EMPTY_SLOTS.get(cells.text("backend") or "", 0)
         yield MeasuredRun(
             name=cells.text("id") or "",
             place=cells.place,
@@ -41,7 +48,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             process="closed-loop",
             max_concurrency=concurrency,
             input_tokens=cells.count("isl"),
-            output_tokens=output,
+            output_tokens=None if output is None else _spread(output),
+            max_num_seqs=None if concurrency is None else max(1, concurrency - empty),
             prefix_caching=False,
             measured=measured,
             derived=("output_throughput",) if "output_throughput" in measured else (),
@@ -49,7 +57,11 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         )
 
 
-def closed_loop_throughput(concurrency: int, output_tokens: int, ttft_ms: float, tpot_ms: float) -> float:
+def _spread(tokens: int) -> tuple[int, int]:
+    return (max(1, round(tokens * (1 - SPREAD))), max(1, round(tokens * (1 + SPREAD))))
+
+
+def closed_loop_throughput(concurrency: int, output_tokens: float, ttft_ms: float, tpot_ms: float) -> float:
     """Output tokens per second of a closed loop that is never short of requests.
 
     Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second.
