@@ -40,7 +40,9 @@ def requests_html(document: dict[str, Any]) -> str:
         card("Errors by metric and configuration (%)", scores_table(document["scores"])),
         card("Runs furthest off", runs_table(document["worst"], worst=True)),
         card("Every run: measured, and error of the prediction (%)", runs_table(document["runs"])),
-        card("Not simulated", _table(("reason", "runs"), [[r, f"{n:,}"] for r, n in document["skipped"].items()])),
+        card(
+            "Not simulated", simple_table(("reason", "runs"), [[r, f"{n:,}"] for r, n in document["skipped"].items()])
+        ),
         f"<footer>Forerun {escape(str(document['version']))} · served runs beside simulated ones · "
         f"seed {document['seed']}</footer>",
     ]
@@ -66,7 +68,7 @@ def _header(document: dict[str, Any]) -> str:
 
 def scores_table(scores: Sequence[dict[str, Any]]) -> str:
     """Every score as a table."""
-    return _table(_SCORES, [[_cell(score[key]) for key in _SCORES] for score in scores])
+    return simple_table(_SCORES, [[_cell(score[key]) for key in _SCORES] for score in scores])
 
 
 def runs_table(runs: Sequence[dict[str, Any]], worst: bool = False) -> str:
@@ -84,7 +86,7 @@ def runs_table(runs: Sequence[dict[str, Any]], worst: bool = False) -> str:
             error = run["error"].get(metric)
             cells += [_cell(run["measured"].get(metric)), ABSENT if error is None else f"{error:+.1f}"]
         rows.append(cells)
-    return _table(tuple(columns), rows)
+    return simple_table(tuple(columns), rows)
 
 
 def _cell(value: Any) -> str:
@@ -95,7 +97,8 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else number(value, 4)
 
 
-def _table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> str:
+def simple_table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> str:
+    """A plain HTML table; empty without rows."""
     if not rows:
         return ""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)

@@ -18,6 +18,7 @@ METRIC_WORDS = {
     "mean_e2el_ms": ("Mean E2E latency", "ms"),
     "output_throughput": ("Output throughput", "tokens/s"),
     "request_throughput": ("Request throughput", "requests/s"),
+    "step_ms": ("Engine step", "ms"),
 }
 """Metrics that have a figure, with title and unit."""
 MOST_GROUPS = 6
@@ -90,7 +91,13 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
         )
     figure.update_xaxes(type="log", title=f"measured ({unit})")
     figure.update_yaxes(type="log", title=f"predicted ({unit})")
-    return captioned(figure, title, f"{len(data.measured):,} runs, MAPE {data.mape:.1f} %", data.basis, 520)
+    return captioned(
+        figure,
+        title,
+        f"{len(data.measured):,} {'steps' if data.metric == 'step_ms' else 'runs'}, MAPE {data.mape:.1f} %",
+        data.basis,
+        520,
+    )
 
 
 def _group(run: Mapping[str, Any]) -> str:

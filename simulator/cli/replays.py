@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import replay_requests
+from simulator.cli import replay_requests, replay_steps
 from simulator.cli.output import JsonOption, checked_outputs, emit
 
 EXIT_GATE_FAILED = 1
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
         epilog="Example: forerun replay kernels gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
     )(kernels)
     replay_requests.register(replay)
+    replay_steps.register(replay)
 
 
 FilesArgument = Annotated[

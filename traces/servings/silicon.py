@@ -13,14 +13,15 @@ SPREAD = 0.1
 a closed loop in step for ever, which no server shows. How the lengths were drawn is not stated."""
 EMPTY_SLOTS = {"trtllm": 1}
 """Requests that wait although the engine was set up for as many sequences as the client sends. In the TensorRT-LLM
-rows mean TTFT exceeds a prefill by (latency / concurrency) at every TP and length: by Little's law one request waits."""
+rows mean TTFT exceeds a prefill by latency / concurrency at every TP and length: by Little's law one request waits."""
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 
 
 def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     """Runs of the table: closed loops of ``batch_size`` requests of fixed lengths.
 
-    The engine is set up for ``batch_size`` sequences. The output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
+    The engine is set up for ``batch_size`` sequences. The output throughput is not in the table; it
+    follows from the two means (see ``closed_loop_throughput``).
 
     Raises:
         TraceError: a cell that is no number.
