@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hwprofiles.catalogue import chip_names
+from hwprofiles import chip_names, load_chip
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
 from simulator.replay.serving_names import chip_name, dtype_name, framework_name, model_name
@@ -36,7 +36,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     """The scenario that repeats a measured run.
 
     Args:
-        run: what was measured; everything it states overrides ``base``.
+        run: what was measured; everything it states overrides ``base``. A profile file of the very chip that the run
+            names stays.
         base: the rest.
 
     Raises:
@@ -65,7 +66,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         data["weights_dtype"] = found["weights"]
     if "kv" in found:
         data["kv_cache_dtype"] = found["kv"]
-    if "chip" in found:
+    if "chip" in found and load_chip(base.hardware.chip).name != found["chip"]:
         hardware["chip"] = found["chip"]
     if "framework" in found:
         engine["framework"] = found["framework"]

@@ -124,7 +124,7 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
     known = {str(e["name"]) for e in marked if _composition(str(e["name"])) is not None}
     if not on_device and len(known) == 1 and kernels:
         name = next(iter(known))
-        seconds = max(_end_us(e) for e in kernels) - min(float(e["ts"]) for e in kernels)
+        seconds = _busy_us(kernels)
         yield {
             **(_composition(name) or {}),
             "measured_s": seconds / US_PER_S,
@@ -142,8 +142,13 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
         yield {**composition, "measured_s": seconds, "scope": "device", "place": f"{file}: {name}"}
 
 
-def _end_us(event: Mapping[str, Any]) -> float:
-    return float(event["ts"]) + float(event.get("dur", 0))
+def _busy_us(kernels: list[Mapping[str, Any]]) -> float:
+    """Microseconds in which at least one kernel runs."""
+    busy = end = 0.0
+    for start, stop in sorted((float(e["ts"]), float(e["ts"]) + float(e.get("dur", 0))) for e in kernels):
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return busy
 
 
 def _composition(name: str) -> dict[str, int] | None:
