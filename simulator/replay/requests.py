@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,12 +126,12 @@ def replay_requests(
     if limit is not None and len(chosen) > limit:
         skipped[NOT_CHOSEN] += len(chosen) - limit
         chosen = [chosen[int(i)] for i in np.linspace(0, len(chosen) - 1, limit).round()]
-    pending = []
+    pending: list[Callable[[], RunOutcome]] = []
     for run in chosen:
         if run.unusable is None and run.measured and start is not None:
             pending.append(start(outcome_of, run, base, seed))
         else:
-            pending.append(lambda run=run: outcome_of(run, base, seed))
+            pending.append(partial(outcome_of, run, base, seed))
     outcomes = []
     for done, result in enumerate(pending, 1):
         outcomes.append(result())

@@ -43,6 +43,7 @@ class ModelTimer:
 
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
+    _per_prompt_s: float = field(init=False)
     _beside_s: float = field(init=False)
     _beside_per_sequence_s: float = field(init=False)
     """Host work that runs beside the device: the step lasts at least as long."""
@@ -51,6 +52,7 @@ class ModelTimer:
         host = self.target.deployment.framework
         ranks = self.target.deployment.tensor_parallel - 1
         self._step_s, self._per_sequence_s = host.step_s + ranks * host.rank_s, host.per_sequence_s
+        self._per_prompt_s = host.per_prompt_s
         self._beside_s, self._beside_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s
         self.windows = self.target.windows
         if self.drafter is not None:
@@ -61,7 +63,8 @@ class ModelTimer:
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of one step, host included."""
         sequences = work.decode_seqs + work.prefill_seqs
-        total = self.target.seconds(work) + self._step_s + self._per_sequence_s * sequences
+        exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        total = self.target.seconds(work) + exposed
         if self.drafter is not None:
             total += self.drafter.seconds(self._seen_by_draft(work))
         beside = self._beside_s + self._beside_per_sequence_s * sequences
@@ -71,7 +74,7 @@ class ModelTimer:
         """Costs of many steps, host included."""
         total = self.target.costs(work)
         sequences = work.decode_seqs + work.prefill_seqs
-        total.host_s += self._step_s + self._per_sequence_s * sequences
+        total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self.drafter is not None:
             total.add(self.drafter.costs(self._seen_by_draft(work)))
         beside = self._beside_s + self._beside_per_sequence_s * sequences

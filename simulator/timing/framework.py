@@ -37,6 +37,7 @@ class Framework(BaseModel):
     max_captured_tokens: int = Field(ge=0)
     captured_multiple: int = Field(ge=1)
     reserved_bytes: float = Field(ge=0)
+    per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
     overlapped_s: float = Field(default=0.0, ge=0)
     overlapped_per_sequence_s: float = Field(default=0.0, ge=0)

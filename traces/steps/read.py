@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
         yield {**composition, "measured_s": seconds, "scope": "device", "place": f"{file}: {name}"}
 
 
-def _busy_us(kernels: list[Mapping[str, Any]]) -> float:
+def _busy_us(kernels: Sequence[Mapping[str, Any]]) -> float:
     """Microseconds in which at least one kernel runs."""
     busy = end = 0.0
     for start, stop in sorted((float(e["ts"]), float(e["ts"]) + float(e.get("dur", 0))) for e in kernels):

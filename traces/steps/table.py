@@ -86,7 +86,7 @@ def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[
         TraceError: a step without work, or with fewer keys than tokens.
     """
     complete = [_complete(row) for row in rows]
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.array([row[name] for row in complete], dtype=np.float64 if name == "measured_s" else np.int64)
         for name in _ARRAYS
         if name != "device"
