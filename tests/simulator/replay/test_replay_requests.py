@@ -219,15 +219,10 @@ def test_little_bounds_every_closed_loop(concurrency):
 
 
 def test_itl_is_acceptance_length_times_tpot():
-    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "draft": {"model": "eagle3-llama-3.1-8b"}}
-    speculation["acceptance"] = {"acceptance_length": 2.4}
-    try:
-        base = BASE.with_values({"speculation": speculation, "workload.output_tokens": 400})
-        predicted = rerun(MeasuredRun("s", "here", speculation="eagle3", measured={"mean_itl_ms": 1.0}), base)[
-            "predicted"
-        ]
-    except ForerunError as error:
-        pytest.fail(str(error))
+    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"acceptance_length": 2.4}}
+    base = BASE.with_values({"speculation": speculation, "workload.output_tokens": 400})
+    run = MeasuredRun("s", "here", speculation="eagle3", measured={"mean_itl_ms": 1.0})
+    predicted = rerun(run, base)["predicted"]
     assert predicted["mean_itl_ms"] / predicted["mean_tpot_ms"] == pytest.approx(2.4, rel=0.03)
 
 
