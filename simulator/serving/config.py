@@ -36,5 +36,8 @@ class EngineConfig(Section):
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     cuda_graphs: bool = True
+    front_end: Literal["server", "offline"] = "server"
+    """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
+    as throughput benchmarks do."""
     routing: Literal["round-robin", "least-outstanding"] = "round-robin"
     """How requests are spread over ``hardware.replicas``."""

@@ -11,6 +11,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from hwprofiles import Chip
 from simulator.errors import ForerunError, did_you_mean
 
 
@@ -47,6 +48,18 @@ class Framework(BaseModel):
     schedules_ahead: bool = False
     source: FrameworkSource
 
+    def without_front_end(self) -> Framework:
+        """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""
+        return self.model_copy(
+            update={
+                "intake_s": 0.0,
+                "intake_work_s": 0.0,
+                "intake_per_token_s": 0.0,
+                "per_prompt_s": 0.0,
+                "overlapped_per_sequence_s": 0.0,
+            }
+        )
+
     def padded_tokens(self, tokens: NDArray[np.int64], cuda_graphs: bool) -> NDArray[np.int64]:
         """Tokens that the linear layers really compute: padded to the next captured size where a graph is replayed.
 
@@ -57,6 +70,13 @@ class Framework(BaseModel):
         multiple = self.captured_multiple
         padded = np.where(tokens <= 2, tokens, np.where(tokens <= 4, 4, -(-tokens // multiple) * multiple))
         return np.where(tokens <= self.max_captured_tokens, padded, tokens)
+
+    def on(self, chip: Chip) -> Framework:
+        """The same engine on a chip whose own software adds host time to every step and sequence."""
+        host = chip.host
+        return self.model_copy(
+            update={"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + host.sequence_s}
+        )
 
 
 @cache
