@@ -55,6 +55,8 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
     framework = load_framework(engine.framework).on(chip)
+    if engine.front_end == "offline":
+        framework = framework.without_front_end()
     kernels = KernelLibrary(chip, engine.framework)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:

@@ -14,6 +14,8 @@ SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "out
 _KEYS = {f"{s}_{name}_ms": f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS} | dict(
     zip(THROUGHPUTS, ("request_throughput_rps", "output_tput_tok_s", "total_tput_tok_s"), strict=True)
 )
+OFFLINE_TOOLS = ("trtllm-bench throughput", "profile_throughput.py", "profile_generation.py")
+"""Benchmarks that call the engine without a server."""
 _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
 
 
@@ -64,6 +66,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             speculation=cells.text("spec_method"),
             num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
             acceptance_length=cells.positive("accept_length"),
+            settings={"engine.front_end": "offline"} if cells.text("tool") in OFFLINE_TOOLS else {},
             measured=measured,
             unusable=_unusable(cells),
         )
