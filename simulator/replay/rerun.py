@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hwprofiles import chip_names, load_chip
+from simulator.build import build_cluster
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
 from simulator.replay.serving_names import chip_name, dtype_name, framework_name, model_name
@@ -96,7 +97,10 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
         ForerunError, hwprofiles.ProfileError, traces.TraceError: it cannot be simulated; the text says why.
     """
     scenario = run_scenario(run, base)
-    result = simulate(scenario, seed, stream=_stream(run, scenario, seed))
+    stream = _stream(run, scenario, seed)
+    if scenario.engine.framework == "trtllm":
+        scenario = _never_evicting(scenario, stream)
+    result = simulate(scenario, seed, stream=stream)
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
     if "output_throughput" in run.derived and run.max_concurrency and run.output_tokens is not None:
@@ -177,6 +181,18 @@ def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
     if run.pool is not None and scenario.engine.enable_prefix_caching:
         stream = replace(stream, prefix_hashes=pool_hashes(run.pool, stream.input_tokens, scenario.engine.block_size))
     return stream
+
+
+def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
+    """The scenario with no more sequences at once than the KV cache holds to their last token.
+
+    Source: TensorRT-LLM's default capacity scheduler, ``GUARANTEED_NO_EVICT``.
+    """
+    longest = int((stream.input_tokens + stream.output_tokens).max())
+    engine = scenario.engine
+    blocks = build_cluster(scenario, seed=0).memory.num_blocks
+    places = max(1, blocks // -(-longest // engine.block_size))
+    return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
 
 
 def pool_hashes(pool: PromptPool, input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:

@@ -55,7 +55,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             data_parallel_attention=_data_parallel(cells),
             replicas=replicas if tensor and replicas and replicas > 1 else None,
             weights_dtype=cells.text("weight_precision"),
-            kv_cache_dtype="fp8" if "FP8 KV cache" in (cells.text("notes") or "") and _is_fp8(cells) else None,
+            kv_cache_dtype=_kv_dtype(cells),
             process=process,
             request_rate=rate,
             max_concurrency=cells.count("max_concurrency") if process == "closed-loop" else None,
@@ -98,8 +98,11 @@ def _tokens(cells: Cells, name: str, share: float | None) -> TokenCounts | None:
     return (max(1, int(value * share)), value)
 
 
-def _is_fp8(cells: Cells) -> bool:
-    return (cells.text("weight_precision") or "").lower() == "fp8"
+def _kv_dtype(cells: Cells) -> str | None:
+    """FP8 where the source says so, and for NVIDIA's FP8 and FP4 checkpoints, which quantise the KV cache too."""
+    precision = (cells.text("weight_precision") or "").lower()
+    told = "FP8 KV cache" in (cells.text("notes") or "") and precision == "fp8"
+    return "fp8" if told or (cells.text("tool") == "trtllm-bench throughput" and precision in ("fp8", "fp4")) else None
 
 
 def _data_parallel(cells: Cells) -> int | None:
