@@ -57,7 +57,10 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
     framework = load_framework(engine.framework).on(chip)
+    if engine.front_end == "offline":
+        framework = framework.without_front_end()
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
+    framework = framework.scheduled(engine.async_scheduling)
     kernels = KernelLibrary(chip, engine.framework, split_kv=engine.flash_decoding)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
@@ -125,6 +128,10 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
         query_len=drafted + 1,
         lookahead_tokens=lookahead,
+        intake_s=framework.intake_s,
+        intake_work_s=framework.intake_work_s,
+        intake_per_token_s=framework.intake_per_token_s,
+        schedules_ahead=framework.schedules_ahead,
     )
     cluster = Cluster(
         replicas=hardware.replicas,

@@ -28,7 +28,7 @@ from simulator.timing import (
     Costs,
     EngineTimer,
 )
-from simulator.workload import generate_requests
+from simulator.workload import RequestStream, generate_requests
 
 PRICED_TOGETHER = 1 << 17
 """Steps whose bounds are computed at once: keeps memory flat on long runs."""
@@ -58,6 +58,7 @@ def simulate(
     progress: Callable[[int, int], None] | None = None,
     full_step_rows: int | None = None,
     make_drafter: DrafterFactory | None = None,
+    stream: RequestStream | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -68,6 +69,7 @@ def simulate(
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
+        stream: requests to serve in place of those that the scenario's workload describes.
 
     Raises:
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
@@ -77,7 +79,8 @@ def simulate(
     """
     cpu, wall = time.process_time(), time.perf_counter()
     build = build_cluster(scenario, seed, make_drafter)
-    stream = generate_requests(scenario.workload, seed)
+    if stream is None:
+        stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     log = build.cluster.run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)

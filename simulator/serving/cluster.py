@@ -74,9 +74,9 @@ class Cluster:
         if self.replicas == 1 or (self.routing == "round-robin" and not closed_loop):
             for index in range(self.replicas):
                 own = served[index :: self.replicas]
-                feed: Feed = OpenFeed(own, log)
+                feed: Feed = OpenFeed(own, log, self.limits)
                 if stream.max_concurrency is not None:
-                    feed = ClosedFeed(own, stream.max_concurrency, log)
+                    feed = ClosedFeed(own, stream.max_concurrency, log, self.limits)
                 env.process(self.replica(env, index, feed, log))
         else:
             _Router(self, env, served, log)
@@ -119,7 +119,7 @@ class _Router:
         self._next = 0
         self._due = 0
         """Requests to send in this instant."""
-        self._feeds = [RoutedFeed(env, log, self._on_finished) for _ in range(cluster.replicas)]
+        self._feeds = [RoutedFeed(env, log, cluster.limits, self._on_finished) for _ in range(cluster.replicas)]
         for index, feed in enumerate(self._feeds):
             feed.replica = env.process(cluster.replica(env, index, feed, log))
         if log.stream.max_concurrency is None:

@@ -47,7 +47,51 @@ class Framework(BaseModel):
     captured: tuple[int, ...] = ()
     """Sizes in tokens under an engine's limits (``for_engine``); empty = the defaults."""
     reserved_bytes: float = Field(ge=0)
+    per_prompt_s: float = Field(default=0.0, ge=0)
+    rank_s: float = Field(default=0.0, ge=0)
+    overlapped_s: float = Field(default=0.0, ge=0)
+    overlapped_per_sequence_s: float = Field(default=0.0, ge=0)
+    intake_s: float = Field(default=0.0, ge=0)
+    intake_work_s: float = Field(default=0.0, ge=0)
+    intake_per_token_s: float = Field(default=0.0, ge=0)
+    schedules_ahead: bool = False
+    scheduling_s: float = Field(default=0.0, ge=0)
+    """Part of the host work of a step that asynchronous scheduling runs beside the device."""
+    scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
     source: FrameworkSource
+
+    def without_front_end(self) -> Framework:
+        """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""
+        return self.model_copy(
+            update={
+                "intake_s": 0.0,
+                "intake_work_s": 0.0,
+                "intake_per_token_s": 0.0,
+                "per_prompt_s": 0.0,
+                "overlapped_per_sequence_s": 0.0,
+            }
+        )
+
+    def scheduled(self, asynchronous: bool | None) -> Framework:
+        """The same engine with a step's scheduling beside the device, or after the step before; None: as it comes.
+
+        Beside the device a step lasts at least as long as its scheduling, and an arrival waits one step longer;
+        otherwise every step waits for it.
+        """
+        if asynchronous is None or asynchronous == self.schedules_ahead:
+            return self
+        sign = -1.0 if asynchronous else 1.0
+        return self.model_copy(
+            update={
+                "schedules_ahead": asynchronous,
+                "step_s": max(0.0, self.step_s + sign * self.scheduling_s),
+                "per_sequence_s": max(0.0, self.per_sequence_s + sign * self.scheduling_per_sequence_s),
+                "overlapped_s": max(0.0, self.overlapped_s - sign * self.scheduling_s),
+                "overlapped_per_sequence_s": max(
+                    0.0, self.overlapped_per_sequence_s - sign * self.scheduling_per_sequence_s
+                ),
+            }
+        )
 
     def for_engine(self, max_num_seqs: int, query_len: int = 1, sizes: Sequence[int] | None = None) -> Framework:
         """The framework with the graphs that it captures under an engine's limits.

@@ -99,33 +99,40 @@ class PipelineTimer(ModelTimer):
         """Pipeline stages."""
         return 1 + len(self.later)
 
-    def stage_seconds(self, work: StepWork[Any]) -> list[float]:
-        """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded."""
+    def stage_seconds(self, work: StepWork[Any]) -> list[Any]:
+        """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded.
+
+        The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
+        """
         send = self._send_list[self._sent_tokens(work)]
         seconds = [self.target.seconds(work) + send, *(stage.seconds(work) + send for stage in self.later)]
         seconds[-1] -= send
         if self.drafter is not None:
             seconds[-1] += self.drafter.seconds(self._seen_by_draft(work))
+        beside = self._beside_s + self._beside_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        last = seconds[-1]
+        seconds[-1] = np.maximum(last, beside) if isinstance(last, np.ndarray) else max(last, beside)
         return seconds
 
     def host_seconds(self, work: StepWork[Any]) -> float:
         """Seconds of the scheduler before a batch enters the first stage."""
-        seconds: float = self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        sequences = work.decode_seqs + work.prefill_seqs
+        seconds: float = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         return seconds
 
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of one batch that has the pipeline to itself, host included."""
-        total = ModelTimer.seconds(self, work) + len(self.later) * self._send_list[self._sent_tokens(work)]
-        for stage in self.later:
-            total = total + stage.seconds(work)
-        return total
+        return self.host_seconds(work) + sum(self.stage_seconds(work))
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
         """Costs of many batches over all stages, host included; work on one chip of each stage."""
-        total = ModelTimer.costs(self, work)
-        total.interconnect_s += len(self.later) * self._send[self._sent_tokens(work)]
+        total = self.target.costs(work)
         for stage in self.later:
             total.add(stage.costs(work))
+        total.interconnect_s += len(self.later) * self._send[self._sent_tokens(work)]
+        total.host_s += self.host_seconds(work)
+        if self.drafter is not None:
+            total.add(self.drafter.costs(self._seen_by_draft(work)))
         return total
 
     def _sent_tokens(self, work: StepWork[Any]) -> Any:
