@@ -123,6 +123,8 @@ def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total
     counted = num_experts / POWER_LAW_POINTS * sum(present)
     rounded = num_experts / POWER_LAW_POINTS * sum(p * xp.maximum(1.0, x) for p, x in zip(present, points, strict=True))
     active = xp.minimum(xp.minimum(total, num_experts), xp.maximum(counted, total - rounded))
+    # The loads are scaled by their own sum, which the largest of few experts dominates.
+    variation = variation / (1.0 + variation * variation / num_experts) ** 0.5
     by_spread = 1.0 + expected_maximum(xp, ranks) * variation / held**0.5
     by_one = (quantile(1.0 - 0.5 / num_experts) / mean + held - 1.0) / held
     factor = xp.where(ranks > 1, xp.maximum(by_spread, by_one), 1.0)
@@ -136,7 +138,7 @@ def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total
 
 def _fullest(xp: Functions, held: Num, mean: Num, active: Num, factor: Num, loads: list[Num]) -> ExpertLoads:
     """The rank that has ``factor`` times the mean: more of its experts have tokens, and then they have more each."""
-    assignments = mean * held * factor
+    assignments = xp.maximum(1.0, mean * held * factor)
     present = xp.maximum(xp.minimum(1.0, held), xp.minimum(held, active * factor))
     present = xp.minimum(present, xp.maximum(1.0, assignments))
     scale = xp.maximum(1.0, assignments / present) * len(loads) / sum(loads)

@@ -107,7 +107,7 @@ SETTINGS = settings(max_examples=80, deadline=None, suppress_health_check=[Healt
 @given(st.data(), streams(), st.integers(1, 3))
 def test_one_stage_is_the_plain_engine(data, stream, query_len):
     sampler = AcceptanceSampler(np.array([0.7, 0.4])[: query_len - 1], seed=3) if query_len > 1 else None
-    limit = data.draw(limits(stream, query_len))
+    limit = dataclasses.replace(data.draw(limits(stream, query_len)), schedules_ahead=False)
     columns = ("step_s", "token_s", "pair_s", "key_s")
     staged = Stages(**{name: getattr(TIMER, name) for name in columns}, shares=(1.0,))
     mine, plain = serve(staged, stream, limit, sampler), serve(TIMER, stream, limit, sampler)
