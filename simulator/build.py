@@ -17,6 +17,7 @@ from simulator.serving import (
 )
 from simulator.serving.config import EngineConfig
 from simulator.speculation import AcceptanceSampler, draft_survival, proposal
+from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
     Drafter,
@@ -43,11 +44,12 @@ class Build:
     basis: str
     chips: int
     notes: tuple[str, ...]
+    groups: DeviceGroups | None = None
+    """Device groups of attention-level speculation, where there are any."""
 
 
 def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
     """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter."""
-    _refuse_unmodelled(scenario)
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
         chip = load_chip(hardware.chip)
@@ -111,13 +113,14 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         num_kv_blocks=engine.num_kv_blocks,
         pipeline_parallel=hardware.pipeline_parallel,
     )
+    groups = device_groups(scenario.attention_speculation, target)
     if hardware.pipeline_parallel > 1:
         with at_field("hardware.pipeline_link"):
             between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
         first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
         timer: ModelTimer = PipelineTimer(first, drafter, tuple(later), between)
     else:
-        timer = ModelTimer(StepTimer(target, largest_step), drafter)
+        timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -145,6 +148,7 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
+    notes += groups.notes if groups is not None else ()
     if hardware.pipeline_parallel > 1:
         notes.append("pipeline: batches in flight are simulated one by one, as many as there are stages")
     elif engine.stepping == "fast" and not cluster.fast:
@@ -152,9 +156,10 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     return Build(
         cluster=cluster,
         memory=memory,
-        basis=_basis(kernels, [target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.chips_per_replica,
+        basis="extrapolated" if groups else _basis(kernels, [target, *models_of(drafter)]),
+        chips=hardware.replicas * hardware.chips_per_replica * hardware.speculative_parallel,
         notes=tuple(notes),
+        groups=groups,
     )
 
 
@@ -193,13 +198,6 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     return max(budget, batch)
 
 
-def _refuse_unmodelled(scenario: Scenario) -> None:
-    hardware = scenario.hardware
-    for name in ("speculative_parallel",):
-        if getattr(hardware, name) != 1:
-            raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
-
-
 def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
     """Refuse ways of spreading a model over chips that it has no use for, or that its scheduler cannot drive.
 
@@ -219,6 +217,11 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
         raise ForerunError(
             f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
             f"(got {scenario.engine.scheduler})"
+        )
+    if hardware.speculative_parallel > 1 and hardware.chips_per_replica > hardware.tensor_parallel:
+        raise ForerunError(
+            "hardware.speculative_parallel: two device groups hold whole layers; leave pipeline_parallel and "
+            "attention_data_parallel at 1"
         )
     if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
         raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")

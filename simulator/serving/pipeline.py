@@ -94,7 +94,7 @@ class PipelinedReplica(ExactReplica):
     """An engine whose scheduler fills a queue of as many batches as there are stages.
 
     The scheduler runs, on the host, whenever the queue has room; an empty or a full queue makes it wait for the oldest
-    batch. (It is ahead of the stages by nature: ``limits.schedules_ahead`` changes nothing here.) A batch enters a stage
+    batch (so it is ahead of the stages, whatever ``limits.schedules_ahead`` says). A batch enters a stage
     when the stage before has handed it over and the batch before has left. Step records cover the time between one
     batch coming out and the next, so that they add up to the time that the replica worked.
 

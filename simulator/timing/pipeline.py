@@ -47,7 +47,7 @@ def stage_timers(deployment: Deployment, count: int, max_tokens: int) -> tuple[S
     for stage in deployment.stages(count):
         key = (stage.architecture.layer_groups, stage.first_stage, stage.last_stage)
         if key not in known:
-            known[key] = StepTimer(stage, max_tokens, windows)
+            known[key] = StepTimer(stage, max_tokens, windows=windows)
         timers.append(known[key])
     return tuple(timers)
 

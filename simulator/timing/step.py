@@ -15,6 +15,7 @@ from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.experts import ExpertTable, expert_kernel, fullest_group
+from simulator.timing.overlap import DecodeOverlap
 from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
 from simulator.timing.work import StepWork
 
@@ -46,6 +47,8 @@ class StepTimer:
     deployment: Deployment
     max_tokens: int
     """Largest number of tokens in a step."""
+    make_overlap: Callable[[StepTimer], DecodeOverlap] | None = None
+    """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = ()
     """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
     _layers: Costs = field(init=False)
@@ -59,6 +62,9 @@ class StepTimer:
     _one_pass: list[tuple[Callable[..., Any], int, int]] = field(init=False)
     """Attention of prompt chunks and single queries in one kernel, window and number of layers; empty where the
     chip's kernels take them apart."""
+    _overlap: DecodeOverlap | None = field(init=False, default=None)
+    _overlapped: list[DecodeTable] = field(init=False, default_factory=list)
+    """With an overlap: what each kind of attention adds to steps that only decode, all its layers."""
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _experts: ExpertTable | None = field(init=False, default=None)
@@ -87,6 +93,10 @@ class StepTimer:
             prefill = kernels.prefill_seconds(shape)
             fresh = fresh_prompt_seconds(prefill, windows[window], self.max_tokens)
             self._attention_seconds.append((DecodeTable(kernels.decode_seconds(shape)), prefill, fresh, window, count))
+        if self.make_overlap is not None:
+            self._overlap = self.make_overlap(self)
+            kinds = [(shape, windows[window]) for shape, window, _ in self._attention]
+            self._overlapped = [DecodeTable(self._overlap.exposed(*kind)) for kind in kinds]
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
         distinct, inverse = np.unique(padded, return_inverse=True)
@@ -148,6 +158,10 @@ class StepTimer:
         """Seconds of attention in all layers, prompts and decoding in kernels of their own."""
         decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
         total: Any = 0.0
+        if self._overlapped and decoding and not prefilling:
+            for table, (_, window, _) in zip(self._overlapped, self._attention, strict=True):
+                total += table(decoding, work.query_len, work.decode_kv_tokens[window])
+            decoding = 0
         for decode, prefill, fresh, window, count in self._attention_seconds:
             if decoding:
                 total += count * decode(decoding, work.query_len, work.decode_kv_tokens[window])
@@ -205,12 +219,14 @@ class StepTimer:
                     ),
                     count,
                 )
-            total.add_kernel(
-                kernels.attention_decode(
-                    shape, seqs=decoding, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
-                ),
-                count,
+            keys = work.decode_kv_tokens[window]
+            decode = Costs.zeros(len(tokens))
+            decode.add_kernel(
+                kernels.attention_decode(shape, seqs=decoding, q_len=work.query_len, kv_tokens=keys), count
             )
+            if self._overlap is not None:
+                _expose(decode, self._overlap, shape, self.windows[window], work, keys)
+            total.add(decode)
             total.add_kernel(
                 kernels.attention_prefill(
                     shape,
@@ -228,27 +244,33 @@ class StepTimer:
     def _layer_costs(self, tokens: IntArray) -> Costs:
         """All layers and the embedding for each token count in ``tokens``; no experts where groups share them."""
         deployment = self.deployment
-        shared = deployment.attention_data_parallel > 1
         hidden = deployment.architecture.hidden_size
         total = Costs.zeros(len(tokens))
         for group in deployment.architecture.layer_groups:
-            one = Costs.zeros(len(tokens))
-            for time in self._layer_kernels(group.layer, tokens):
-                one.add_kernel(time)
-            mlp = group.layer.mlp
-            alone = False
-            if isinstance(mlp, MoeMlp):
-                alone = shared and not mlp.shared_intermediate_size
-                if not shared:
-                    one.add_kernel(expert_kernel(deployment, mlp, tokens))
-            self._add_collective(one, "all_reduce", tokens * hidden * ACTIVATION_BYTES, 1 if alone else 2)
-            total.add(one, group.count)
+            total.add(self.layer_costs(group.layer, tokens), group.count)
         if not deployment.first_stage:
             return total
         rows = tokens * hidden * ACTIVATION_BYTES
         total.add_kernel(deployment.kernels.elementwise(2 * rows, launches=np.minimum(tokens, 1)))
         self._add_collective(total, "all_reduce", rows, 1)
         return total
+
+    def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:
+        """One layer apart from attention itself, for each token count in ``tokens``, collectives included; no experts
+        where attention groups share them."""
+        one = Costs.zeros(len(tokens))
+        for time in self._layer_kernels(layer, tokens):
+            one.add_kernel(time)
+        deployment, mlp = self.deployment, layer.mlp
+        reductions = 2
+        if isinstance(mlp, MoeMlp):
+            if deployment.attention_data_parallel == 1:
+                one.add_kernel(expert_kernel(deployment, mlp, tokens))
+            elif not mlp.shared_intermediate_size:
+                reductions = 1
+        message = tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
+        self._add_collective(one, "all_reduce", message, reductions)
+        return one
 
     def _layer_kernels(self, layer: Layer, tokens: IntArray) -> Iterator[KernelTime]:
         """Kernels of one layer apart from attention itself and routed experts."""
@@ -293,3 +315,24 @@ class StepTimer:
             return
         time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
         total.interconnect_s += count * np.where(message_bytes > 0, time.seconds, 0.0)
+
+
+def _expose(
+    decode: Costs,
+    overlap: DecodeOverlap,
+    shape: AttentionShape,
+    window: int | None,
+    work: StepWork[IntArray],
+    keys: IntArray,
+) -> None:
+    """Turn the costs of decode attention into what remains exposed of it, in the steps that only decode.
+
+    Attention keeps its own proportion of compute, memory and launches; useful work stays what it is.
+    """
+    rows = np.flatnonzero((work.prefill_seqs == 0) & (work.decode_seqs > 0))
+    query_len = np.broadcast_to(work.query_len, work.decode_seqs.shape)
+    attention_s, link_s = overlap.exposed_parts(shape, window, work.decode_seqs[rows], query_len[rows], keys[rows])
+    scale = attention_s / decode.device_s[rows]
+    for part in (decode.compute_s, decode.memory_s, decode.latency_s):
+        part[rows] *= scale
+    decode.interconnect_s[rows] += link_s
