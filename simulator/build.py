@@ -57,6 +57,8 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     framework = load_framework(engine.framework).on(chip)
     if engine.front_end == "offline":
         framework = framework.without_front_end()
+    if engine.sampling == "top-p":
+        framework = framework.sorting(load_architecture(scenario.model).vocab_size)
     kernels = KernelLibrary(chip, engine.framework)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:

@@ -36,6 +36,9 @@ class EngineConfig(Section):
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     cuda_graphs: bool = True
+    sampling: Literal["greedy", "top-p"] = "greedy"
+    """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
+    settings ask for and servers do by default."""
     front_end: Literal["server", "offline"] = "server"
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""

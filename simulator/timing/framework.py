@@ -40,6 +40,7 @@ class Framework(BaseModel):
     reserved_bytes: float = Field(ge=0)
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
+    sorted_logit_s: float = Field(default=0.0, ge=0)
     overlapped_s: float = Field(default=0.0, ge=0)
     overlapped_per_sequence_s: float = Field(default=0.0, ge=0)
     intake_s: float = Field(default=0.0, ge=0)
@@ -59,6 +60,14 @@ class Framework(BaseModel):
                 "overlapped_per_sequence_s": 0.0,
             }
         )
+
+    def sorting(self, vocabulary: int) -> Framework:
+        """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.
+
+        Args:
+            vocabulary: logits of one sequence.
+        """
+        return self.model_copy(update={"per_sequence_s": self.per_sequence_s + vocabulary * self.sorted_logit_s})
 
     def padded_tokens(self, tokens: NDArray[np.int64], cuda_graphs: bool) -> NDArray[np.int64]:
         """Tokens that the linear layers really compute: padded to the next captured size where a graph is replayed.
