@@ -17,6 +17,7 @@ from simulator.serving import (
 )
 from simulator.serving.config import EngineConfig
 from simulator.speculation import AcceptanceSampler, draft_survival, proposal
+from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
     Drafter,
@@ -41,6 +42,8 @@ class Build:
     basis: str
     chips: int
     notes: tuple[str, ...]
+    groups: DeviceGroups | None = None
+    """Device groups of attention-level speculation, where there are any."""
 
 
 def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
@@ -101,7 +104,8 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         max_sampled=most_sampled,
         num_kv_blocks=engine.num_kv_blocks,
     )
-    timer = ModelTimer(StepTimer(target, largest_step), drafter)
+    groups = device_groups(scenario.attention_speculation, target)
+    timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -129,14 +133,16 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
+    notes += groups.notes if groups is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
         notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
     return Build(
         cluster=cluster,
         memory=memory,
-        basis=_basis(kernels, [target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.tensor_parallel,
+        basis="extrapolated" if groups else _basis(kernels, [target, *models_of(drafter)]),
+        chips=hardware.replicas * hardware.tensor_parallel * hardware.speculative_parallel,
         notes=tuple(notes),
+        groups=groups,
     )
 
 
@@ -177,7 +183,7 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
 
 def _refuse_unmodelled(scenario: Scenario) -> None:
     hardware = scenario.hardware
-    for name in ("pipeline_parallel", "expert_parallel", "speculative_parallel"):
+    for name in ("pipeline_parallel", "expert_parallel"):
         if getattr(hardware, name) != 1:
             raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
 

@@ -27,6 +27,7 @@ from simulator.serving import (
 from simulator.timing import (
     Costs,
     EngineTimer,
+    ModelTimer,
 )
 from simulator.workload import RequestStream, generate_requests
 
@@ -92,6 +93,7 @@ def simulate(
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
     notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
+    notes += _decode_ranges(build, steps)
     return RunResult(
         scenario=scenario,
         seed=seed,
@@ -171,6 +173,19 @@ def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
         bytes=costs.bytes * count * chips,
         steps=steps.integers("steps"),
     )
+
+
+def _decode_ranges(build: Build, steps: StepRecords) -> list[str]:
+    """How far the assumed costs of attention-level speculation move decode steps: a note, from rows spread evenly."""
+    timer = build.cluster.timer
+    if build.groups is None or not isinstance(timer, ModelTimer):
+        return []
+    rows = np.flatnonzero((steps.prefill_seqs == 0) & (steps.decode_seqs > 0))
+    if not len(rows):
+        return []
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))]
+    work = (steps.decode_seqs[rows], steps.query_len[rows], steps.decode_kv_tokens[rows])
+    return [build.groups.range_note(timer.target, *work, steps.seconds[rows] / steps.steps[rows])]
 
 
 def _gaps(log: RunLog, fast: bool) -> GapCounts:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from simulator.errors import ForerunError, did_you_mean
 from simulator.serving.config import EngineConfig
 from simulator.settings import PositiveFloat, Section
 from simulator.speculation import SpeculationConfig
+from simulator.speculation.attention_level.config import AttentionSpeculationConfig, check_groups
 from simulator.timing.config import HardwareConfig
 from simulator.workload.config import WorkloadConfig
 
@@ -39,8 +40,8 @@ class Scenario(Section):
     hardware: HardwareConfig
     engine: EngineConfig = EngineConfig()
     speculation: SpeculationConfig | None = None
-    attention_speculation: None = None
-    """Attention-level speculation is not modelled yet."""
+    attention_speculation: AttentionSpeculationConfig | None = None
+    """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
     workload: WorkloadConfig
     slo: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Latency limits in milliseconds, such as ``p99_ttft_ms: 500``."""
@@ -56,6 +57,11 @@ class Scenario(Section):
                     f"and one of ttft tpot itl e2el"
                 )
         return slo
+
+    @model_validator(mode="after")
+    def _device_groups(self) -> Scenario:
+        check_groups(self.attention_speculation, self.hardware)
+        return self
 
     def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
         """A copy with values set by dotted path, validated anew.
@@ -125,8 +131,6 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     path = ".".join(fields)
     if problem["type"] == "missing":
         return f"{path}: missing"
-    if path == "attention_speculation":
-        return "attention_speculation: not modelled yet; remove the block"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if problem["type"] in ("model_type", "dict_type"):
         message = "must be a mapping of fields"
@@ -214,7 +218,7 @@ def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
         if not nested:
             return []
         current = nested[0]
-    return list(current.model_fields)
+    return [field.alias or name for name, field in current.model_fields.items()]
 
 
 def _is_model(candidate: Any) -> bool:
