@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.build import Build, build_cluster
 from simulator.drafting import DrafterFactory
@@ -16,7 +17,6 @@ from simulator.serving import (
     FULL_ROWS,
     Cluster,
     EngineCounters,
-    EngineLimits,
     GapCounts,
     KvCacheReport,
     RequestRecords,
@@ -24,6 +24,7 @@ from simulator.serving import (
     SpeculationCounters,
     StepRecords,
 )
+from simulator.speculation import PolicyFactory
 from simulator.timing import (
     Costs,
     EngineTimer,
@@ -59,6 +60,7 @@ def simulate(
     progress: Callable[[int, int], None] | None = None,
     full_step_rows: int | None = None,
     make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
     stream: RequestStream | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
@@ -70,6 +72,8 @@ def simulate(
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
+        make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
+            ``simulator.speculation.DraftPolicy`` and ``check_policy``.
         stream: requests to serve in place of those that the scenario's workload describes.
 
     Raises:
@@ -79,7 +83,7 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = time.process_time(), time.perf_counter()
-    build = build_cluster(scenario, seed, make_drafter)
+    build = build_cluster(scenario, seed, make_drafter, make_policy)
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
     if not len(stream):
@@ -101,7 +105,7 @@ def simulate(
         steps=steps,
         gaps=_gaps(log, build.cluster.fast),
         kv=_kv_report(build, steps, requests, log),
-        speculation=_speculation(log, build.cluster.limits) if build.cluster.sampler is not None else None,
+        speculation=_speculation(log, build.cluster) if build.cluster.sampler is not None else None,
         engine=EngineCounters(
             steps=int(steps.steps.sum()),
             spans=log.steps.spans,
@@ -129,7 +133,7 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
         preemptions=np.asarray(log.preemptions, dtype=np.int64),
         cached_tokens=np.asarray(log.cached_tokens, dtype=np.int64),
         drafts=drafts,
-        draft_tokens=drafts * (cluster.limits.query_len - 1),
+        draft_tokens=_draft_tokens(log, cluster),
         accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
         failed=np.asarray(log.failed, dtype=bool),
     )
@@ -145,7 +149,8 @@ def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
     parts, keys = [], []
     for start in range(0, max(1, len(steps)), PRICED_TOGETHER):
         work = steps.work(start, start + PRICED_TOGETHER)
-        parts.append(timer.costs(work))
+        draft = steps.draft(start, start + PRICED_TOGETHER)
+        parts.append(timer.costs(work) if draft is None else timer.costs(work, draft))
         keys.append(work.decode_kv_tokens[0])
     costs = Costs(*(np.concatenate([getattr(part, name) for part in parts]) for name in Costs.__slots__))
     count = steps.column("steps")
@@ -201,13 +206,20 @@ def _gaps(log: RunLog, fast: bool) -> GapCounts:
     )
 
 
-def _speculation(log: RunLog, limits: EngineLimits) -> SpeculationCounters:
+def _draft_tokens(log: RunLog, cluster: Cluster) -> NDArray[np.int64]:
+    """Tokens drafted for each request."""
+    if cluster.rule is not None:
+        return np.asarray(log.draft_tokens, dtype=np.int64)
+    return np.asarray(log.drafts, dtype=np.int64) * (cluster.limits.query_len - 1)
+
+
+def _speculation(log: RunLog, cluster: Cluster) -> SpeculationCounters:
     counts = log.accepted_counts
     drafts = int(counts.sum())
     at_least = np.cumsum(counts[::-1])[::-1][1:]
     return SpeculationCounters(
         num_drafts=drafts,
-        draft_tokens=drafts * (limits.query_len - 1),
+        draft_tokens=int(_draft_tokens(log, cluster).sum()),
         accepted_tokens=int(at_least.sum()),
         accepted_per_position=tuple(int(n) for n in at_least),
     )

@@ -9,6 +9,7 @@ import simpy
 
 from simulator.errors import ForerunError
 from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.exact import ExactReplica
 from simulator.serving.fast import FastReplica
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed, RoutedFeed
@@ -34,6 +35,8 @@ class Cluster:
     timer: EngineTimer
     sampler: AcceptanceSampler | None = None
     prefix_caching: bool = False
+    rule: DraftingRule | None = None
+    """The policy that chooses the draft tokens of each step; None where their number never changes."""
 
     @property
     def fast(self) -> bool:
@@ -43,6 +46,7 @@ class Cluster:
             self.stepping == "fast"
             and self.scheduler == "vllm-v1"
             and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
+            and (self.rule is None or self.rule.by_batch_alone)
         )
 
     def run(
@@ -59,7 +63,9 @@ class Cluster:
             full_step_rows: step records beyond which decode steps of one batch share a row.
         """
         positions = self.sampler.num_speculative_tokens if self.sampler is not None else 0
-        log = RunLog(stream, StepLog(len(self.timer.windows), full_step_rows), positions, progress)
+        log = RunLog(
+            stream, StepLog(len(self.timer.windows), full_step_rows, self.rule is not None), positions, progress
+        )
         served = []
         for request, (prompt, output) in enumerate(zip(log.input_tokens, log.output_tokens, strict=True)):
             reason = self.limits.refusal(prompt, output)
@@ -86,9 +92,9 @@ class Cluster:
         """The process of one replica."""
         cache = self._prefix_cache(log)
         if self.fast:
-            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log).serve()
+            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, self.rule).serve()
         scheduler = SCHEDULERS[self.scheduler](self.limits, cache)
-        return ExactReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log).serve()
+        return ExactReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log, self.rule).serve()
 
     def _prefix_cache(self, log: RunLog) -> NoPrefixCache:
         hashes = log.stream.prefix_hashes
