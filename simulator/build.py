@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hwprofiles import ProfileError, dtype_bytes, load_chip, load_link
 from simulator.assumptions import Assumptions, Factors
@@ -33,12 +33,14 @@ from simulator.timing import (
     Drafter,
     MemoryPlan,
     ModelTimer,
+    PipelineTimer,
     RemoteDrafter,
     StepTimer,
     fit_apart,
     load_framework,
     plan_memory,
     resolve_weight_dtypes,
+    stage_timers,
 )
 
 BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
@@ -75,7 +77,6 @@ def build_cluster(
         factors: multiply assumed parameters (see ``simulator.assumptions``).
     """
     assumed = Assumptions(factors or {})
-    _refuse_unmodelled(scenario)
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
         chip = assumed.chip(load_chip(hardware.chip))
@@ -85,7 +86,13 @@ def build_cluster(
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
     framework = assumed.framework(load_framework(engine.framework)).on(chip)
-    kernels = assumed.kernels(chip, engine.framework)
+    if engine.front_end == "offline":
+        framework = framework.without_front_end()
+    if engine.sampling == "top-p":
+        framework = framework.sorting(load_architecture(scenario.model).vocab_size)
+    framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
+    framework = framework.scheduled(engine.async_scheduling)
+    kernels = assumed.kernels(chip, engine.framework, engine.flash_decoding)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(
@@ -98,9 +105,13 @@ def build_cluster(
             weight_dtypes=dtypes,
             kv_dtype=scenario.kv_cache_dtype,
             cuda_graphs=engine.cuda_graphs,
+            expert_parallel=hardware.expert_parallel,
+            attention_data_parallel=hardware.attention_data_parallel,
+            expert_routing=hardware.expert_routing,
         )
 
     architecture = load_architecture(scenario.model)
+    refuse_layout(scenario, architecture)
     target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
     speculation = scenario.speculation
     drafter: Drafter | None = None
@@ -117,6 +128,9 @@ def build_cluster(
             drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
         sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
+    if drafted:
+        graphs = framework.for_engine(engine.max_num_seqs, drafted + 1, engine.cuda_graph_sizes)
+        target = replace(target, framework=graphs)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,
@@ -126,6 +140,7 @@ def build_cluster(
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=most_sampled,
         num_kv_blocks=engine.num_kv_blocks,
+        pipeline_parallel=hardware.pipeline_parallel,
     )
     if isinstance(drafter, RemoteDrafter):
         with at_field("speculation.draft"):
@@ -136,11 +151,19 @@ def build_cluster(
                 max_tokens=engine.max_num_batched_tokens,
             )
     groups = device_groups(scenario.attention_speculation, target)
-    timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
+    if hardware.pipeline_parallel > 1:
+        with at_field("hardware.pipeline_link"):
+            between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
+        first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
+        timer: ModelTimer = PipelineTimer(first, drafter, later=tuple(later), link=between)
+    else:
+        timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
     rule = None
     if speculation is not None and drafter is not None:
         rule = drafting_rule(speculation, timer, make_policy)
         timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
+    if rule is not None and hardware.pipeline_parallel > 1:
+        raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -151,6 +174,10 @@ def build_cluster(
         chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
         query_len=drafted + 1,
         lookahead_tokens=lookahead,
+        intake_s=framework.intake_s,
+        intake_work_s=framework.intake_work_s,
+        intake_per_token_s=framework.intake_per_token_s,
+        schedules_ahead=framework.schedules_ahead,
     )
     cluster = Cluster(
         replicas=hardware.replicas,
@@ -172,14 +199,16 @@ def build_cluster(
             f"those chips are not in chips, cost, utilisation and energy"
         )
     notes += groups.notes if groups is not None else ()
-    if engine.stepping == "fast" and not cluster.fast:
+    if hardware.pipeline_parallel > 1:
+        notes.append("pipeline: batches in flight are simulated one by one, as many as there are stages")
+    elif engine.stepping == "fast" and not cluster.fast:
         why = "this scheduler or these limits" if rule is None or rule.by_batch_alone else "a policy that learns"
         notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     return Build(
         cluster=cluster,
         memory=memory,
         basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.tensor_parallel * hardware.speculative_parallel,
+        chips=hardware.replicas * hardware.chips_per_replica * hardware.speculative_parallel,
         notes=tuple(notes),
         groups=groups,
     )
@@ -220,11 +249,33 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     return max(budget, batch)
 
 
-def _refuse_unmodelled(scenario: Scenario) -> None:
+def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
+    """Refuse ways of spreading a model over chips that it has no use for, or that its scheduler cannot drive.
+
+    Raises:
+        ForerunError: the field, and what would be right.
+    """
     hardware = scenario.hardware
-    for name in ("pipeline_parallel", "expert_parallel"):
-        if getattr(hardware, name) != 1:
-            raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
+    if not any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups):
+        if hardware.expert_parallel > 1:
+            raise ForerunError(f"hardware.expert_parallel: {architecture.name} has no experts to spread; leave it at 1")
+        if hardware.attention_data_parallel > 1:
+            raise ForerunError(
+                f"hardware.attention_data_parallel: {architecture.name} has no experts that groups could share; more "
+                f"copies of a dense model are hardware.replicas"
+            )
+    if hardware.pipeline_parallel > 1 and scenario.engine.scheduler != "vllm-v1":
+        raise ForerunError(
+            f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
+            f"(got {scenario.engine.scheduler})"
+        )
+    if hardware.speculative_parallel > 1 and hardware.chips_per_replica > hardware.tensor_parallel:
+        raise ForerunError(
+            "hardware.speculative_parallel: two device groups hold whole layers; leave pipeline_parallel and "
+            "attention_data_parallel at 1"
+        )
+    if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
+        raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
 
 
 def _basis(deployments: Sequence[Deployment]) -> str:
@@ -241,6 +292,6 @@ def _basis(deployments: Sequence[Deployment]) -> str:
         kernels = deployment.kernels
         found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
         found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
-        if deployment.tensor_parallel > 1:
+        if deployment.group_chips > 1:
             found.add(kernels.basis("collective", "any"))
     return max(found, key=BASIS_ORDER.index)

@@ -31,7 +31,7 @@ from simulator.timing import (
     EngineTimer,
     ModelTimer,
 )
-from simulator.workload import generate_requests
+from simulator.workload import RequestStream, generate_requests
 
 PRICED_TOGETHER = 1 << 17
 """Steps whose bounds are computed at once: keeps memory flat on long runs."""
@@ -63,6 +63,7 @@ def simulate(
     make_drafter: DrafterFactory | None = None,
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
+    stream: RequestStream | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -76,6 +77,7 @@ def simulate(
         make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
             ``simulator.speculation.DraftPolicy`` and ``check_policy``.
         factors: on assumed parameters, for sensitivity studies (see ``simulator.assumptions``); default: none.
+        stream: requests to serve in place of those that the scenario's workload describes.
 
     Raises:
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
@@ -85,7 +87,8 @@ def simulate(
     """
     cpu, wall = time.process_time(), time.perf_counter()
     build = build_cluster(scenario, seed, make_drafter, make_policy, factors)
-    stream = generate_requests(scenario.workload, seed)
+    if stream is None:
+        stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     log = build.cluster.run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
@@ -93,9 +96,12 @@ def simulate(
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
         raise ForerunError(f"workload: no request can be served here ({reasons})")
     requests = _requests(log, build.cluster)
-    steps = _steps(log, build.cluster.timer, scenario.hardware.tensor_parallel)
+    steps = _steps(log, build.cluster.timer, scenario.hardware.chips_per_stage)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
+    if log.stage_open_s:
+        idle = 1.0 - log.stage_busy_s / log.stage_open_s
+        notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
     notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
     notes += _decode_ranges(build, steps)
     return RunResult(
@@ -235,7 +241,7 @@ def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: 
         mean_blocks=float((steps.kv_blocks * steps.seconds).sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
-        bytes_per_token=memory.kv_bytes_per_token * (build.chips / build.cluster.replicas),
+        bytes_per_token=memory.replica_kv_bytes_per_token,
         weights_bytes=memory.weight_bytes,
         draft_weights_bytes=memory.draft_weight_bytes,
         activation_bytes=memory.activation_bytes,

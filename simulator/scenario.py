@@ -272,6 +272,7 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> None:
         (data, "model"),
         (data.get("hardware"), "chip"),
         (data.get("hardware"), "link"),
+        (data.get("hardware"), "pipeline_link"),
         (data.get("workload"), "trace"),
         (workload.get("input_tokens"), "file"),
         (workload.get("output_tokens"), "file"),

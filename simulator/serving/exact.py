@@ -61,17 +61,17 @@ class ExactReplica:
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Plan a step, spend its time, hand out its tokens, until no request will ever come."""
         scheduler = self._scheduler
-        now = 0.0
+        now = seen = 0.0
         while True:
             if self._feed.shared:
                 yield from self._until(Phase(self._env, PLAN))
-            self._collect(now)
+            self._collect(seen)
             if not scheduler.has_work:
                 event = self._feed.wait(self._env)
                 if event is None:
                     return
                 yield from self._until(event)
-                now = max(now, self._env.now)
+                now = seen = max(now, self._env.now)
                 continue
             drafting = self._drafting
             if drafting is not None:
@@ -85,6 +85,7 @@ class ExactReplica:
                 seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
             blocks, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
             start, now = now, now + seconds
+            seen = start if self._limits.schedules_ahead else now
             yield from self._until(self._env.timeout(max(0.0, now - self._env.now)))
             tokens = self._commit(plan, start, seconds, now)
             self._log.steps.step(self._index, start, seconds, tokens, running, waiting, blocks, work, draft)
@@ -103,9 +104,10 @@ class ExactReplica:
             except simpy.Interrupt:
                 continue
 
-    def _collect(self, now: float) -> None:
+    def _collect(self, seen: float) -> None:
+        """Take in what arrived by ``seen``, when the step to come is decided."""
         log = self._log
-        for request in self._feed.take(now):
+        for request in self._feed.take(seen):
             log.replica[request] = self._index
             self._scheduler.add(Sequence(request, log.input_tokens[request], log.output_tokens[request]))
 

@@ -238,6 +238,10 @@ class RunLog:
     refusals: Counter[str] = field(init=False)
     completed: int = 0
     exact_steps: int = 0
+    stage_busy_s: float = 0.0
+    """Seconds that pipeline stages worked, over all stages."""
+    stage_open_s: float = 0.0
+    """Seconds of all pipeline stages while any batch was in flight."""
     _drafting: list[int] = field(default_factory=list)
     _accepted: list[IntArray] = field(default_factory=list)
 

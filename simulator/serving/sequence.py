@@ -25,6 +25,8 @@ class Sequence:
     """Prefix-cache units that it holds."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it first ran."""
+    in_flight: int = 0
+    """Batches in a pipeline that it is part of."""
     decoding: bool = False
     """The prompt (and what was generated before a preemption) is in the cache."""
     last_token_s: float | None = None

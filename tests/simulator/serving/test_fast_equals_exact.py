@@ -52,6 +52,10 @@ def limits(draw, stream, query_len):
         chunked_prefill=draw(st.booleans()),
         query_len=query_len,
         lookahead_tokens=query_len - 1,
+        intake_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
+        intake_work_s=draw(st.sampled_from([0.0, 2e-3])),
+        intake_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
+        schedules_ahead=draw(st.booleans()),
     )
 
 
