@@ -19,6 +19,7 @@ from simulator.cli import (
     replays,
     runs,
     sweeps,
+    tunes,
     validations,
 )
 from simulator.cli.output import silence_stdout
@@ -40,6 +41,7 @@ app = typer.Typer(
 runs.register(app)
 compares.register(app)
 plans.register(app)
+tunes.register(app)
 sweeps.register(app)
 kernels.register(app)
 replays.register(app)
