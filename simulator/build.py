@@ -84,7 +84,7 @@ def build_cluster(
         link = assumed.link(load_link(link_name) if link_name else None)
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
-    framework = assumed.framework(load_framework(engine.framework).on(chip))
+    framework = assumed.framework(load_framework(engine.framework)).on(chip)
     kernels = assumed.kernels(chip, engine.framework)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:

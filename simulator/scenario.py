@@ -84,7 +84,10 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
         ForerunError: the file, a field or an override is wrong; one line that names it and what would be right.
     """
     file = Path(path)
-    return scenario_in(read_mapping(file), file.parent, str(file), overrides)
+    data = read_mapping(file)
+    if "scenario" in data:
+        raise ForerunError(f"{file}: is a study file; forerun compare and forerun sweep take it, or run its scenario")
+    return scenario_in(data, file.parent, str(file), overrides)
 
 
 def read_mapping(file: Path) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def test_lossless_sampling(project_root):
         ("equal_cost_chips.py", ("--requests", 60, "--usd-per-hour", 2.7), "For $2.70 an hour"),
         ("eagle3_on_or_off.py", ("--requests", 60), "EAGLE-3 pays"),
         ("mtp_deepseek_v3.py", ("--requests", 1), "Best MTP depth of DeepSeek-V3"),
+        ("draft_n150_verify_h100.py", ("--requests", 1), "Drafting on an N150"),
         ("reasoning_outputs.py", ("--requests", 8, "--longest", 9000), "serves"),
         ("laptop_inference.py", ("--requests", 1), "On an M3 Max these write faster"),
     ],

@@ -26,8 +26,6 @@ VARIANT_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, GREY)
 TORNADO_ROWS = 12
 NO_EFFECT = 1e-6
 CAPTION = "each assumed parameter alone"
-SHORT = 24
-"""Characters that fit where a narrow page has room for a name."""
 
 
 class ForestRow(NamedTuple):
@@ -80,9 +78,7 @@ class LoadCurve(NamedTuple):
 class LoadCurveData(NamedTuple):
     """Speedups of every variant over load, and where they pass 1."""
 
-    curves: tuple[
-        tuple[str, tuple[float, ...], tuple[float, ...], tuple[float | None, ...], tuple[float | None, ...]], ...
-    ]
+    curves: tuple[LoadCurve, ...]
     crossings: tuple[float, ...]
     path: str
     metric: str
@@ -181,9 +177,9 @@ def tornado_figure(data: TornadoData) -> go.Figure:
     if any(row.flips for row in data.rows) or 0.8 < data.ratio < 1.25:
         figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     figure.update_layout(barmode="overlay", hovermode="closest")
-    figure.update_xaxes(title=f"speedup of {metric_words(data.metric)}")
+    figure.update_xaxes(title=f"speedup of {data.variant}")
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    return captioned(figure, f"{_short(data.variant)}: what it rests on", CAPTION, data.basis, 200 + 36 * len(labels))
+    return captioned(figure, "What the answer rests on", CAPTION, data.basis, 200 + 36 * len(labels))
 
 
 def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
@@ -235,9 +231,11 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
         figure.add_vline(x=crossing, line={"color": GREY, "width": 1.5, "dash": "dash"})
         figure.add_annotation(
             x=log10(crossing) if positive else crossing,
-            y=1.0,
+            y=0.0,
             yref="paper",
+            xanchor="right",
             yanchor="bottom",
+            textangle=-90,
             showarrow=False,
             text=load_words(data.path, crossing),
             font={"size": 12},
@@ -262,10 +260,6 @@ def _labelled(row: dict[str, Any]) -> str:
     if row["unit"] == "factor":
         return f"{name} ×{row['low']:g}..×{row['high']:g}"
     return f"{name} {row['low']:g}..{row['high']:g} {row['unit']}"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= SHORT else name[: SHORT - 1] + "…"
 
 
 def _interval(low: float | None, high: float | None) -> str:

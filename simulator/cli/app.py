@@ -18,6 +18,7 @@ from simulator.cli import (
     plans,
     replays,
     runs,
+    sweeps,
     validations,
 )
 from simulator.cli.output import silence_stdout
@@ -39,6 +40,7 @@ app = typer.Typer(
 runs.register(app)
 compares.register(app)
 plans.register(app)
+sweeps.register(app)
 kernels.register(app)
 replays.register(app)
 calibrations.register(app)

@@ -56,8 +56,8 @@ def holding_table(document: Document, rows: list[Document]) -> Table:
     """Layouts that hold, best first; a star marks the Pareto front."""
     columns = ("chips", "$/h", "$/Mtok", "power", "max req/s", "binding", "sure", "bound")
     table = titled_table("Holds the SLO, best first (* on the Pareto front)", "", *columns)
-    for column in table.columns:
-        column.no_wrap = True
+    for index, column in enumerate(table.columns):
+        column.no_wrap = index > 0
     front = set(document["pareto"])
     for row in rows:
         table.add_row(
@@ -66,7 +66,9 @@ def holding_table(document: Document, rows: list[Document]) -> Table:
             number(row["usd_per_hour"]),
             number(row["usd_per_million_output_tokens"], 3),
             ABSENT if row["power_w"] is None else f"{row['power_w']:,.0f} W",
-            number(row["max_rate"], 3) + ("" if row["headroom"] is None else f" ({row['headroom']:+.0%})"),
+            (">= " if row["max_rate_is_at_least"] else "")
+            + number(row["max_rate"], 3)
+            + ("" if row["headroom"] is None else f" ({row['headroom']:+.0%})"),
             binding_words(row),
             ABSENT if row["confidence"] is None else f"{row['confidence']['share']:.0%}",
             main_bottleneck(row["bottleneck"]) or ABSENT,
@@ -77,10 +79,14 @@ def holding_table(document: Document, rows: list[Document]) -> Table:
 def others_table(title: str, rows: list[Document]) -> Table:
     """Layouts that do not hold, and why."""
     table = titled_table(title, "", "", left=True)
-    for row in rows[:SHOWN]:
-        table.add_row(escape(row["layout"]), escape(row["reason"] or ABSENT))
-    if len(rows) > SHOWN:
-        table.add_row(f"and {len(rows) - SHOWN} more", "all of them are in the JSON")
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        named.setdefault(row["reason"] or ABSENT, []).append(row["layout"])
+    for reason, names in list(named.items())[:SHOWN]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        table.add_row(escape(names[0]) + more, escape(reason))
+    if len(named) > SHOWN:
+        table.add_row(f"and {len(named) - SHOWN} other reasons", "all of them are in the JSON")
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from simulator.cli.tables import ABSENT, number, titled_table
 from simulator.studies.conclusion import load_words, metric_words
+from simulator.studies.study_file import settings_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,3 +113,52 @@ def crossover_table(document: Document) -> Table:
         low, high = number(row["low"], 3), number(row["high"], 3)
         table.add_row(escape(row["variant"]), row["better"], load_words(path, row["value"]), f"{low} .. {high}")
     return table
+
+
+SWEEP_METRICS = {
+    "output_throughput": "tok/s",
+    "mean_ttft_ms": "TTFT ms",
+    "p99_ttft_ms": "p99 TTFT",
+    "mean_tpot_ms": "TPOT ms",
+    "p99_tpot_ms": "p99 TPOT",
+    "mean_e2el_ms": "E2E ms",
+}
+SWEEP_ROWS = 40
+ERROR_ROWS = 5
+
+
+def sweep_tables(document: Document) -> list[RenderableType]:
+    """Everything ``forerun sweep`` prints."""
+    counts = document["counts"]
+    heading = Text(f"{counts['done']} points done, {counts['failed']} failed", style="bold")
+    heading.append(f"  basis: {document['basis']} · seed {document['seed']}", style="dim not bold")
+    points = document["points"]
+    paths = list(dict.fromkeys(path for point in points for path in point["set"]))
+    named = any(point["name"] != settings_name(point["set"]) for point in points) or not paths
+    columns = [*(["point"] if named else []), *(path.rsplit(".", 1)[-1] for path in paths)]
+    table = titled_table("Points", *map(escape, columns), *SWEEP_METRICS.values())
+    for point in points[:SWEEP_ROWS]:
+        own = [escape(setting_words(point["set"], path)) for path in paths]
+        head = [escape(point["name"]), *own] if named else own
+        if point["status"] == "failed":
+            table.add_row(*head, "[red]failed[/red]")
+        else:
+            table.add_row(*head, *(number(point["summary"].get(metric)) for metric in SWEEP_METRICS))
+    parts: list[RenderableType] = [heading, table]
+    reasons = Counter(point["error"] for point in points if point["status"] == "failed")
+    if reasons:
+        lines = [f"failed: {count} x {reason}" for reason, count in reasons.most_common(ERROR_ROWS)]
+        parts.append(Text("\n".join(lines), style="red"))
+    notes = list(document["notes"])
+    if len(points) > SWEEP_ROWS:
+        notes.insert(0, f"{len(points) - SWEEP_ROWS:,} more points: --json FILE has them all")
+    if document.get("conclusion"):
+        parts.append(Text(document["conclusion"], style="bold"))
+    if notes:
+        parts.append(Text("\n".join(f"note: {note}" for note in notes), style="dim"))
+    return parts
+
+
+def setting_words(settings: Document, path: str) -> str:
+    """The value of one field in a point, short; ``-`` where the point does not set it."""
+    return settings_name({path: settings[path]}).partition("=")[2] if path in settings else ABSENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from hwprofiles import KernelLibrary, load_chip, load_link
 from hwprofiles.parameters import FAMILIES
@@ -13,11 +14,13 @@ from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
 from simulator.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, draft_survival
+from simulator.speculation.attention_level.parameters import mechanism_costs
 from simulator.speculation.spread import widest_spread
 from simulator.studies.study_file import apply_settings
 from simulator.timing import load_draft_overhead, load_framework, resolve_weight_dtypes
 
 ACCEPTANCE = "acceptance"
+HIT_RATE = "attention.hit_rate"
 ACCEPTANCE_FACTORS = (0.9, 1.1)
 """Acceptance moves with the task and the prompt: published curves of one drafter differ by some 10 % between tasks."""
 TIME_FACTORS = (0.5, 2.0)
@@ -70,6 +73,7 @@ def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
         ForerunError, ProfileError: the scenario names something that does not exist.
     """
     found = [*_framework(scenario), *_kernels(scenario), *_link(scenario), *_speculation(scenario)]
+    found += _attention_speculation(scenario)
     return {parameter.name: parameter for parameter in found}
 
 
@@ -115,15 +119,19 @@ def _kernel_kinds(scenario: Scenario) -> list[tuple[str, str]]:
     kinds += [("moe", dtypes["expert"])] if moe else []
     kinds += [(f"attention_{phase}", scenario.kv_cache_dtype) for phase in ("prefill", "decode")]
     kinds.append(("elementwise", "any"))
+    return [*kinds, ("collective", "any")] if _chips_of_replica(scenario) > 1 else kinds
+
+
+def _chips_of_replica(scenario: Scenario) -> int:
     hardware = scenario.hardware
-    spread = hardware.tensor_parallel * hardware.pipeline_parallel * hardware.expert_parallel
-    return [*kinds, ("collective", "any")] if spread > 1 else kinds
+    layouts = (hardware.tensor_parallel, hardware.pipeline_parallel, hardware.expert_parallel)
+    return prod(layouts) * hardware.speculative_parallel
 
 
 def _link(scenario: Scenario) -> list[AssumedParameter]:
     hardware = scenario.hardware
     name = hardware.link or load_chip(hardware.chip).links.scale_up
-    if name is None or hardware.tensor_parallel * hardware.pipeline_parallel * hardware.expert_parallel == 1:
+    if name is None or _chips_of_replica(scenario) == 1:
         return []
     link = load_link(name)
     source = link.field_sources.get("latency_s", link.source)
@@ -168,6 +176,47 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
             )
         )
     return found
+
+
+def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
+    config = scenario.attention_speculation
+    if config is None:
+        return []
+    rate = AssumedParameter(
+        HIT_RATE, "share of layers that pass", *ACCEPTANCE_FACTORS, "factor", "the scenario's figure", with_hits_scaled
+    )
+    costs = mechanism_costs(load_chip(scenario.hardware.chip).kind)
+    return [rate] + [
+        AssumedParameter(f"attention.{name}", cost.what, cost.low, cost.high, "s", cost.source, _attention_field(name))
+        for name, cost in costs.items()
+        if getattr(config, name) is None
+    ]
+
+
+def _attention_field(name: str) -> Callable[[Scenario, float], Scenario]:
+    def change(scenario: Scenario, value: float) -> Scenario:
+        if scenario.attention_speculation is None:
+            return scenario
+        return apply_settings(scenario, {f"attention_speculation.{name}": value}, "sensitivity")
+
+    return change
+
+
+def with_hits_scaled(scenario: Scenario, factor: float) -> Scenario:
+    """The scenario with every hit rate of attention-level speculation multiplied by ``factor``, at most 1."""
+    config = scenario.attention_speculation
+    if config is None:
+        return scenario
+    where = "attention_speculation"
+    if config.hit_rate_by_context is not None:
+        points = [[context, min(1.0, rate * factor)] for context, rate in config.hit_rate_by_context]
+        return apply_settings(scenario, {f"{where}.hit_rate_by_context": points}, "sensitivity")
+    if isinstance(config.hit_rate, list):
+        rates = [min(1.0, rate * factor) for rate in config.hit_rate]
+        return apply_settings(scenario, {f"{where}.hit_rate": rates}, "sensitivity")
+    rate = min(1.0, config.layer_hit_rates(1, 1)[0] * factor)
+    changes = {f"{where}.hit_rate": rate, f"{where}.task": None, f"{where}.lambda": None}
+    return apply_settings(scenario, changes, "sensitivity")
 
 
 def _draft_field(method: str, name: str) -> Callable[[Scenario, float], Scenario]:

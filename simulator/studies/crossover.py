@@ -115,8 +115,10 @@ def load_curves(
 ) -> list[LoadCurve]:
     """Speedups of every variant over the first at each value of ``path``, refined around crossings.
 
+    Values at which a run fails are left out.
+
     Raises:
-        ForerunError: the path is none of the scenario's, or a run fails.
+        ForerunError: the path is none of the scenario's.
     """
     whole = all(value == round(value) for value in values) and path not in (REQUEST_RATE, RATE_SCALE)
     ratios = _ratios(variants, path, values, metric, seeds, pool)
@@ -209,7 +211,7 @@ def _ratios(
         for value in values
         for run in with_seeds(at_value(variant.scenario, path, value), seeds)
     ]
-    documents = iter(pool.documents(runs))
+    documents = iter(pool.documents_if_any(runs))
     measured = {
         (variant.name, value): [metric_values(next(documents))[metric] for _ in seeds]
         for variant in variants

@@ -57,7 +57,8 @@ def at(values: Values, share: float) -> Any:
     low, high = values.low, values.high
     if values.whole:
         if values.log:
-            return min(floor(exp(log(low) + share * (log(high + 1) - log(low)))), int(high))
+            drawn = floor(exp(log(low) + share * (log(high + 1) - log(low))))
+            return min(max(drawn, int(low)), int(high))
         return min(int(low) + floor(share * (int(high) - int(low) + 1)), int(high))
     if values.log:
         return exp(log(low) + share * (log(high) - log(low)))

@@ -14,6 +14,9 @@ SPAN_S = 60.0
 """Seconds of arrivals that a plan simulates at least: a queue that grows must have the time to show."""
 SPAN_LIMITS = 20.0
 """The same, in multiples of the longest time that the SLO lets a request wait for its first token."""
+LEAST_SPAN_S = 10.0
+LEAST_SPAN_LIMITS = 10.0
+"""Seconds of arrivals, and multiples of that wait, below which a run is too short to tell whether a rate is held."""
 MOST_REQUESTS = 30_000
 """Requests beyond which a run is not made longer for the sake of ``SPAN_S``."""
 
@@ -47,6 +50,17 @@ class Load:
         if self.requests is not None:
             changes["num_requests"] = self.requests
         return scenario.with_values({f"workload.{name}": value for name, value in changes.items()})
+
+    def most_telling_rate(self, scenario: Scenario, longest_wait_s: float) -> float:
+        """Rate above which a run of this load would be too short for a verdict."""
+        if scenario.workload.trace is not None:
+            count = len(population(self._limited(scenario).workload).input_tokens)
+        else:
+            count = self.requests or scenario.workload.num_requests or 1
+        return count / max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s)
+
+    def _limited(self, scenario: Scenario) -> Scenario:
+        return scenario if self.requests is None else scenario.with_values({"workload.num_requests": self.requests})
 
     def long_enough(self, scenario: Scenario, rate: float, longest_wait_s: float) -> Load:
         """The same load over enough requests for a verdict at ``rate``; traces and given numbers stay as they are."""

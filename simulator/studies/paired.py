@@ -38,8 +38,10 @@ class Ratio(NamedTuple):
         return 1 if low > 1.0 else -1 if high < 1.0 else 0
 
 
-def metric_values(document: Mapping[str, Any]) -> dict[str, float | None]:
-    """The compared metrics of one run's document; None where not measured."""
+def metric_values(document: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """The compared metrics of one run's document; None where not measured, or where the run failed (None)."""
+    if document is None:
+        return dict.fromkeys(HIGHER_IS_BETTER)
     summary = document["summary"]
     return {name: document.get(name) if name in COSTS else summary.get(name) for name in HIGHER_IS_BETTER}
 

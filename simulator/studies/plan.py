@@ -69,6 +69,8 @@ class Candidate:
     reason: str | None = None
     verdict: Verdict | None = None
     max_rate: float | None = None
+    at_least: bool = False
+    """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
     rate: float | None = None
     """Requests per second of the verdict."""
 
@@ -204,6 +206,25 @@ class _Search:
             self._started[key] = self._workers.start(_judge, driven, self._plan.objective, seeds, not random)
         return self._started[key]
 
+    def _search(
+        self, layout: Layout, replicas: int, guess: float, longest: float
+    ) -> tuple[Callable[[], tuple[float, int, Verdict | None]], float] | None:
+        """Begin the search for a highest rate; None where a run is too short to tell even at the guess.
+
+        Args:
+            layout: what is searched.
+            replicas: of it.
+            guess: where to start.
+            longest: rate at which a run is long enough, where its length is not given.
+        """
+        driven = layout.with_replicas(layout.scenario, replicas)
+        load = self._load.long_enough(driven, longest, self._longest_wait_s)
+        most = load.most_telling_rate(driven, self._longest_wait_s)
+        if most < guess and self._plan.rate is not None:
+            return None
+        seeds = self._seeds[:SEARCH_SEEDS] if self._random(driven) else self._seeds[:1]
+        return self._workers.start(find_highest_rate, driven, load, self._plan.objective, seeds, guess, most), most
+
     def _tick(self, done: int, total: int) -> None:
         if self._progress is not None:
             self._progress(done, max(done, total))
@@ -326,16 +347,19 @@ class _CheapestFirst(_Search):
         """The highest rate of every layout that holds, searched by as many processes as there are."""
         searches = []
         for winner in winners:
-            driven = winner.layout.with_replicas(winner.layout.scenario, winner.replicas)
-            seeds = self._seeds[:SEARCH_SEEDS] if self._random(driven) else self._seeds[:1]
-            searches.append(
-                self._workers.start(
-                    find_highest_rate, driven, self._run_load, self._plan.objective, seeds, 1.1 * self._rate
-                )
-            )
-        for winner, search in zip(winners, searches, strict=True):
-            winner.max_rate, tried, _ = search()
+            guess = 1.1 * self._rate
+            steady = winner.layout.steady
+            longest = max(guess, steady.most_rate * winner.replicas if steady is not None else 2.0 * guess)
+            search = self._search(winner.layout, winner.replicas, guess, longest)
+            if search is not None:
+                searches.append((winner, *search))
+        for winner, search_of, most in searches:
+            rate, tried, _ = search_of()
             self._plan.runs += tried
+            if rate > 0:
+                winner.max_rate, winner.at_least = rate, rate >= most
+        if len(searches) < len(winners):
+            self._plan.notes.append("too few requests to tell how much more than asked a layout would hold")
 
     def _arrivals(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         driven = self._run_load.at(self._plan.study.scenario, self._rate)
@@ -353,10 +377,12 @@ class _HighestRates(_Search):
             for replicas in self._counts_of(layout):
                 candidate = Candidate(layout, replicas, "pruned", reason)
                 found.append(candidate)
-                if reason is None:
-                    searches.append((candidate, self._search(layout, replicas)))
-        for done, (candidate, search) in enumerate(searches):
-            self._settle(candidate, search)
+                guess = replicas * (layout.steady.most_rate if layout.steady is not None else 1.0)
+                search = None if reason is not None else self._search(layout, replicas, 0.8 * guess, guess)
+                if search is not None:
+                    searches.append((candidate, *search))
+        for done, (candidate, search_of, most) in enumerate(searches):
+            self._settle(candidate, search_of, most)
             self._tick(done + 1, len(searches))
         return sorted(found, key=self._rank)
 
@@ -365,14 +391,9 @@ class _HighestRates(_Search):
             return (1,)
         return self._counts if REPLICAS in self._plan.study.vary else (self._plan.study.scenario.hardware.replicas,)
 
-    def _search(self, layout: Layout, replicas: int) -> Callable[[], tuple[float, int, Verdict | None]]:
-        guess = replicas * (layout.steady.most_rate if layout.steady is not None else 1.0)
-        load = self._load.long_enough(layout.scenario, guess, self._longest_wait_s)
-        driven = layout.with_replicas(layout.scenario, replicas)
-        seeds = self._seeds[:SEARCH_SEEDS] if self._random(driven) else self._seeds[:1]
-        return self._workers.start(find_highest_rate, driven, load, self._plan.objective, seeds, 0.8 * guess)
-
-    def _settle(self, candidate: Candidate, search: Callable[[], tuple[float, int, Verdict | None]]) -> None:
+    def _settle(
+        self, candidate: Candidate, search: Callable[[], tuple[float, int, Verdict | None]], most: float
+    ) -> None:
         try:
             rate, tried, verdict = search()
         except ForerunError as error:
@@ -381,7 +402,7 @@ class _HighestRates(_Search):
         self._plan.runs += tried
         candidate.verdict, candidate.rate = verdict, rate or None
         if rate > 0 and verdict is not None:
-            candidate.status, candidate.max_rate = "meets", rate
+            candidate.status, candidate.max_rate, candidate.at_least = "meets", rate, rate >= most
         else:
             candidate.status, candidate.reason = "misses", "misses at every rate tried"
 

@@ -67,6 +67,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "usd_per_million_output_tokens": None,
         "power_w": None,
         "max_rate": candidate.max_rate,
+        "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
         "headroom": None,
         "analytic_max_rate": None,
         "binding": None,
@@ -140,10 +141,10 @@ def conclusion(plan: Plan) -> str:
     binds = f"{latency_words(verdict.binding, verdict.values[verdict.binding])} binds"
     price = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f}/h"
     chips = f"{best.chips} chip{'s' if best.chips > 1 else ''}{price}"
+    reach = "at least" if best.at_least else "up to"
     if plan.rate is None:
-        return (
-            f"{best.name} ({chips}) holds {limits} up to {best.max_rate:.3g} req/s, more than any other; {binds} there."
-        )
+        words = f"{best.name} ({chips}) holds {limits} {reach} {best.max_rate:.3g} req/s, more than any other"
+        return f"{words}; {binds} there."
     at = f"at {plan.rate:.3g} req/s"
     if plan.options.growth != 1.0:
         at += f" ({plan.options.growth:g} times today's)"
@@ -152,7 +153,7 @@ def conclusion(plan: Plan) -> str:
     )
     words += binds
     if best.max_rate is not None:
-        words += f", and it holds up to {best.max_rate:.3g} req/s ({best.max_rate / plan.rate - 1:+.0%})"
+        words += f", and it holds {reach} {best.max_rate:.3g} req/s ({best.max_rate / plan.rate - 1:+.0%})"
     if verdict.runs > 1:
         words += f"; {verdict.share:.0%} of {verdict.runs} runs hold"
     elif verdict.method == "block bootstrap":

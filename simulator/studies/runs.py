@@ -41,6 +41,7 @@ class RunPool:
         self._workers = workers
         self._progress = progress
         self._known: dict[Any, Document] = {}
+        self._failed: dict[Any, ValueError] = {}
         self._asked = 0
 
     def documents(self, runs: Sequence[Run]) -> list[Document]:
@@ -49,16 +50,28 @@ class RunPool:
         Raises:
             ForerunError, ProfileError, TraceError: of the first run that fails.
         """
-        waiting = {}
+        found = self.documents_if_any(runs)
         for run in runs:
-            if run.key not in self._known and run.key not in waiting:
-                waiting[run.key] = self._workers.start(run_document_of, run.scenario, run.seed, run.factors)
+            if run.key in self._failed:
+                raise self._failed[run.key]
+        return [document for document in found if document is not None]
+
+    def documents_if_any(self, runs: Sequence[Run]) -> list[Document | None]:
+        """The document of each run, in order; None where a run fails, as one at the end of a range may."""
+        keys = [run.key for run in runs]
+        waiting = {}
+        for key, run in zip(keys, runs, strict=True):
+            if key not in self._known and key not in self._failed and key not in waiting:
+                waiting[key] = self._workers.start(run_document_of, run.scenario, run.seed, run.factors)
         self._asked += len(waiting)
         for key, result in waiting.items():
-            self._known[key] = result()
+            try:
+                self._known[key] = result()
+            except ValueError as error:
+                self._failed[key] = error
             if self._progress is not None:
-                self._progress(len(self._known), self._asked)
-        return [self._known[run.key] for run in runs]
+                self._progress(len(self._known) + len(self._failed), self._asked)
+        return [self._known.get(key) for key in keys]
 
 
 def run_document_of(scenario: Scenario, seed: int, factors: tuple[tuple[str, float], ...] = ()) -> Document:
@@ -66,7 +79,7 @@ def run_document_of(scenario: Scenario, seed: int, factors: tuple[tuple[str, flo
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    return run_document(simulate(scenario, seed, full_step_rows=0, factors=dict(factors)))
+    return run_document(simulate(scenario, seed, factors=dict(factors)))
 
 
 def named_error(error: Exception, name: str) -> Exception:

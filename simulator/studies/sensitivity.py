@@ -35,7 +35,8 @@ def swings(
 ) -> list[Swing]:
     """The comparison at both ends of every assumed parameter in play in any variant, widest first.
 
-    A parameter that appears in several variants moves in all of them at once.
+    A parameter that appears in several variants moves in all of them at once. An end at which a run fails (the model no
+    longer fits, say) has no ratio.
 
     Args:
         variants: the baseline first.
@@ -55,7 +56,7 @@ def swings(
         for variant in variants
         for run in _moved(variant, own[variant.name].get(parameter.name), value, seeds)
     ]
-    documents = iter(pool.documents(runs))
+    documents = iter(pool.documents_if_any(runs))
     found = []
     for parameter in parameters.values():
         ends: list[dict[str, float]] = []

@@ -179,6 +179,12 @@ def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
     return yaml.safe_dump({"scenario": base, "variants": listed}, sort_keys=False, default_flow_style=None, width=100)
 
 
+def sweep_text(scenario: Mapping[str, Any], points: Sequence[Settings]) -> str:
+    """A study file that runs the given points again: each a variant of the scenario."""
+    listed = [{"name": settings_name(point), "set": dict(point)} for point in points]
+    return yaml.safe_dump({"scenario": dict(scenario), "variants": listed}, sort_keys=False, width=100)
+
+
 def _short(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]

@@ -118,7 +118,9 @@ def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:
     )
 
 
-def highest_rate(strain_at: Callable[[float], float], guess: float, tolerance: float = TOLERANCE) -> tuple[float, int]:
+def highest_rate(
+    strain_at: Callable[[float], float], guess: float, tolerance: float = TOLERANCE, most: float = inf
+) -> tuple[float, int]:
     """The highest load at which ``strain_at`` is at most 1, by bisection in the logarithm of the load.
 
     The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
@@ -128,19 +130,22 @@ def highest_rate(strain_at: Callable[[float], float], guess: float, tolerance: f
         strain_at: largest strain of the SLO at a load.
         guess: where to start, > 0.
         tolerance: relative width of the bracket at the end.
+        most: load beyond which is not looked.
 
     Returns:
-        The load, 0 where none was found down to a millionth of the guess; and the number of loads tried.
+        The load, ``most`` where that still holds, 0 where none was found down to a millionth of the guess; and the
+        number of loads tried.
     """
     tried = 1
+    guess = min(guess, most)
     low, high = 0.0, inf
     if strain_at(guess) <= 1.0:
         low = guess
     else:
         high = guess
     step = 1.25
-    while (low == 0.0 or high == inf) and tried < MOST_WIDENING:
-        rate = low * step if high == inf else high / step
+    while (low == 0.0 or high == inf) and tried < MOST_WIDENING and low < most:
+        rate = min(low * step, most) if high == inf else high / step
         tried += 1
         if strain_at(rate) <= 1.0:
             low = rate
@@ -160,7 +165,7 @@ def highest_rate(strain_at: Callable[[float], float], guess: float, tolerance: f
 
 
 def find_highest_rate(
-    scenario: Scenario, load: Load, objective: Objective, seeds: Sequence[int], guess: float
+    scenario: Scenario, load: Load, objective: Objective, seeds: Sequence[int], guess: float, most: float = inf
 ) -> tuple[float, int, Verdict | None]:
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does."""
     verdicts: dict[float, Verdict] = {}
@@ -170,7 +175,7 @@ def find_highest_rate(
         verdicts[rate] = judge(objective, trial(driven, objective, seeds))
         return verdicts[rate].strain
 
-    rate, tried = highest_rate(strain_at, guess)
+    rate, tried = highest_rate(strain_at, guess, most=most)
     return rate, tried, verdicts.get(rate)
 
 
