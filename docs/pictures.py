@@ -70,8 +70,11 @@ def photograph(opened: Any, address: str, name: str, width: int, height: int, fi
     page = opened.new_page(viewport={"width": width, "height": height}, color_scheme="light")
     page.set_default_timeout(WAIT_MS)
     page.goto(address)
-    drawn = f"document.querySelectorAll('.js-plotly-plot .main-svg').length >= {figures}"
-    page.wait_for_function(drawn)
+    page.wait_for_function(
+        """figures => [...document.querySelectorAll('.js-plotly-plot')].filter(
+        e => e.offsetParent && e.data && e.data.length && e.querySelector('.main-svg')).length >= figures""",
+        arg=figures,
+    )
     if button is not None:
         page.get_by_role("button", name=button).click()
         page.wait_for_function("document.querySelector('.js-plotly-plot .legend').textContent.includes('simulated')")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
+import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -77,26 +78,37 @@ def serve(folders: Sequence[Path], host: str, port: int) -> None:
 
     Raises:
         ForerunError: a folder that is not there, or an address that cannot be used.
-        OSError: the port is taken.
     """
     from werkzeug.serving import make_server
 
+    check_free(host, port)
     with ExitStack() as stack:
         session = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-")))
         app, context = create_app(folders, session, () if not is_loopback(host) else LOCAL_NAMES)
         stack.callback(context.jobs.close)
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        try:
-            server = make_server(host, port, app.server, threaded=True)
-        except (OSError, OverflowError, SystemExit) as error:
-            reason = getattr(error, "strerror", None) or "another program may be using it"
-            raise ForerunError(f"--host {host} --port {port}: cannot be served ({reason})") from None
+        server = make_server(host, port, app.server, threaded=True)
         with_brackets = f"[{host}]" if ":" in host else host
         print(f"Serving http://{with_brackets}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()
         finally:
             server.server_close()
+
+
+def check_free(host: str, port: int) -> None:
+    """See that the address can be served.
+
+    Raises:
+        ForerunError: it cannot, and why.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((host, port))
+    except OSError as error:
+        raise ForerunError(f"--host {host} --port {port}: cannot be served ({error.strerror or error})") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -138,11 +138,11 @@ def test_every_page_opens_and_fits(browser, address, width, scheme, project_root
             .map(e => e._fullLayout.width)"""
         )
         assert all(0 < one <= width for one in widths), name
-        paper = visit.page.evaluate(
-            """[...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
-            .map(e => e._fullLayout.paper_bgcolor)"""
+        visit.page.wait_for_function(
+            """paper => [...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
+            .every(e => e._fullLayout.paper_bgcolor == paper)""",
+            arg={"light": "#ffffff", "dark": "#161b22"}[scheme],
         )
-        assert set(paper) == {{"light": "#ffffff", "dark": "#161b22"}[scheme]}, name
         assert "basis:" in visit.page.inner_text(".page").lower(), name
         visit.page.screenshot(path=shots / f"{name}-{width}-{scheme}.png", full_page=True)
     visit.close()
@@ -194,6 +194,9 @@ def test_background_run_refines_and_can_be_cancelled(visit, address):
     label = next(label for label in address[1].served.runs() if label.startswith("this session"))
     summary = address[1].served.run(label).document["summary"]
     assert number(summary["p99_ttft_ms"]) in page.inner_text(".tile >> nth=0")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.js-plotly-plot')].some(e => (e.data || []).some(t => t.name == 'simulated'))"
+    )
     simulated = [trace for trace in visit.figure("load") if trace["name"] == "simulated"]
     assert [trace["x"] for trace in simulated] == [[4]] * 3
     assert [trace["y"][0] for trace in simulated] == [

@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+import socket
 import time
 
 import numpy as np
@@ -20,10 +21,11 @@ from dashboards.app.pages import capacity
 from dashboards.app.parts import spec
 from dashboards.app.replays import FITTED, replayed
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
-from dashboards.app.server import create_app, is_loopback
+from dashboards.app.server import check_free, create_app, is_loopback
 from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, uploaded_scenario, uploaded_text
 from dashboards.app.url_state import Params
 from simulator.build import build_cluster
+from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 
@@ -256,3 +258,15 @@ def test_a_shipped_trace_is_fitted_and_scored_on_the_rest(served):
     assert (plain.basis, fitted.basis) == ("datasheet", "calibrated")
     with pytest.raises(ForerunError, match="no row of"):
         replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic", device="H100")
+
+
+def test_an_address_that_is_taken_is_refused_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ForerunError, match="cannot be served"):
+        check_free("127.0.0.1", taken.getsockname()[1])
+
+
+def test_others_are_let_in_only_when_asked(capsys):
+    assert main(["dash", "--host", "0.0.0.0"]) == 2
+    assert "add --expose if you mean it" in capsys.readouterr().err
+    assert main(["dash", "no/such/folder", "--port", "0"]) == 2
+    assert "no such folder to serve" in capsys.readouterr().err
