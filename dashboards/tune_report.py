@@ -65,8 +65,13 @@ def _flags(document: Document) -> StudyTable:
 
 def _table(document: Document) -> StudyTable:
     rows = [
-        [span(cell["batch"]), span(cell["context"]), cell["draft"] + ("" if cell["fits_kv_cache"] else " *")]
-        + [interval(cell), interval(cell["if_on"])]
+        [
+            span(cell["batch"]),
+            span(cell["context"]),
+            cell["draft"] + ("" if cell["fits_kv_cache"] else " *"),
+            interval(cell),
+            interval(cell["if_on"]),
+        ]
         for cell in document["table"]
     ]
     columns = ["batch", "context", "draft", "speed-up", "best if on"]

@@ -46,7 +46,8 @@ def _words(cell: dict[str, Any]) -> str:
 def _hover(cell: dict[str, Any]) -> str:
     on = cell["if_on"]
     ends = f"{on['speedup']:.3f} x ({on['low']:.2f} to {on['high']:.2f}) with {on['num_speculative_tokens']} drafted"
-    return f"batch {cell['batch'][0]} to {cell['batch'][1]}, context {cell['context'][0]:,} to {cell['context'][1]:,}<br>{ends}"
+    batch, context = (f"{low:,} to {high:,}" for low, high in (cell["batch"], cell["context"]))
+    return f"batch {batch}, context {context}<br>{ends}"
 
 
 def tuning_figure(data: TuningData) -> go.Figure:

@@ -78,7 +78,9 @@ def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tu
     return _chains(scenario, speculation, tokens)
 
 
-def _chains(scenario: Scenario, speculation: SpeculationConfig, tokens: Sequence[int] | None) -> tuple[DraftChoice, ...]:
+def _chains(
+    scenario: Scenario, speculation: SpeculationConfig, tokens: Sequence[int] | None
+) -> tuple[DraftChoice, ...]:
     own, known = speculation.depth, _known_positions(speculation)
     asked = tuple(tokens) if tokens is not None else (*(k for k in USUAL_TOKENS if k <= known), own)
     deepest = max(asked)
@@ -88,9 +90,7 @@ def _chains(scenario: Scenario, speculation: SpeculationConfig, tokens: Sequence
             f"speculation.acceptance another position, or extrapolate: true"
         )
     survival = _deep_survival(speculation, deepest)
-    return tuple(
-        _choice(f"K={k}", _with_chain(scenario, k, survival[:k]), survival[:k]) for k in sorted(set(asked))
-    )
+    return tuple(_choice(f"K={k}", _with_chain(scenario, k, survival[:k]), survival[:k]) for k in sorted(set(asked)))
 
 
 def _known_positions(speculation: SpeculationConfig) -> int:

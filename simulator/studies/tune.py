@@ -187,9 +187,7 @@ class _Spreads:
     all: Spread
 
 
-def _spreads(
-    scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice], grid: _Grid
-) -> dict[str, _Spreads]:
+def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice], grid: _Grid) -> dict[str, _Spreads]:
     """Intervals of every choice that is best somewhere."""
     parameters = list(assumed_parameters(scenario).values())
     accepted = next((p for p in parameters if p.name == ACCEPTANCE), None)
@@ -228,9 +226,7 @@ class _Grid:
         self._contexts = (*stretches(contexts[:-1]), (contexts[-1], contexts[-1]))
         self._room = most_seqs, most_tokens
 
-    def cell(
-        self, index: int, choice: DraftChoice, speedup: float, low: float, high: float, capacity: int
-    ) -> Cell:
+    def cell(self, index: int, choice: DraftChoice, speedup: float, low: float, high: float, capacity: int) -> Cell:
         """The cell at ``index`` with its best choice; no draft tokens where that does not pay."""
         row, column = divmod(index, len(self._batches))
         pays = speedup > 1.0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hwprofiles import load_chip
 from simulator.llm import architecture_names, load_architecture
-from simulator.replay.speculation.open_loop import OPEN_LOOP, OpenLoopCase, open_loop_case
+from simulator.replay.speculation.open_loop import OPEN_LOOP, VLLM_2025, OpenLoopCase, open_loop_case
 from simulator.replay.speculation.published import PublishedSpeedup
 from simulator.speculation import expected_tokens, load_curve
 
@@ -95,9 +95,6 @@ OTHER_BASELINES = {
     "trtllm_dsr1_relaxed": "the baseline is strict MTP",
 }
 """Groups whose baseline is not plain decoding."""
-VLLM_2025 = {"eagle": {"step_s": 9.0e-4, "pass_s": 1.4e-4}, "eagle3": {"step_s": 1.17e-3, "pass_s": 7.7e-4}}
-"""Host seconds per step and pass of vLLM's drafters in 2025, before their passes were captured: two constants per
-drafter, fitted at K = 2 and 6 of vllm-project/vllm#20780 only (``simulator/timing/draft_overheads.yaml``)."""
 SERVED_EXPERTS = {
     "gptoss_h200": {
         "chip": str(resources.files("simulator.replay.speculation").joinpath("gptoss-h200.yaml")),

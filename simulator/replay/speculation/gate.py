@@ -64,7 +64,9 @@ def broken_gates(gates: Sequence[Gate], scores: Sequence[Mapping[str, Any]]) -> 
         if score is None:
             said.append(f"{gate.group}: no row was predicted")
             continue
-        seen = {"mape": score["mape"], "bias": abs(score["bias"]), "wrong_sign": 100.0 - score["right_sign"]}[gate.metric]
+        seen = {"mape": score["mape"], "bias": abs(score["bias"]), "wrong_sign": 100.0 - score["right_sign"]}[
+            gate.metric
+        ]
         if seen > gate.value:
             said.append(f"{gate.group}.{gate.metric} is {seen:.1f} %, above {gate.value:g} %")
     return said

@@ -25,6 +25,10 @@ class OpenLoop(NamedTuple):
     """Prompt and output tokens by method where the rows give none."""
 
 
+VLLM_2025 = {"eagle": {"step_s": 5.85e-4, "pass_s": 7.4e-5}, "eagle3": {"step_s": 8.3e-4, "pass_s": 6.7e-4}}
+"""Host seconds per step and pass of vLLM's drafters in 2025, before their passes were captured: two constants per
+drafter, fitted at K = 2 and 6 of vllm-project/vllm#20780 only."""
+
 OPEN_LOOP = {
     "vllm_blog2024": OpenLoop(
         process="poisson",
@@ -47,8 +51,8 @@ OPEN_LOOP = {
         speculation={
             "eagle3": {
                 "method": "eagle3",
-                "draft": {"step_s": 1.17e-3, "pass_s": 7.7e-4},
-                "acceptance": {"acceptance_length": 1.25},
+                "draft": VLLM_2025["eagle3"],
+                "acceptance": {"acceptance_length": 1.18},
             }
         },
         lengths={},

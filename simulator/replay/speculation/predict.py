@@ -62,7 +62,9 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
         return case
     if isinstance(case, OpenLoopCase):
         found = measured_open_loop(case)
-        return Comparison(row, found.speedup, case.acceptance_length, found.plain_step_s, found.verify_step_s, found.basis)
+        return Comparison(
+            row, found.speedup, case.acceptance_length, found.plain_step_s, found.verify_step_s, found.basis
+        )
     try:
         plain, speculative = _built(case.plain), _built(case.speculative)
     except (ForerunError, ValueError) as error:
