@@ -77,7 +77,7 @@ def tune(
     wanted = default_engine(study.scenario) if engine is None else checked_engine(engine)
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "tuning") as progress:
-            found = run_tuning(study.scenario, *axes, progress=progress.update)
+            found = run_tuning(study.scenario, axes[0], axes[1], axes[2], progress.update)
         document = tune_document(found, wanted, strict=engine is not None) | {"seed": seed}
         if out is not None:
             write_outputs(out, document, study.scenario, command_text(axes, wanted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import isqrt
 
 from simulator.errors import ForerunError
@@ -60,6 +61,6 @@ def stretches(values: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
     The first stretch begins at the first value and the last ends at the last, and together they leave no gap.
     """
-    ends = [isqrt(low * high) for low, high in zip(values, values[1:], strict=False)]
+    ends = [isqrt(low * high) for low, high in pairwise(values)]
     starts = [values[0], *(end + 1 for end in ends)]
     return tuple(zip(starts, [*ends, values[-1]], strict=True))

@@ -1,4 +1,4 @@
-"""A tuning as an engine's flags: vLLM's ``--speculative-config`` with its table by batch, SGLang's speculative flags."""
+"""A tuning as flags: vLLM's ``--speculative-config`` with its table by batch, SGLang's speculative flags."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _lines(
     yield f"runs as framework `{RESEARCH}`, bound by kernel launches. Rows under open-loop arrivals are two simulated"
     yield "runs of one stream of requests, compared in the source's own metric. MagicDec's rows take the acceptance of"
     yield "LLaMA-3.1-8B drafting for itself from 512 tokens of KV, TinyLlama's too. vLLM of 2024 verified each draft"
-    yield "token as a sequence of its own and spent host time per sequence; neither is modelled, so its gains hold on too"
+    yield "token as a sequence of its own and spent host time per sequence; neither is modelled, so its gains last too"
     yield "long as the load rises."
     yield ""
     yield "Constants fitted to these rows, and nothing else:"
