@@ -63,8 +63,8 @@ def main() -> None:
         else "no part gives less beside the others"
     )
     print(
-        f"All together give {together:.1f}x, where the single factors multiply to {product:.1f}x: {most} gives most alone "
-        f"({alone[most]:.2f}x); {gaining} gives {alone[gaining]:.2f}x alone and {last[gaining]:.2f}x once the rest is "
+        f"All together give {together:.1f}x, where the single factors multiply to {product:.1f}x: {most} gives most "
+        f"alone ({alone[most]:.2f}x); {gaining} gives {alone[gaining]:.2f}x alone and {last[gaining]:.2f}x once the rest is "
         f"there, because its seconds are then a larger share; {less}."
     )
 

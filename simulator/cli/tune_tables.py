@@ -61,7 +61,7 @@ def _cell(cell: Document) -> Text:
 
 
 def _interval(cell: Document) -> str:
-    return f"{cell['speedup']:.2f} ({cell['low']:.2f} to {cell['high']:.2f})"
+    return f"{cell['speedup']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
 
 
 def _span(ends: list[int]) -> str:
