@@ -64,8 +64,8 @@ def main() -> None:
     )
     print(
         f"All together give {together:.1f}x, where the single factors multiply to {product:.1f}x: {most} gives most "
-        f"alone ({alone[most]:.2f}x); {gaining} gives {alone[gaining]:.2f}x alone and {last[gaining]:.2f}x once the rest is "
-        f"there, because its seconds are then a larger share; {less}."
+        f"alone ({alone[most]:.2f}x); {gaining} gives {alone[gaining]:.2f}x alone and {last[gaining]:.2f}x once the "
+        f"rest is there, because its seconds are then a larger share; {less}."
     )
 
 

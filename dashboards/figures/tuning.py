@@ -39,8 +39,8 @@ def tuning_data(document: dict[str, Any]) -> TuningData:
 
 
 def _words(cell: dict[str, Any]) -> str:
-    drafted = "off" if cell["draft"] == "off" else cell["draft"].replace("tree of ", "T")
-    return f"<b>{drafted}</b><br>{cell['if_on']['speedup']:.2f}{'' if cell['fits_kv_cache'] else ' *'}"
+    drafted = cell["draft"].replace("tree of ", "T").removeprefix("K=")
+    return f"<b>{drafted}</b><br>{cell['if_on']['speedup']:.2f}{'' if cell['fits_kv_cache'] else '*'}"
 
 
 def _hover(cell: dict[str, Any]) -> str:
@@ -65,14 +65,14 @@ def tuning_figure(data: TuningData) -> go.Figure:
             text=data.words,
             customdata=data.hover,
             texttemplate="%{text}",
-            textfont={"size": 11},
+            textfont={"size": 10},
             xgap=1,
             ygap=1,
-            colorbar={"title": {"text": "speed-up", "font": {"size": 12}}, "thickness": 12, "tickfont": {"size": 11}},
+            showscale=False,
             hovertemplate="%{customdata}<extra></extra>",
         )
     )
     figure.update_xaxes(title="batch (sequences)", type="category", showgrid=False)
     figure.update_yaxes(title="context (tokens)", type="category", showgrid=False)
-    caption = f"{data.method}: draft tokens, and speed-up of decoding with them"
+    caption = f"{data.method}: draft tokens, speed-up"
     return captioned(figure, "What to draft", caption, data.basis, 160 + 64 * max(3, len(data.contexts)))

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
     assert config["method"] == "eagle3"
     table = config["num_speculative_tokens_per_batch_size"]
     assert table[0][0] == 1
-    assert all(before[1] + 1 == after[0] for before, after in zip(table, table[1:], strict=False))
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(table))
     policy = lookup(table, config["num_speculative_tokens"])
     for cell in tuned.mean:
         drafted = 0 if cell.choice is None else cell.choice.tokens
@@ -169,7 +170,7 @@ def test_stretches_leave_no_gap_and_hold_their_value(values):
     found = stretches(values)
     assert (found[0][0], found[-1][1]) == (values[0], values[-1])
     assert all(low <= value <= high for value, (low, high) in zip(values, found, strict=True))
-    assert all(before[1] + 1 == after[0] for before, after in zip(found, found[1:], strict=False))
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(found))
 
 
 def test_axes_as_text():
@@ -182,5 +183,5 @@ def test_axes_as_text():
 
 def test_equal_neighbours_are_one_range(tuned):
     table = batch_table(tuned.mean)
-    assert all(before[2] != after[2] for before, after in zip(table, table[1:], strict=False))
+    assert all(before[2] != after[2] for before, after in pairwise(table))
     assert table[-1][1] == BATCHES[-1]
