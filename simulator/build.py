@@ -118,6 +118,7 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         timer=timer,
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
+        router=scenario.router,
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()

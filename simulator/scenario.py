@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from simulator.errors import ForerunError, did_you_mean
 from simulator.serving.config import EngineConfig
+from simulator.serving.fleet_config import RouterConfig
 from simulator.settings import PositiveFloat, Section
 from simulator.speculation import SpeculationConfig
 from simulator.timing.config import HardwareConfig
@@ -38,6 +39,8 @@ class Scenario(Section):
     kv_cache_dtype: str = "bf16"
     hardware: HardwareConfig
     engine: EngineConfig = EngineConfig()
+    router: RouterConfig = RouterConfig()
+    """Parameters of ``engine.routing`` and limits of what the router lets in."""
     speculation: SpeculationConfig | None = None
     attention_speculation: None = None
     """Attention-level speculation is not modelled yet."""

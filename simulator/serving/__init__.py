@@ -2,8 +2,12 @@
 
 from simulator.serving.cluster import Cluster
 from simulator.serving.config import EngineConfig
+from simulator.serving.faults import Faults
+from simulator.serving.fleet import Fleet
+from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, RouterConfig
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.pool import Pool
 from simulator.serving.records import (
     EngineCounters,
     GapCounts,
@@ -19,9 +23,16 @@ __all__ = [
     "EngineConfig",
     "EngineCounters",
     "EngineLimits",
+    "Faults",
+    "FaultsConfig",
+    "Fleet",
     "GapCounts",
     "KvCacheReport",
+    "KvTransferConfig",
+    "Pool",
+    "PoolConfig",
     "RequestRecords",
+    "RouterConfig",
     "RunLog",
     "SpeculationCounters",
     "StepLog",

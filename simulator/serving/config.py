@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simulator.settings import PositiveInt, Section, Share
+from simulator.serving.fleet_config import Routing
+from simulator.settings import PositiveFloat, PositiveInt, Section, Share
 
 
 class EngineConfig(Section):
@@ -36,5 +37,12 @@ class EngineConfig(Section):
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     cuda_graphs: bool = True
-    routing: Literal["round-robin", "least-outstanding"] = "round-robin"
-    """How requests are spread over ``hardware.replicas``."""
+    routing: Routing = "round-robin"
+    """How requests are spread over ``hardware.replicas``: in turn, by load, by what each was sent before, or by what
+    each holds in its KV cache."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """What becomes of the KV of a sequence that has to make room: computed again later, or copied to host memory."""
+    swap_space_bytes: PositiveFloat = 4 * 1024.0**3
+    """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
+    host_link: str | None = None
+    """Link between each chip and its host: catalogue name or path; default: the chip's own."""

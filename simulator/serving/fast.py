@@ -117,6 +117,17 @@ class FastReplica:
         self._finishing: dict[int, list[LiveRequest]] = {}
         self._finish_steps: list[int] = []
         self._planned = _Planned()
+        self._in_step = False
+        """Whether a planned step or span is on its way."""
+
+    def cached_tokens(self, request: int) -> int:
+        """Prompt tokens of a request that the prefix cache holds now; asked by a router while steps run."""
+        if self._in_step:
+            held, span = self._planned.held, self._planned.span
+            if span is not None:
+                held = int(span.blocks[int(np.searchsorted(span.ends, self._env.now))])
+            self._evict_idle(held)
+        return self._cache.match(request, self._log.input_tokens[request])[1]
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Advance from structural event to structural event until no request will ever come."""
@@ -134,7 +145,9 @@ class FastReplica:
                 continue
             self._plan(now)
             if self._shared:
+                self._in_step = True
                 yield from self._spend()
+                self._in_step = False
             now = self._commit()
             if self._step >= self._future.full_at:
                 self._future.forget_before(self._step)
@@ -401,7 +414,7 @@ class FastReplica:
             del self._running[live.index]
             self._cache.release(live.units)
             log.finish(live.index, now)
-            self._feed.finished(now)
+            self._feed.finished(live.index, now)
             return
         live.start = self._step
         live.steps = remaining
@@ -454,7 +467,7 @@ class FastReplica:
                 assert live.path is not None
                 log.count_drafts(live.index, live.path)
             log.finish(live.index, now)
-            self._feed.finished(now)
+            self._feed.finished(live.index, now)
 
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, None]:
         """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""

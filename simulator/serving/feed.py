@@ -11,6 +11,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 
 FloatArray = NDArray[np.float64]
@@ -29,7 +30,7 @@ class Feed(Protocol):
     def next_s(self) -> float:
         """Earliest time at which another request may arrive unannounced by an interrupt; inf if none is known."""
 
-    def finished(self, now: float) -> None:
+    def finished(self, request: int, now: float) -> None:
         """One of the replica's requests has ended."""
 
     def pending(self, times_s: FloatArray) -> IntArray:
@@ -68,7 +69,7 @@ class OpenFeed:
         time: float = self._arrival_s[self._next]
         return time
 
-    def finished(self, now: float) -> None:
+    def finished(self, request: int, now: float) -> None:
         """Arrivals do not depend on completions."""
 
     def pending(self, times_s: FloatArray) -> IntArray:
@@ -102,7 +103,7 @@ class ClosedFeed:
         """Requests are sent only when one of this replica's ends."""
         return inf
 
-    def finished(self, now: float) -> None:
+    def finished(self, request: int, now: float) -> None:
         """Send the next request."""
         if self._sent < len(self._requests):
             self._send(now)
@@ -123,62 +124,92 @@ class ClosedFeed:
 
 
 class RoutedFeed:
-    """Requests handed over by a router while the simulation runs."""
+    """Requests handed over by a router while the simulation runs; what the router knows of a replica.
+
+    Args:
+        env: simulated time.
+        index: number of the replica.
+        limits: of the replica.
+        on_left: told of every request that no longer occupies the replica.
+        on_ended: told when a request has ended.
+    """
 
     shared = True
 
-    def __init__(self, env: simpy.Environment, log: RunLog, on_finished: Callable[[], None]) -> None:
-        self._env = env
-        self._arrival_s = log.arrival_s
-        self._on_finished = on_finished
-        self._arrived: list[int] = []
-        self._wake: simpy.Event | None = None
-        """What the idle replica waits for."""
-        self._closed = False
+    def __init__(
+        self,
+        env: simpy.Environment,
+        index: int,
+        limits: EngineLimits,
+        on_left: Callable[[int, RoutedFeed], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self.index = index
+        self.limits = limits
+        self.block_size = limits.block_size
+        self.capacity_tokens = limits.num_blocks * limits.block_size
+        """Tokens that the replica's KV cache holds."""
         self.outstanding = 0
         """Requests handed over and not yet ended."""
-        self.replica: simpy.Process | None = None
+        self.cached_tokens: Callable[[int], int] = _nothing_cached
+        """Prompt tokens of a request that the replica's prefix cache holds now."""
+        self.process: simpy.Process | None = None
         """The process to interrupt when a request arrives while it advances through a span."""
+        self.down = False
+        """Whether the replica has failed and is not back yet."""
+        self._env = env
+        self._on_left = on_left
+        self._on_ended = on_ended
+        self._arrived: list[int] = []
+        self._arrived_s: list[float] = []
+        self._wake: simpy.Event | None = None
+        """What the idle replica waits for."""
 
     def put(self, request: int) -> None:
         """Hand over a request now."""
         self._arrived.append(request)
+        self._arrived_s.append(self._env.now)
         self.outstanding += 1
         if self._wake is not None:
-            if not self._wake.triggered:
-                self._wake.succeed()
-        elif self.replica is not None and self.replica.is_alive:
-            self.replica.interrupt()
+            self.wake()
+        elif self.process is not None and self.process.is_alive:
+            self.process.interrupt()
 
-    def close(self) -> None:
-        """No request will follow."""
-        self._closed = True
+    def wake(self) -> None:
+        """Let an idle replica look again."""
         if self._wake is not None and not self._wake.triggered:
             self._wake.succeed()
 
     def take(self, now: float) -> Sequence[int]:
         """Requests handed over so far."""
         self._wake = None
-        taken, self._arrived = self._arrived, []
+        taken, self._arrived, self._arrived_s = self._arrived, [], []
         return taken
 
     def next_s(self) -> float:
         """Arrivals announce themselves by interrupting the replica."""
         return inf
 
-    def finished(self, now: float) -> None:
-        """Tell the router."""
+    def left(self, request: int) -> None:
+        """A request no longer occupies the replica."""
         self.outstanding -= 1
-        self._on_finished()
+        self._on_left(request, self)
+
+    def finished(self, request: int, now: float) -> None:
+        """Tell the router."""
+        self.left(request)
+        self._on_ended()
 
     def pending(self, times_s: FloatArray) -> IntArray:
         """Requests handed over and not taken, by each time."""
-        arrived = np.asarray([self._arrival_s[request] for request in self._arrived])
-        return np.searchsorted(arrived, times_s, side="right")
+        return np.searchsorted(np.asarray(self._arrived_s), times_s, side="right")
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """The next hand-over."""
-        if self._closed:
-            return None
         self._wake = env.event()
         return self._wake
+
+
+def _nothing_cached(request: int) -> int:
+    """Where no prefix is cached."""
+    return 0

@@ -33,6 +33,20 @@ class Sequence:
     accepted: NDArray[np.int64] = field(default_factory=lambda: NO_STEPS)
     """Accepted draft tokens of the verify steps from ``path_start`` on."""
     path_start: int = 0
+    swapped_blocks: int = 0
+    """Blocks of it in host memory."""
+
+    def restarted(self) -> Sequence:
+        """The same request with what it has delivered and nothing in any cache: all of it is computed again."""
+        return Sequence(
+            self.index,
+            self.input_tokens,
+            self.output_tokens,
+            generated_tokens=self.generated_tokens,
+            cached_tokens=self.cached_tokens,
+            last_token_s=self.last_token_s,
+            verify_steps=self.verify_steps,
+        )
 
     @property
     def known_tokens(self) -> int:
