@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
+from hwprofiles import Chip, KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
 from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
@@ -14,8 +14,11 @@ from simulator.scenario import Scenario
 from simulator.serving import (
     Cluster,
     EngineLimits,
+    Fleet,
+    SwapSpace,
 )
 from simulator.serving.config import EngineConfig
+from simulator.serving.fleet_config import Role
 from simulator.speculation import AcceptanceSampler, draft_survival, proposal
 from simulator.timing import (
     Deployment,
@@ -33,14 +36,45 @@ BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
 
 
 @dataclass(frozen=True, slots=True)
+class PoolBuild:
+    """Equal replicas of a run."""
+
+    name: str
+    role: Role
+    replicas: int
+    chips: int
+    """Of one replica."""
+    chip: Chip
+    cluster: Cluster
+    memory: MemoryPlan
+    usd_per_chip_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """The parts of a run, before anything has happened."""
 
     cluster: Cluster
+    """The replicas; of several pools, those that generate."""
     memory: MemoryPlan
     basis: str
     chips: int
+    """Of all replicas together."""
     notes: tuple[str, ...]
+    pools: tuple[PoolBuild, ...]
+    """In the order of their replicas' numbers; one where all replicas are equal."""
+    fleet: Fleet | None = None
+    """What runs in place of ``cluster``, where there are pools or failures."""
+
+    @property
+    def main(self) -> PoolBuild:
+        """The first pool that generates."""
+        return next(pool for pool in self.pools if pool.role != "prefill")
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast path runs it."""
+        return self.cluster.fast if self.fleet is None else self.fleet.fast
 
 
 def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
@@ -119,17 +153,21 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
         router=scenario.router,
+        swap=_swap_space(engine, chip, memory),
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
         notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
+    usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
+    chips = hardware.tensor_parallel
     return Build(
         cluster=cluster,
         memory=memory,
         basis=_basis(kernels, [target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.tensor_parallel,
+        chips=hardware.replicas * chips,
         notes=tuple(notes),
+        pools=(PoolBuild("all", "both", hardware.replicas, chips, chip, cluster, memory, usd),),
     )
 
 
@@ -168,7 +206,31 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     return max(budget, batch)
 
 
+def _swap_space(engine: EngineConfig, chip: Chip, memory: MemoryPlan) -> SwapSpace | None:
+    """Host memory for preempted sequences; None where they are computed again.
+
+    Raises:
+        ForerunError: no link to the host is known, or the scheduler does not preempt.
+    """
+    if engine.preemption == "recompute":
+        return None
+    if engine.scheduler != "vllm-v1":
+        raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
+    name = engine.host_link or chip.links.host
+    if name is None:
+        raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
+    with at_field("engine.host_link"):
+        link = load_link(name)
+    block_bytes = memory.kv_bytes_per_token * memory.block_size
+    return SwapSpace(
+        int(engine.swap_space_bytes // block_bytes), block_bytes / link.bandwidth_bytes_per_s, link.latency_s
+    )
+
+
 def _refuse_unmodelled(scenario: Scenario) -> None:
+    for name in ("pools", "faults"):
+        if getattr(scenario, name) is not None:
+            raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
     hardware = scenario.hardware
     for name in ("pipeline_parallel", "expert_parallel", "speculative_parallel"):
         if getattr(hardware, name) != 1:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from simulator.errors import ForerunError, did_you_mean
 from simulator.serving.config import EngineConfig
-from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
 from simulator.settings import PositiveFloat, Section
 from simulator.speculation import SpeculationConfig
 from simulator.timing.config import HardwareConfig
@@ -41,6 +41,12 @@ class Scenario(Section):
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()
     """Parameters of ``engine.routing`` and limits of what the router lets in."""
+    pools: dict[PoolName, PoolConfig] | None = None
+    """Replicas of several kinds, by name; default: ``hardware.replicas`` equal ones."""
+    kv_transfer: KvTransferConfig | None = None
+    """How KV travels from prefill pools to decode pools."""
+    faults: FaultsConfig | None = None
+    """Replica failures."""
     speculation: SpeculationConfig | None = None
     attention_speculation: None = None
     """Attention-level speculation is not modelled yet."""
@@ -60,6 +66,34 @@ class Scenario(Section):
                 )
         return slo
 
+    @model_validator(mode="after")
+    def _pools_fit_together(self) -> Scenario:
+        pools = self.pools or {}
+        if self.pools is not None and not pools:
+            raise ValueError("pools: must not be empty")
+        for name, pool in pools.items():
+            for section in ("hardware", "engine"):
+                overridden_section(self, name, section)
+            if "routing" in pool.engine:
+                raise ValueError(
+                    f"pools.{name}.engine.routing: set engine.routing of the scenario (new requests) or "
+                    f"kv_transfer.routing (finished prompts)"
+                )
+        roles = {pool.role for pool in pools.values()}
+        if roles not in (set(), {"both"}, {"prefill", "decode"}):
+            raise ValueError(
+                f"pools: roles are {', '.join(sorted(roles))}; let all be both, or some prefill and the others decode"
+            )
+        if self.kv_transfer is not None and "prefill" not in roles:
+            raise ValueError("kv_transfer: no pool has the role prefill, so no KV travels; remove kv_transfer")
+        arrivals = self.workload.arrivals
+        if self.router.when_full == "refuse" and arrivals is not None and arrivals.process == "closed-loop":
+            raise ValueError(
+                "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
+                "use queue, or lower max_concurrency"
+            )
+        return self
+
     def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
         """A copy with values set by dotted path, validated anew.
 
@@ -70,6 +104,21 @@ class Scenario(Section):
         for path, value in overrides.items():
             _set(data, path, value, "override")
         return scenario_from(data, "scenario")
+
+
+def overridden_section(scenario: Scenario, pool: str, section: str) -> Any:
+    """The ``hardware`` or ``engine`` of a pool: the scenario's own with the pool's fields on top.
+
+    Raises:
+        ValueError: a field or value that the section does not have, in one line that names it.
+    """
+    base = getattr(scenario, section)
+    assert scenario.pools is not None
+    overrides = getattr(scenario.pools[pool], section)
+    try:
+        return type(base).model_validate(base.model_dump(exclude_unset=True) | overrides)
+    except ValidationError as error:
+        raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 
 
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -212,8 +261,11 @@ def _fields(location: Iterable[int | str]) -> list[str]:
 def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     current: type[BaseModel] = model
     for name in path:
-        annotation = current.model_fields[name].annotation if name in current.model_fields else None
-        nested = [a for a in (annotation, *getattr(annotation, "__args__", ())) if _is_model(a)]
+        if name not in current.model_fields:
+            continue
+        annotation = current.model_fields[name].annotation
+        branches = (annotation, *getattr(annotation, "__args__", ()))
+        nested = [a for branch in branches for a in (branch, *getattr(branch, "__args__", ())) if _is_model(a)]
         if not nested:
             return []
         current = nested[0]
@@ -241,7 +293,13 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
     workload = data["workload"] if isinstance(data.get("workload"), dict) else {}
     speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
+    transfer = data["kv_transfer"] if isinstance(data.get("kv_transfer"), dict) else {}
+    pools = data["pools"].values() if isinstance(data.get("pools"), dict) else ()
+    parts = [pool.get(part) for pool in pools if isinstance(pool, dict) for part in ("hardware", "engine")]
     for holder, key in (
+        *((part, key) for part in parts for key in ("chip", "link", "host_link")),
+        (transfer, "link"),
+        (data.get("engine"), "host_link"),
         (data, "model"),
         (data.get("hardware"), "chip"),
         (data.get("hardware"), "link"),

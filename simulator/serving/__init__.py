@@ -12,10 +12,15 @@ from simulator.serving.records import (
     EngineCounters,
     GapCounts,
     KvCacheReport,
+    ReplicaUse,
     RequestRecords,
     SpeculationCounters,
     StepRecords,
+    TransferReport,
 )
+from simulator.serving.replica_use import replica_use, transfer_report
+from simulator.serving.swap import SwapSpace
+from simulator.serving.transfer import KvLink
 
 __all__ = [
     "FULL_ROWS",
@@ -28,13 +33,19 @@ __all__ = [
     "Fleet",
     "GapCounts",
     "KvCacheReport",
+    "KvLink",
     "KvTransferConfig",
     "Pool",
     "PoolConfig",
+    "ReplicaUse",
     "RequestRecords",
     "RouterConfig",
     "RunLog",
     "SpeculationCounters",
     "StepLog",
     "StepRecords",
+    "SwapSpace",
+    "TransferReport",
+    "replica_use",
+    "transfer_report",
 ]

@@ -154,9 +154,9 @@ class StepLog:
         """One scalar column that counts something."""
         return self.column(name).astype(np.int64)
 
-    def work(self, start: int, stop: int) -> StepWork[IntArray]:
-        """The work of steps ``start`` to ``stop``."""
-        rows = self._table[start : min(stop, self._rows)]
+    def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
+        """The work of the chosen steps."""
+        rows = self._table[: self._rows][chosen]
         keys = rows[:, len(SCALARS) :].astype(np.int64).reshape(len(rows), 4, self._windows)
         by_window = [tuple(keys[:, kind, w] for w in range(self._windows)) for kind in range(4)]
         count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[8:13]}

@@ -73,7 +73,7 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
         assert_allclose(fast.steps.column(name)[order[0]], exact.steps.column(name)[order[1]], rtol=1e-9, atol=1e-12)
     for name in ("output_tokens", "running", "waiting", "kv_blocks", "prefill_tokens", "decode_seqs", "query_len"):
         assert_array_equal(fast.steps.integers(name)[order[0]], exact.steps.integers(name)[order[1]], err_msg=name)
-    mine, theirs = (log.steps.work(0, len(log.steps)) for log in (fast, exact))
+    mine, theirs = (log.steps.work(slice(None)) for log in (fast, exact))
     for a, b in zip(
         mine.decode_kv_tokens + mine.prefill_pairs, theirs.decode_kv_tokens + theirs.prefill_pairs, strict=True
     ):
