@@ -46,11 +46,9 @@ def build_run(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None
         faults=Faults(scenario.faults, seed) if scenario.faults is not None else None,
     )
     main = next(part for part in parts if part.pools[0].role != "prefill")
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
-    if not fleet.fast and any(pool.cluster.stepping == "fast" for pool in pools):
-        notes[
-            "every step was simulated one by one: the fast path knows neither failures nor pools that share a request"
-        ] = None
+    notes = [note for part in parts for note in part.notes]
+    if not fleet.fast and any(part.fast and part.cluster.stepping == "fast" for part in parts):
+        notes.append(SLOW)
     return Build(
         cluster=main.cluster,
         memory=main.memory,

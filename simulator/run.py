@@ -223,12 +223,15 @@ def _speculation(log: RunLog, limits: EngineLimits) -> SpeculationCounters:
 
 def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: RunLog) -> KvCacheReport:
     cached = log.stream.prefix_hashes is not None and any(pool.cluster.prefix_caching for pool in build.pools)
-    memory, busy = build.memory, float(steps.seconds.sum())
+    first = sum(pool.replicas for pool in build.pools[: build.pools.index(build.main)])
+    own = (steps.replica >= first) & (steps.replica < first + build.main.replicas)
+    blocks, seconds = steps.kv_blocks[own], steps.seconds[own]
+    memory, busy = build.memory, float(seconds.sum())
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
-        peak_blocks=int(steps.kv_blocks.max()) if len(steps) else 0,
-        mean_blocks=float((steps.kv_blocks * steps.seconds).sum() / busy) if busy else 0.0,
+        peak_blocks=int(blocks.max()) if len(blocks) else 0,
+        mean_blocks=float((blocks * seconds).sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
         bytes_per_token=memory.kv_bytes_per_token * build.main.chips,

@@ -66,7 +66,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
 def _chip_sections(result: RunResult, duration_s: float) -> dict[str, Any]:
     """Utilisation and energy, what moved between pools, and each pool's part where there are several."""
     rows = pool_sections(result, duration_s)
-    sections = {"utilisation": fleet_utilisation(rows), "energy_joules": fleet_energy_joules(rows)}
+    sections: dict[str, Any] = {"utilisation": fleet_utilisation(rows), "energy_joules": fleet_energy_joules(rows)}
     if result.transfers is not None:
         sections["kv_transfer"] = asdict(result.transfers)
     if result.scenario.faults is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def pool_sections(result: RunResult, duration_s: float) -> list[dict[str, Any]]:
     rows, first = [], 0
     for pool in result.pools:
         uses = result.replicas[first : first + pool.replicas]
-        steps = _steps_of(result.steps, first, pool.replicas)
+        steps = steps_of(result.steps, first, pool.replicas)
         first += pool.replicas
         chips, chip = pool.chips * pool.replicas, pool.chip
         peak, bandwidth = chip.peak_flops(dtype), chip.memory.bandwidth_bytes_per_s
@@ -88,7 +88,7 @@ def fleet_cost_usd(pools: Sequence[PoolBuild], duration_s: float) -> float | Non
     return None if any(usd is None for usd in known) else sum(usd for usd in known if usd is not None)
 
 
-def _steps_of(steps: StepRecords, first: int, replicas: int) -> StepRecords:
+def steps_of(steps: StepRecords, first: int, replicas: int) -> StepRecords:
     """The steps of ``replicas`` replicas from number ``first`` on."""
     rows = np.flatnonzero((steps.replica >= first) & (steps.replica < first + replicas))
-    return steps if len(rows) == len(steps) else replace(steps, **{k: v[rows] for k, v in steps.columns().items()})
+    return steps if len(rows) == len(steps) else steps.take(rows)

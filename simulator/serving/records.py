@@ -82,6 +82,10 @@ class StepRecords:
         """Column name to array, in declaration order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def take(self, rows: IntArray) -> StepRecords:
+        """The chosen rows."""
+        return StepRecords(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
 
 @dataclass(frozen=True, slots=True)
 class GapCounts:
@@ -124,7 +128,8 @@ class TransferReport:
 class KvCacheReport:
     """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas.
 
-    With several pools, capacities are those of the first pool that generates; use is over all replicas.
+    With several pools, blocks and bytes are those of the first pool that generates; preemptions, hits and copies count
+    everywhere.
     """
 
     num_blocks: int
