@@ -158,7 +158,9 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
-        notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
+        notes.append(
+            "the fast path does not cover this scheduler, swapping or these limits: every step was simulated one by one"
+        )
     usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
     chips = hardware.tensor_parallel
     return Build(
