@@ -45,8 +45,8 @@ _CACHE_ENTRIES = 100_000
 _T = TypeVar("_T", KernelTime, CollectiveTime)
 
 
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "nccl")
-"""Kernel libraries that chips may carry a fit for; a profile may add its own."""
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "nccl")
+"""Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
 class KernelLibrary:

@@ -197,6 +197,8 @@ class DecodeParameters(FamilyParameters):
     """Rows are padded to a multiple of this."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
+    key_s: NonNegative = 0.0
+    """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
 
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
         """Return the set for a chip of another generation.

@@ -115,6 +115,11 @@ class Host(Group):
     """Time the CPU needs to launch one kernel without a captured graph."""
     graph_launch_s: NonNegative
     """Time per kernel inside a captured graph (CUDA graph, Metal trace), on the CPU."""
+    step_s: NonNegative = 0.0
+    """Time between engine steps that this chip's software needs beyond any engine's own (reading logits back,
+    sampling on the host, sending the next tokens), in seconds."""
+    sequence_s: NonNegative = 0.0
+    """The same per sequence of the batch, in seconds."""
 
 
 class Chip(Record):

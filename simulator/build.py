@@ -88,7 +88,7 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         link = load_link(link_name) if link_name else None
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
-    framework = load_framework(engine.framework)
+    framework = load_framework(engine.framework).on(chip)
     kernels = KernelLibrary(chip, engine.framework)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, kernels, measures, replays, runs
+from simulator.cli import calibrations, catalogues, kernels, measures, replays, runs, validations
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -30,6 +30,7 @@ kernels.register(app)
 replays.register(app)
 calibrations.register(app)
 measures.register(app)
+validations.register(app)
 catalogues.register(app)
 
 

@@ -11,6 +11,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from hwprofiles import Chip
 from simulator.errors import ForerunError, did_you_mean
 
 
@@ -49,6 +50,13 @@ class Framework(BaseModel):
         multiple = self.captured_multiple
         padded = np.where(tokens <= 2, tokens, np.where(tokens <= 4, 4, -(-tokens // multiple) * multiple))
         return np.where(tokens <= self.max_captured_tokens, padded, tokens)
+
+    def on(self, chip: Chip) -> Framework:
+        """The same engine on a chip whose own software adds host time to every step and sequence."""
+        host = chip.host
+        return self.model_copy(
+            update={"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + host.sequence_s}
+        )
 
 
 @cache

@@ -1,0 +1,173 @@
+"""The validation page of speculation: every published row beside its prediction, failures left in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulator.replay.speculation.cases import RESEARCH, Unpredicted
+from simulator.replay.speculation.predict import Comparison
+from simulator.speculation import curve_names, fit_lengths, load_curve
+
+FITTED_DEPTH = 3
+"""Acceptance curves are fitted on K = 1 to this and read off beyond."""
+
+
+class GroupScore(NamedTuple):
+    """How one published table came out; percentages."""
+
+    group: str
+    rows: int
+    mape: float
+    bias: float
+    right_sign: float
+    """Share of rows on the right side of 1 (published within 2 % of 1 counts as either)."""
+
+
+class CurveScore(NamedTuple):
+    """Acceptance length of one published curve beyond the depths that it was fitted on."""
+
+    curve: str
+    depth: int
+    published: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - published) / published."""
+        return self.predicted / self.published - 1
+
+
+def group_scores(comparisons: Sequence[Comparison]) -> list[GroupScore]:
+    """Scores by published table, in the order of the rows."""
+    groups: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        groups.setdefault(comparison.row.group, []).append(comparison)
+    return [_score(name, found) for name, found in groups.items()]
+
+
+def _score(name: str, found: Sequence[Comparison]) -> GroupScore:
+    errors = np.array([comparison.error for comparison in found])
+    right = [abs(c.row.speedup - 1) <= 0.02 or (c.row.speedup > 1) == (c.predicted > 1) for c in found]
+    return GroupScore(
+        name, len(found), 100 * float(np.abs(errors).mean()), 100 * float(errors.mean()), 100 * float(np.mean(right))
+    )
+
+
+def curve_scores() -> list[CurveScore]:
+    """Every catalogue curve published to K = 5 or deeper: fitted on K = 1 to 3, read off at its deepest."""
+    scores = []
+    for name in curve_names():
+        lengths = load_curve(name).lengths or {}
+        near = {k: length for k, length in lengths.items() if k <= FITTED_DEPTH}
+        if len(near) >= 2 and max(lengths) >= 5:
+            depth = max(lengths)
+            predicted = fit_lengths(near).model.acceptance_length(depth)
+            scores.append(CurveScore(name, depth, lengths[depth], predicted))
+    return scores
+
+
+def validation_document(
+    comparisons: Sequence[Comparison], left: Sequence[Unpredicted], curves: Sequence[CurveScore]
+) -> dict[str, Any]:
+    """The page's figures as plain data."""
+    return {
+        "groups": [score._asdict() for score in group_scores(comparisons)],
+        "rows": [_row(comparison) for comparison in comparisons],
+        "not_predicted": [{"id": item.row.id, "group": item.row.group, "reason": item.reason} for item in left],
+        "curves": [curve._asdict() | {"error": curve.error} for curve in curves],
+    }
+
+
+def _row(comparison: Comparison) -> dict[str, Any]:
+    row = comparison.row
+    return {
+        "id": row.id,
+        "group": row.group,
+        "published": row.speedup,
+        "predicted": comparison.predicted,
+        "error": comparison.error,
+        "acceptance_length": comparison.acceptance_length,
+        "plain_step_s": comparison.plain_step_s,
+        "verify_step_s": comparison.verify_step_s,
+        "basis": comparison.basis,
+        "source": row.source,
+    }
+
+
+def validation_page(
+    comparisons: Sequence[Comparison], left: Sequence[Unpredicted], curves: Sequence[CurveScore], version: str
+) -> str:
+    """The page in Markdown."""
+    return "\n".join(_lines(comparisons, left, curves, version)) + "\n"
+
+
+def _lines(
+    comparisons: Sequence[Comparison], left: Sequence[Unpredicted], curves: Sequence[CurveScore], version: str
+) -> Iterator[str]:
+    yield "# Speculation against published measurements"
+    yield ""
+    yield f"Written by `forerun validate speculation` of Forerun {version}; failures are left in."
+    yield ""
+    yield "A published speedup is predicted as (plain step) / (verify step / acceptance length): step times from the"
+    yield "chip's profile, acceptance length from the same source (else of the same drafter on the same model in the"
+    yield "catalogue). Where prompt and output lengths are given, each request also pays its prompt. Rows without"
+    yield "lengths are taken in the middle of 128 + 256 tokens; papers that name no chip, on an A100; research code"
+    yield f"runs as framework `{RESEARCH}`, bound by kernel launches. Constants fitted to these rows: two per drafter"
+    yield "of vLLM in 2025 (host seconds per step and per pass), on K = 2 and 6 of `vllm20780`. Nothing else."
+    yield ""
+    yield "## By source"
+    yield ""
+    yield "| table | rows | MAPE | bias | side of 1 right |"
+    yield "|---|---:|---:|---:|---:|"
+    for score in group_scores(comparisons):
+        yield (
+            f"| {score.group} | {score.rows} | {score.mape:.1f} % | {score.bias:+.1f} % | {score.right_sign:.0f} % |"
+        )
+    if comparisons:
+        total = _score("all", comparisons)
+        yield f"| **all** | {total.rows} | {total.mape:.1f} % | {total.bias:+.1f} % | {total.right_sign:.0f} % |"
+    yield ""
+    yield f"## Acceptance beyond the fitted depths (fitted on K = 1 to {FITTED_DEPTH})"
+    yield ""
+    if curves:
+        errors = [abs(curve.error) for curve in curves]
+        yield f"{len(curves)} curves; median error {100 * np.median(errors):.1f} %, worst {100 * max(errors):.1f} %."
+        yield ""
+        yield "| curve | K | published | predicted | error |"
+        yield "|---|---:|---:|---:|---:|"
+        for curve in sorted(curves, key=lambda c: -abs(c.error)):
+            yield (
+                f"| {curve.curve} | {curve.depth} | {curve.published:.2f} | {curve.predicted:.2f} | "
+                f"{100 * curve.error:+.1f} % |"
+            )
+        yield ""
+    yield "## Every row"
+    yield ""
+    yield "| id | model | hardware | engine | method | K or nodes | load | length | published | predicted | error |"
+    yield "|---|---|---|---|---|---|---|---:|---:|---:|---:|"
+    for item in comparisons:
+        row = item.row
+        hardware = f"{row.chips or ''}{' x ' if row.chips else ''}{row.hardware or 'not stated'}"
+        yield (
+            f"| {row.id} | {row.model} | {hardware} | {row.engine or 'own code'} | {row.method} | "
+            f"{row.tokens or row.nodes or ''} | {row.load_type} {row.load} | {item.acceptance_length:.2f} | "
+            f"{row.speedup:.2f} | {item.predicted:.2f} | {100 * item.error:+.0f} % |"
+        )
+    yield ""
+    yield "## Not predicted"
+    yield ""
+    yield "| rows | reason |"
+    yield "|---:|---|"
+    reasons: dict[str, int] = {}
+    for refused in left:
+        reasons[refused.reason] = reasons.get(refused.reason, 0) + 1
+    for reason, count in sorted(reasons.items(), key=lambda entry: -entry[1]):
+        yield f"| {count} | {reason} |"
+    yield ""
+    yield "## Sources"
+    yield ""
+    for source in sorted({item.row.source for item in comparisons} | {item.row.source for item in left}):
+        yield f"* {source}"

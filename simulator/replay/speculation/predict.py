@@ -1,0 +1,103 @@
+"""Speedups predicted from step times: plain decoding against verify steps of the published acceptance length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from simulator.build import Build, build_cluster
+from simulator.errors import ForerunError
+from simulator.replay.speculation.cases import Case, Unpredicted, case_of
+from simulator.replay.speculation.published import PublishedSpeedup, load_published
+from simulator.scenario import Scenario
+from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
+
+
+class Comparison(NamedTuple):
+    """A published speedup beside the predicted one."""
+
+    row: PublishedSpeedup
+    predicted: float
+    acceptance_length: float
+    plain_step_s: float
+    verify_step_s: float
+    basis: str
+
+    @property
+    def error(self) -> float:
+        """(predicted - published) / published."""
+        return self.predicted / self.row.speedup - 1
+
+
+def compare_published(
+    rows: Iterable[PublishedSpeedup] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[Comparison], list[Unpredicted]]:
+    """Every published row with its prediction, and every row without one with the reason."""
+    compared, left = [], []
+    asked = load_published() if rows is None else list(rows)
+    for done, row in enumerate(asked):
+        if progress is not None:
+            progress(done, len(asked))
+        outcome = compare_row(row)
+        if isinstance(outcome, Comparison):
+            compared.append(outcome)
+        else:
+            left.append(outcome)
+    return compared, left
+
+
+def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
+    """Predict one row.
+
+    A closed loop of b sequences spends, per token and sequence, its share of a step and of the prompts between:
+    ``T / L + b P / n`` with the step T, tokens per step L (1 without speculation), one prompt's time P and n output
+    tokens per request. Speedup is the ratio of the two. Rows without lengths leave the prompts out.
+    """
+    case = case_of(row)
+    if isinstance(case, Unpredicted):
+        return case
+    try:
+        plain, speculative = _built(case.plain), _built(case.speculative)
+    except (ForerunError, ValueError) as error:
+        return Unpredicted(row, str(error))
+    length = case.acceptance_length
+    before, after = (
+        _step_s(plain.cluster.timer, case, 1),
+        _step_s(speculative.cluster.timer, case, speculative.cluster.limits.query_len),
+    )
+    prompts = [0.0, 0.0]
+    if row.input_tokens and row.output_tokens:
+        share = case.sequences / case.output_tokens
+        prompts = [share * _prompt_s(build.cluster.timer, case.input_tokens) for build in (plain, speculative)]
+    ratio = (before + prompts[0]) / (after / length + prompts[1])
+    return Comparison(row, ratio, length, before, after, plain.basis)
+
+
+def _built(data: dict[str, Any]) -> Build:
+    return _build(json.dumps(data, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _build(data: str) -> Build:
+    """The parts of a run; rows of one table share theirs."""
+    return build_cluster(Scenario.model_validate_json(data), seed=0)
+
+
+def _step_s(timer: EngineTimer, case: Case, query_len: int) -> float:
+    """Seconds of a step in which every sequence stands in the middle of its output."""
+    context = case.input_tokens + case.output_tokens // 2
+    keys = tuple(case.sequences * keys_read(context, query_len, window) for window in timer.windows)
+    empty = (0,) * len(keys)
+    return float(timer.seconds(StepWork(0, 0, empty, empty, 0, empty, case.sequences, query_len, keys)))
+
+
+def _prompt_s(timer: EngineTimer, tokens: int) -> float:
+    """Seconds of a step that only reads one prompt."""
+    pairs = tuple(causal_pairs(tokens, 0, window) for window in timer.windows)
+    keys = tuple(keys_read(tokens, tokens, window) for window in timer.windows)
+    empty = (0,) * len(keys)
+    first = tuple(keys_read(tokens + 1, 1, window) for window in timer.windows)
+    return float(timer.seconds(StepWork(1, tokens, pairs, keys, 1, first, 0, 1, empty)))

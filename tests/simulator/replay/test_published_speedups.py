@@ -1,0 +1,110 @@
+"""Published speculation speedups: the table itself, its predictions, the page."""
+
+import json
+
+import pytest
+
+from simulator.cli import main
+from simulator.replay.speculation import (
+    Comparison,
+    Unpredicted,
+    case_of,
+    compare_published,
+    compare_row,
+    curve_scores,
+    group_scores,
+    load_published,
+    validation_page,
+)
+
+ROWS = load_published()
+
+
+def rows(group):
+    return [row for row in ROWS if row.group == group]
+
+
+def test_every_row_names_its_source_and_is_there_once():
+    assert len(ROWS) > 400
+    assert len({row.id for row in ROWS}) == len(ROWS)
+    assert all(len(row.source) > 5 and row.speedup > 0 for row in ROWS)
+
+
+def test_speedups_are_the_ratio_of_their_two_figures():
+    """Where a source gives both sides: seconds fall and tokens per second rise by the speedup."""
+    checked = 0
+    for row in ROWS:
+        if row.baseline and row.speculative and row.unit:
+            ratio = row.speculative / row.baseline
+            assert min(abs(ratio / row.speedup - 1), abs(1 / ratio / row.speedup - 1)) < 0.06, row
+            checked += 1
+    assert checked > 80
+
+
+def test_deepseek_mtp_within_five_percent_and_best_k_right():
+    found = [compare_row(row) for row in rows("trtllm_dsr1_mtp")]
+    assert all(abs(item.error) < 0.05 for item in found)
+    best = max(found, key=lambda item: item.predicted)
+    assert best.row.tokens in ("2", "4")  # published: 2.25 and 2.21 within their rounding
+
+
+def test_constants_fitted_on_one_table_hold_on_another():
+    """vLLM's host costs come from #20780 at K = 2 and 6; #16937 is another run of the same heads."""
+    errors = [compare_row(row).error for row in rows("vllm16937")]
+    assert len(errors) == 3
+    assert max(map(abs, errors)) < 0.08
+
+
+def test_a_row_that_cannot_be_predicted_says_why():
+    reasons = {row.group: case_of(row) for row in ROWS}
+    for group, part in (
+        ("chen2023", "TPU"),
+        ("peagle_vs_eagle3", "baseline"),
+        ("vllm_blog2024", "fixed number"),
+        ("clover", "not in the catalogue"),
+    ):
+        outcome = reasons[group]
+        assert isinstance(outcome, Unpredicted)
+        assert part in outcome.reason
+
+
+def test_prompts_dilute_the_speedup():
+    """The same steps, longer prompts: what speculation does not touch takes a larger share."""
+    row = next(row for row in rows("trtllm_dsr1_mtp"))
+    short, long = (compare_row(row._replace(input_tokens=n, output_tokens=256)) for n in (64, 8192))
+    assert isinstance(short, Comparison)
+    assert isinstance(long, Comparison)
+    assert long.predicted < short.predicted
+
+
+def test_page_holds_every_row_and_every_refusal():
+    chosen = rows("trtllm_dsr1_mtp")[:1] + rows("chen2023")
+    compared, left = compare_published(chosen)
+    page = validation_page(compared, left, curve_scores(), "1.2.3")
+    assert compared[0].row.id in page
+    assert f"| {len(left)} | {left[0].reason} |" in page
+    assert all(item.row.source in page for item in compared)
+    assert "1.2.3" in page
+    score = group_scores(compared)[0]
+    assert score.mape == pytest.approx(100 * abs(compared[0].error))
+
+
+def test_curves_beyond_their_fit():
+    scores = curve_scores()
+    assert len(scores) >= 8
+    errors = sorted(abs(score.error) for score in scores)
+    assert errors[len(errors) // 2] < 0.05
+
+
+def test_command_writes_the_page(tmp_path, capsys):
+    assert main(["validate", "speculation", "--group", "trtllm_blog02", "--out", str(tmp_path), "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [group["group"] for group in document["groups"]] == ["trtllm_blog02"]
+    assert (tmp_path / "speculation.md").read_text(encoding="utf-8").startswith("# Speculation")
+
+
+def test_command_refuses_an_unknown_table(capsys):
+    assert main(["validate", "speculation", "--group", "trtllm_blog03"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean" in error
+    assert error.count("\n") == 1
