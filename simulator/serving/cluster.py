@@ -86,6 +86,6 @@ class Cluster:
 
     def _needs_router(self, stream: RequestStream) -> bool:
         """Whether what one replica gets depends on what happens in time."""
-        if self.router.max_outstanding is not None:
+        if self.router.max_outstanding is not None or stream.follows is not None:
             return True
         return self.replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)

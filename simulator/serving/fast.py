@@ -412,7 +412,7 @@ class FastReplica:
         remaining = log.output_tokens[live.index] - live.generated
         if not remaining:
             del self._running[live.index]
-            self._cache.release(live.units)
+            self._cache.finish(live.index, live.units)
             log.finish(live.index, now)
             self._feed.finished(live.index, now)
             return
@@ -462,7 +462,7 @@ class FastReplica:
         for live in self._finishing.pop(step, ()):
             del self._running[live.index]
             self._decoding -= 1
-            self._cache.release(live.units)
+            self._cache.finish(live.index, live.units)
             if self._sampler is not None:
                 assert live.path is not None
                 log.count_drafts(live.index, live.path)

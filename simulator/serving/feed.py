@@ -142,7 +142,7 @@ class RoutedFeed:
         index: int,
         limits: EngineLimits,
         on_left: Callable[[int, RoutedFeed], None],
-        on_ended: Callable[[], None],
+        on_ended: Callable[[int], None],
     ) -> None:
         self.index = index
         self.limits = limits
@@ -198,7 +198,7 @@ class RoutedFeed:
     def finished(self, request: int, now: float) -> None:
         """Tell the router."""
         self.left(request)
-        self._on_ended()
+        self._on_ended(request)
 
     def pending(self, times_s: FloatArray) -> IntArray:
         """Requests handed over and not taken, by each time."""

@@ -99,4 +99,5 @@ class Pool:
                 f"engine.block_size: blocks of {self.limits.block_size} tokens cannot cache prefix hashes of "
                 f"{hashes.block_tokens} tokens; choose a divisor of it, or enable_prefix_caching: false"
             )
-        return PrefixCache(hashes, self.limits.block_size, log.input_tokens)
+        outputs = log.output_tokens if log.stream.answers_hashed else None
+        return PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs)

@@ -52,8 +52,11 @@ class Router:
         """Replicas that are up."""
         self._max_concurrency = log.stream.max_concurrency
         self._next = 0
-        self._due = 0
+        """Requests of a closed loop that were sent."""
+        self._due: list[int] = []
         """New requests to send in this instant."""
+        self._followers = _followers(log, requests)
+        """The request that follows each, where there is one."""
         self._called = False
         """Whether the router acts in this instant."""
         self._queue: deque[int] = deque()
@@ -69,7 +72,8 @@ class Router:
         elif self._max_concurrency is None:
             self._env.process(self._arrivals())
         else:
-            self._due += min(self._max_concurrency, len(self._requests))
+            self._next = min(self._max_concurrency, len(self._requests))
+            self._due += self._requests[: self._next]
             self.call()
 
     def call(self) -> None:
@@ -86,13 +90,20 @@ class Router:
         if self._queue:
             self.call()
 
-    def ended(self) -> None:
+    def ended(self, request: int) -> None:
         """A request has ended, whichever way."""
         if self._log.completed == len(self._log.stream):
             self.done.succeed()
-        elif self._max_concurrency is not None and self._next + self._due < len(self._requests):
-            self._due += 1
-            self.call()
+        elif self._max_concurrency is not None:
+            if self._next < len(self._requests):
+                self._announce(self._requests[self._next])
+                self._next += 1
+        elif request in self._followers:
+            follower = self._followers[request]
+            assert self._log.stream.think_s is not None
+            turn = self._env.timeout(float(self._log.stream.think_s[follower]), follower)
+            assert turn.callbacks is not None
+            turn.callbacks.append(self._next_turn)
 
     def restart(self, requests: Iterable[int]) -> None:
         """Requests of a replica that failed: they go out again before any other.
@@ -123,12 +134,23 @@ class Router:
 
     def _arrivals(self) -> Generator[simpy.Event]:
         """Announce each arrival of an open loop at its time."""
-        for request in self._requests:
+        follow = set(self._followers.values())
+        for request in self._requests if not follow else [r for r in self._requests if r not in follow]:
             arrival = self._log.arrival_s[request]
             if arrival > self._env.now:
                 yield self._env.timeout(arrival - self._env.now)
-            self._due += 1
-            self.call()
+            self._announce(request)
+
+    def _next_turn(self, event: simpy.Event) -> None:
+        """A user has thought."""
+        request = event.value
+        assert isinstance(request, int)
+        self._announce(request)
+
+    def _announce(self, request: int) -> None:
+        """A request arrives now."""
+        self._due.append(request)
+        self.call()
 
     def _send(self, event: simpy.Event) -> None:
         """Hand out what waits and what is due now."""
@@ -138,10 +160,10 @@ class Router:
             if not self._hand_out(queue[0]):
                 break
             queue.popleft()
-        due, self._due = self._due, 0
-        for request in self._requests[self._next : self._next + due]:
-            self._next += 1
-            if self._max_concurrency is not None:
+        due, self._due = self._due, []
+        dynamic = self._max_concurrency is not None or bool(self._followers)
+        for request in due:
+            if dynamic:
                 self._log.arrival_s[request] = self._env.now
             if queue or not self._hand_out(request):
                 self._keep(request)
@@ -172,4 +194,14 @@ class Router:
 
     def _refuse(self, request: int, reason: str) -> None:
         self._log.refuse(request, reason)
-        self.ended()
+        self.ended(request)
+
+
+def _followers(log: RunLog, requests: Sequence[int]) -> dict[int, int]:
+    """The request that each of ``requests`` is followed by, where both can be served."""
+    follows = log.stream.follows
+    if follows is None:
+        return {}
+    served = set(requests)
+    pairs = zip(follows.tolist(), range(len(follows)), strict=True)
+    return {before: request for before, request in pairs if before in served and request in served}

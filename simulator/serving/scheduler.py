@@ -165,6 +165,12 @@ class Scheduler(ABC):
     def release(self, sequence: Sequence) -> None:
         """A finished sequence leaves the batch and gives its blocks back."""
         self.running.remove(sequence)
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        """What a sequence has computed may be kept for later ones; its blocks are free."""
+        self._cache.finish(sequence.index, sequence.units)
+        sequence.units = []
         self._free(sequence)
 
     def _grow(self, sequence: Sequence, blocks: int) -> bool:
@@ -378,7 +384,7 @@ class StaticScheduler(Scheduler):
         self._padding.append(sequence)
         if not self.running:
             for finished in self._padding:
-                self._free(finished)
+                self._end(finished)
             self._padding = []
 
     def _fill(self) -> None:
