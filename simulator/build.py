@@ -109,7 +109,7 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     speculation = scenario.speculation
     drafter: Drafter | None = None
     drafted = lookahead = 0
-    most_seqs = min(engine.max_num_seqs, engine.num_kv_blocks or _most_blocks(target, engine.block_size))
+    most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
     largest_step = _largest_step(engine, most_seqs, 1)
     sampler = None
     if speculation is not None and speculation.method != "none":
@@ -126,16 +126,16 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         target,
         drafter,
         gpu_memory_utilization=engine.gpu_memory_utilization,
-        block_size=engine.block_size,
+        block_size=engine.page_tokens,
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=most_sampled,
-        num_kv_blocks=engine.num_kv_blocks,
+        num_kv_blocks=engine.measured_pages,
     )
     timer = ModelTimer(StepTimer(target, largest_step), drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        block_size=engine.block_size,
+        block_size=engine.page_tokens,
         num_blocks=memory.num_blocks,
         watermark_blocks=int(engine.kv_watermark * memory.num_blocks),
         max_model_len=engine.max_model_len or architecture.max_position,

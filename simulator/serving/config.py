@@ -36,6 +36,9 @@ class EngineConfig(Section):
     """Share of the blocks that admission leaves free (vLLM V1 has none; V0 kept 0.01)."""
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    prefix_cache: Literal["blocks", "radix"] = "blocks"
+    """``blocks``: KV is allocated and shared in blocks of ``block_size`` (vLLM). ``radix``: token by token, whatever
+    the block size (SGLang's RadixAttention at its default page size of 1)."""
     cuda_graphs: bool = True
     routing: Routing = "round-robin"
     """How requests are spread over ``hardware.replicas``: in turn, by load, by what each was sent before, or by what
@@ -46,3 +49,13 @@ class EngineConfig(Section):
     """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
     host_link: str | None = None
     """Link between each chip and its host: catalogue name or path; default: the chip's own."""
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens that KV is allocated and shared by."""
+        return 1 if self.prefix_cache == "radix" else self.block_size
+
+    @property
+    def measured_pages(self) -> int | None:
+        """``num_kv_blocks`` in pages of ``page_tokens``."""
+        return None if self.num_kv_blocks is None else self.num_kv_blocks * self.block_size // self.page_tokens

@@ -143,3 +143,16 @@ def test_what_looks_at_equal_replicas_refuses_others():
 def test_values_are_set_by_pool_name():
     changed = scenario(pools=APART).with_values({"pools.answers.hardware.replicas": 3})
     assert sum(pool.replicas for pool in build_run(changed, 0).pools) == 5
+
+
+def test_a_radix_cache_shares_token_by_token():
+    """Three turns of 100 + 50 tokens: of the 149 and 299 tokens computed before, blocks of 16 find 144 and 288."""
+    sessions = {"turns": 3, "think_time_s": 1.0, "block_tokens": 16}
+    workload = WORKLOAD | {"num_requests": 3, "input_tokens": 100, "output_tokens": 50, "sessions": sessions}
+    blocks, radix = (
+        simulate(scenario(engine={"prefix_cache": kind, "num_kv_blocks": 200}, workload=workload | {"sessions": own}))
+        for kind, own in (("blocks", sessions), ("radix", sessions | {"block_tokens": 1}))
+    )
+    assert list(blocks.requests.cached_tokens) == [0, 144, 288]
+    assert list(radix.requests.cached_tokens) == [0, 149, 299]
+    assert (radix.kv.num_blocks, radix.kv.block_size) == (3200, 1)
