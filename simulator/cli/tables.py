@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from simulator.metrics.pools import chips_words
 from simulator.metrics.slo import LATENCIES
 from simulator.metrics.usage import main_bottleneck
 
@@ -73,14 +74,11 @@ def run_tables(document: Document) -> list[RenderableType]:
 
 def heading(document: Document) -> Text:
     """Model, hardware and what the numbers rest on."""
-    scenario, hardware = document["scenario"], document["scenario"]["hardware"]
+    scenario = document["scenario"]
     model = scenario["model"] if isinstance(scenario["model"], str) else "inline model"
     runs = document["replications"]
     count = f" · mean of {runs} runs, {document['interval_level']:.0%} intervals" if runs > 1 else ""
-    chips: dict[str, int] = {}
-    for pool in document.get("pools") or [{"chip": hardware["chip"], "chips": document["chips"]}]:
-        chips[pool["chip"]] = chips.get(pool["chip"], 0) + pool["chips"]
-    text = Text(f"{model} on {' + '.join(f'{n} x {chip}' for chip, n in chips.items())}", style="bold")
+    text = Text(f"{model} on {chips_words(document)}", style="bold")
     return text.append(f"  basis: {document['basis']} · seed {document['seed']}{count}", style="dim not bold")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +87,15 @@ def fleet_cost_usd(pools: Sequence[PoolBuild], duration_s: float) -> float | Non
     """Rent of all pools, US dollars; None when the price of one is not known."""
     known = [cost_usd(pool.usd_per_chip_hour, pool.replicas * pool.chips, duration_s) for pool in pools]
     return None if any(usd is None for usd in known) else sum(usd for usd in known if usd is not None)
+
+
+def chips_words(document: dict[str, Any]) -> str:
+    """How many of which chips a run document is about, over all pools."""
+    alone = {"chip": Path(document["scenario"]["hardware"]["chip"]).name, "chips": document.get("chips") or 1}
+    chips: dict[str, int] = {}
+    for pool in document.get("pools") or [alone]:
+        chips[pool["chip"]] = chips.get(pool["chip"], 0) + pool["chips"]
+    return " + ".join(f"{count} x {chip}" for chip, count in chips.items())
 
 
 def steps_of(steps: StepRecords, first: int, replicas: int) -> StepRecords:
