@@ -20,6 +20,7 @@ from simulator.serving import (
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import Role
 from simulator.speculation import AcceptanceSampler, draft_survival, proposal
+from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
     Drafter,
@@ -44,6 +45,8 @@ class PoolBuild:
     replicas: int
     chips: int
     """Of one replica."""
+    tensor_parallel: int
+    """Chips of it that share one copy of the work and of the KV."""
     chip: Chip
     cluster: Cluster
     memory: MemoryPlan
@@ -65,6 +68,8 @@ class Build:
     """In the order of their replicas' numbers; one where all replicas are equal."""
     fleet: Fleet | None = None
     """What runs in place of ``cluster``, where there are pools or failures."""
+    groups: DeviceGroups | None = None
+    """Device groups of attention-level speculation, where there are any."""
 
     @property
     def main(self) -> PoolBuild:
@@ -131,7 +136,8 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         max_sampled=most_sampled,
         num_kv_blocks=engine.measured_pages,
     )
-    timer = ModelTimer(StepTimer(target, largest_step), drafter)
+    groups = device_groups(scenario.attention_speculation, target)
+    timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -157,19 +163,21 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
+    notes += groups.notes if groups is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
         notes.append(
             "the fast path does not cover this scheduler, swapping or these limits: every step was simulated one by one"
         )
     usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
-    chips = hardware.tensor_parallel
+    chips = hardware.tensor_parallel * hardware.speculative_parallel
     return Build(
         cluster=cluster,
         memory=memory,
-        basis=_basis(kernels, [target, *models_of(drafter)]),
+        basis="extrapolated" if groups else _basis(kernels, [target, *models_of(drafter)]),
         chips=hardware.replicas * chips,
         notes=tuple(notes),
-        pools=(PoolBuild("all", "both", hardware.replicas, chips, chip, cluster, memory, usd),),
+        pools=(PoolBuild("all", "both", hardware.replicas, chips, target.tensor_parallel, chip, cluster, memory, usd),),
+        groups=groups,
     )
 
 
@@ -234,7 +242,7 @@ def _refuse_unmodelled(scenario: Scenario) -> None:
         if getattr(scenario, name) is not None:
             raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
     hardware = scenario.hardware
-    for name in ("pipeline_parallel", "expert_parallel", "speculative_parallel"):
+    for name in ("pipeline_parallel", "expert_parallel"):
         if getattr(hardware, name) != 1:
             raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
 

@@ -57,6 +57,7 @@ def build_run(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None
         notes=tuple(dict.fromkeys(notes)),
         pools=pools,
         fleet=fleet,
+        groups=main.groups,
     )
 
 
@@ -97,7 +98,7 @@ def _links(scenario: Scenario, pools: tuple[PoolBuild, ...]) -> dict[tuple[str, 
             found[source.name, target.name] = KvLink(
                 latency_s=link.latency_s,
                 bandwidth_bytes_per_s=links * link.bandwidth_bytes_per_s,
-                bytes_per_token=source.memory.kv_bytes_per_token * source.chips,
+                bytes_per_token=source.memory.kv_bytes_per_token * source.tensor_parallel,
                 samples_first=_samples_first(config, scenario.engine.framework),
             )
     return found

@@ -31,6 +31,7 @@ from simulator.serving import (
 )
 from simulator.timing import (
     Costs,
+    ModelTimer,
 )
 from simulator.workload import generate_requests
 
@@ -105,6 +106,7 @@ def simulate(
     if restarts:
         notes.append(f"{restarts} requests started again elsewhere because their replica failed")
     kinds = [pool for pool in build.pools for _ in range(pool.replicas)]
+    notes += _decode_ranges(build, steps)
     return RunResult(
         scenario=scenario,
         seed=seed,
@@ -166,7 +168,7 @@ def _steps(log: RunLog, build: Build) -> StepRecords:
         for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
             work = steps.work(rows)
             part = pool.cluster.timer.costs(work)
-            keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.chips
+            keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.tensor_parallel
             for name in Costs.__slots__:
                 getattr(costs, name)[rows] = getattr(part, name)
     count, copies_s = steps.column("steps"), steps.column("copies_s")
@@ -194,6 +196,19 @@ def _steps(log: RunLog, build: Build) -> StepRecords:
         bytes=costs.bytes * count * chips,
         steps=steps.integers("steps"),
     )
+
+
+def _decode_ranges(build: Build, steps: StepRecords) -> list[str]:
+    """How far the assumed costs of attention-level speculation move decode steps: a note, from rows spread evenly."""
+    timer = build.cluster.timer
+    if build.groups is None or not isinstance(timer, ModelTimer):
+        return []
+    rows = np.flatnonzero((steps.prefill_seqs == 0) & (steps.decode_seqs > 0))
+    if not len(rows):
+        return []
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))]
+    work = (steps.decode_seqs[rows], steps.query_len[rows], steps.decode_kv_tokens[rows])
+    return [build.groups.range_note(timer.target, *work, steps.seconds[rows] / steps.steps[rows])]
 
 
 def _gaps(log: RunLog, fast: bool) -> GapCounts:

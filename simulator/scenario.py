@@ -16,6 +16,7 @@ from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
 from simulator.settings import PositiveFloat, Section
 from simulator.speculation import SpeculationConfig
+from simulator.speculation.attention_level.config import AttentionSpeculationConfig, check_groups
 from simulator.timing.config import HardwareConfig
 from simulator.workload.config import WorkloadConfig
 
@@ -48,8 +49,8 @@ class Scenario(Section):
     faults: FaultsConfig | None = None
     """Replica failures."""
     speculation: SpeculationConfig | None = None
-    attention_speculation: None = None
-    """Attention-level speculation is not modelled yet."""
+    attention_speculation: AttentionSpeculationConfig | None = None
+    """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
     workload: WorkloadConfig
     slo: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Latency limits in milliseconds, such as ``p99_ttft_ms: 500``."""
@@ -71,9 +72,12 @@ class Scenario(Section):
         pools = self.pools or {}
         if self.pools is not None and not pools:
             raise ValueError("pools: must not be empty")
+        if pools and self.attention_speculation is not None:
+            raise ValueError("pools: attention_speculation is modelled with equal replicas only; remove one of the two")
         for name, pool in pools.items():
-            for section in ("hardware", "engine"):
-                overridden_section(self, name, section)
+            overridden_section(self, name, "engine")
+            if overridden_section(self, name, "hardware").speculative_parallel != 1:
+                raise ValueError(f"pools.{name}.hardware.speculative_parallel: only 1 is modelled in pools")
             if "routing" in pool.engine:
                 raise ValueError(
                     f"pools.{name}.engine.routing: set engine.routing of the scenario (new requests) or "
@@ -92,6 +96,12 @@ class Scenario(Section):
                 "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
                 "use queue, or lower max_concurrency"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _device_groups(self) -> Scenario:
+        if self.pools is None:
+            check_groups(self.attention_speculation, self.hardware)
         return self
 
     def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
@@ -177,8 +187,6 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     path = ".".join(fields)
     if problem["type"] == "missing":
         return f"{path}: missing"
-    if path == "attention_speculation":
-        return "attention_speculation: not modelled yet; remove the block"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if problem["type"] in ("model_type", "dict_type"):
         message = "must be a mapping of fields"
@@ -269,7 +277,7 @@ def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
         if not nested:
             return []
         current = nested[0]
-    return list(current.model_fields)
+    return [field.alias or name for name, field in current.model_fields.items()]
 
 
 def _is_model(candidate: Any) -> bool:

@@ -1,5 +1,6 @@
 """The examples run as they stand, at reduced size, and say what they claim."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from simulator.run import simulate
-from simulator.scenario import load_scenario
+from simulator.scenario import load_scenario, parse_yaml, scenario_from
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def output_of(script, *arguments, root):
     command = [sys.executable, str(root / "examples" / script), *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout
+    here = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=root, env=here).stdout
 
 
 def test_speculation_crossover(project_root):
@@ -26,7 +28,34 @@ def test_lossless_sampling(project_root):
     assert output_of("lossless_sampling.py", root=project_root)
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
+def test_attention_level_speculation(project_root, tmp_path):
+    page = tmp_path / "alspec.html"
+    text = output_of("alspec_n150.py", "--output", page, "--trials", 20, root=project_root)
+    assert "1.62x over TP 8 (published: 1.65x)" in text
+    assert "Other plausible parameters give 1.02x to 1.64x" in text
+    assert "TP 8 wins at 1K (1.13x); at 87.5% hits two groups pay from 19.2K tokens on (8.24K to 111K)" in text
+    assert "consistency, not validation" in page.read_text(encoding="utf-8")
+
+
+def test_study_of_attention_level_speculation():
+    study = parse_yaml((EXAMPLES / "alspec-n150.yaml").read_text(encoding="utf-8"), "alspec-n150.yaml")
+    base = scenario_from(study["scenario"], "scenario")
+    tpot = {}
+    for variant in study["variants"]:
+        requests = simulate(base.with_values(variant["set"])).requests
+        tpot[variant["name"]] = float((requests.finished_s - requests.first_token_s)[0])
+    tp8, *by_hit_rate = list(tpot.values())[:5]
+    assert by_hit_rate == sorted(by_hit_rate, reverse=True), "more hits, faster tokens"
+    assert by_hit_rate[-1] < tp8 / 1.15
+    assert next(iter(tpot)) == "TP 8"
+
+
+def plain_scenarios():
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*.yaml"))}
+    return [name for name, text in texts.items() if "scenario" not in parse_yaml(text, name)]
+
+
+@pytest.mark.parametrize("name", plain_scenarios())
 def test_scenarios(name):
     result = simulate(load_scenario(EXAMPLES / name, ["workload.num_requests=40"]))
     assert len(result.requests) == 40

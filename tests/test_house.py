@@ -18,6 +18,7 @@ FLOORS = (
     ("simulator.drafting",),
     ("simulator.scenario",),
     ("simulator.serving",),
+    ("simulator.speculation.attention_level",),
     ("simulator.speculation", "simulator.timing", "simulator.workload"),
     ("simulator.llm",),
     ("simulator.settings",),

@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 TREES = 200
+"""Most trees, for families of few rows; ``MORE_TREES`` where there are ``MANY_ROWS`` or more."""
+MORE_TREES = 400
 DEPTH = 6
+"""Questions per tree; one more where there are many rows."""
+MANY_ROWS = 15_000
 RATE = 0.15
 BINS = 48
 SMOOTHING = 8.0
@@ -42,14 +46,13 @@ class Trees(NamedTuple):
         return total
 
 
-def fit_trees(features: FloatArray, target: FloatArray, check: NDArray[np.bool_], trees: int = TREES) -> Trees:
+def fit_trees(features: FloatArray, target: FloatArray, check: NDArray[np.bool_]) -> Trees:
     """Fit an ensemble by gradient boosting and keep as many trees as serve rows it was not fitted on.
 
     Args:
         features: rows x features.
         target: what the sum of the trees should be.
         check: rows left out of the fit that decide how many trees are kept.
-        trees: most trees.
 
     Source: Friedman, "Greedy function approximation: a gradient boosting machine" (2001), doi:10.1214/aos/1013203451;
         symmetric trees as in Prokhorenkova et al., "CatBoost" (2018), doi:10.48550/arXiv.1706.09516.
@@ -58,15 +61,17 @@ def fit_trees(features: FloatArray, target: FloatArray, check: NDArray[np.bool_]
     edges = [_edges(values[~check, column]) for column in range(values.shape[1])]
     binned = np.stack([np.searchsorted(edge, values[:, i], side="left") for i, edge in enumerate(edges)])
     fitted = ~check
+    many = len(target) >= MANY_ROWS
+    trees, depth = (MORE_TREES, DEPTH + 1) if many else (TREES, DEPTH)
     estimate = np.zeros(len(target))
     found: list[tuple[list[int], list[float], NDArray[np.float32]]] = []
     errors = []
     for _ in range(trees):
         gap = target - estimate
         gradient = gap / np.sqrt(1.0 + (gap / ROBUST) ** 2)
-        columns, cuts, number = _grow(binned[:, fitted], gradient[fitted], [len(edge) for edge in edges])
-        sums = np.bincount(number, gradient[fitted], 1 << DEPTH)
-        counts = np.bincount(number, minlength=1 << DEPTH)
+        columns, cuts, number = _grow(binned[:, fitted], gradient[fitted], [len(edge) for edge in edges], depth)
+        sums = np.bincount(number, gradient[fitted], 1 << depth)
+        counts = np.bincount(number, minlength=1 << depth)
         leaf = (RATE * sums / (counts + SMOOTHING)).astype(np.float32)
         everywhere = np.zeros(len(target), dtype=np.int64)
         for level, (column, cut) in enumerate(zip(columns, cuts, strict=True)):
@@ -95,12 +100,12 @@ def _edges(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _grow(
-    binned: NDArray[np.int64], gradient: FloatArray, cuts: list[int]
+    binned: NDArray[np.int64], gradient: FloatArray, cuts: list[int], depth: int
 ) -> tuple[list[int], list[int], NDArray[np.int64]]:
     """One symmetric tree: per level the question that lowers the squared error most, over all its nodes together."""
     number = np.zeros(len(gradient), dtype=np.int64)
     columns, chosen = [], []
-    for level in range(DEPTH):
+    for level in range(depth):
         nodes = 1 << level
         best, question = -1.0, (0, 0)
         for column, count in enumerate(cuts):

@@ -17,6 +17,21 @@ TILE = 128
 PHYSICS = ("seconds", "balance", "launch", "waves", "last_wave")
 """Features of physics: log time, log of compute over memory time, share of launch, waves of tiles over the cores, and
 how full the last one is."""
+TILINGS = ((64, 64), (64, 128), (128, 256), (256, 128))
+"""Tiles of GEMM libraries, rows x columns: how full the last wave of each is."""
+GEMM = (
+    *(f"fill:{rows}x{columns}" for rows, columns in TILINGS),
+    "outputs",
+    "work",
+    "wide",
+    "align:n",
+    "align:k",
+    "rest:m128",
+    "rest:m256",
+    "rest:n256",
+)
+"""What else decides which GEMM kernel a library picks and how well it fits: last waves, log of outputs and of
+multiplications, log of n over k, divisibility, and what is left over of whole tiles."""
 _ALIGNED = ("m", "q_len", "kv_len", "tokens")
 """Sizes whose divisibility by powers of two matters to tiles."""
 
@@ -28,7 +43,8 @@ def feature_names(family: str) -> tuple[str, ...]:
     extra = ["uneven"] if family == "moe" else ["warm"] if family == "attention_decode" else []
     aligned = [f"align:{name}" for name in sizes if name in _ALIGNED]
     group = ["group"] if family.startswith("attention") else []
-    return (*sizes, *aligned, *group, *extra, *PHYSICS)
+    gemm = GEMM if family == "gemm" else ()
+    return (*sizes, *aligned, *group, *extra, *gemm, *PHYSICS)
 
 
 def feature_matrix(
@@ -59,6 +75,8 @@ def feature_matrix(
         elif name.startswith("align:"):
             size = table.size(name.partition(":")[2])
             columns.append(np.minimum(9.0, np.log2(np.maximum(1, size & -size))))
+        elif name in GEMM:
+            columns.append(_gemm_feature(name, table, chip.compute.usable_cores))
         elif name == "group":
             columns.append(np.log2(np.maximum(1, table.size("num_heads")) / np.maximum(1, table.size("num_kv_heads"))))
         elif name == "uneven":
@@ -69,6 +87,20 @@ def feature_matrix(
         else:
             columns.append(np.log2(1.0 + table.size(name)))
     return np.stack(columns, axis=1)
+
+
+def _gemm_feature(name: str, table: KernelTable, cores: int) -> FloatArray:
+    """One of the features in ``GEMM`` that is not an alignment."""
+    m, n, k = (table.size(size).astype(np.float64) for size in ("m", "n", "k"))
+    kind, _, what = name.partition(":")
+    if kind == "fill":
+        rows, columns = (int(text) for text in what.split("x"))
+        waves = np.ceil(m / rows) * np.ceil(n / columns) / cores
+        return np.asarray(waves / np.maximum(1.0, np.ceil(waves)))
+    if kind == "rest":
+        size, tile = {"m": m, "n": n}[what[0]], float(what[1:])
+        return np.asarray((size % tile) / tile)
+    return {"outputs": np.log2(m * n), "work": np.log2(m * n * k), "wide": np.log2(n / k)}[kind]
 
 
 def _tiles(names: tuple[str, ...], table: KernelTable) -> FloatArray:

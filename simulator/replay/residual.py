@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 """Library, family, stored format."""
 
 MIN_ROWS = 300
-MAX_ROWS = 20_000
+MAX_ROWS = 40_000
 CHECK_SHARE = 0.15
 LARGEST = np.log(3.0)
 """A correction never exceeds a factor of three; what needs more is missing physics."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hwprofiles import AttentionShape, KernelTime
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.overlap import DecodeOverlap
 from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
 from simulator.timing.work import StepWork
 
@@ -79,6 +80,8 @@ class StepTimer:
     deployment: Deployment
     max_tokens: int
     """Largest number of tokens in a step."""
+    make_overlap: Callable[[StepTimer], DecodeOverlap] | None = None
+    """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = field(init=False)
     _layers: Costs = field(init=False)
     _head: Costs = field(init=False)
@@ -88,6 +91,9 @@ class StepTimer:
     """Shape, window and number of layers of each kind of attention."""
     _attention_seconds: list[tuple[DecodeTable, Callable[..., Any], list[float], int, int]] = field(init=False)
     """The same as functions: decode, prefill, one fresh prompt by its length; then window and number of layers."""
+    _overlap: DecodeOverlap | None = field(init=False, default=None)
+    _overlapped: list[DecodeTable] = field(init=False, default_factory=list)
+    """With an overlap: what each kind of attention adds to steps that only decode, all its layers."""
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _floor_s: float = field(init=False)
@@ -109,6 +115,10 @@ class StepTimer:
             prefill = kernels.prefill_seconds(shape)
             fresh = fresh_prompt_seconds(prefill, windows[window], self.max_tokens)
             self._attention_seconds.append((DecodeTable(kernels.decode_seconds(shape)), prefill, fresh, window, count))
+        if self.make_overlap is not None:
+            self._overlap = self.make_overlap(self)
+            kinds = [(shape, windows[window]) for shape, window, _ in self._attention]
+            self._overlapped = [DecodeTable(self._overlap.exposed(*kind)) for kind in kinds]
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
         distinct, inverse = np.unique(padded, return_inverse=True)
@@ -133,6 +143,10 @@ class StepTimer:
             logit_rows = decoding * work.query_len + work.sampled_prefills
         total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
         prefilling, prompt = work.prefill_seqs, work.prefill_tokens
+        if self._overlapped and decoding and not prefilling:
+            for table, (_, window, _) in zip(self._overlapped, self._attention, strict=True):
+                total += table(decoding, work.query_len, work.decode_kv_tokens[window])
+            decoding = 0
         for decode, prefill, fresh, window, count in self._attention_seconds:
             if decoding:
                 total += count * decode(decoding, work.query_len, work.decode_kv_tokens[window])
@@ -154,12 +168,14 @@ class StepTimer:
         total.add(self._head.rows(verify_tokens + work.sampled_prefills if logit_rows is None else logit_rows))
         kernels = self.deployment.kernels
         for shape, window, count in self._attention:
-            total.add_kernel(
-                kernels.attention_decode(
-                    shape, seqs=work.decode_seqs, q_len=work.query_len, kv_tokens=work.decode_kv_tokens[window]
-                ),
-                count,
+            keys = work.decode_kv_tokens[window]
+            decode = Costs.zeros(len(tokens))
+            decode.add_kernel(
+                kernels.attention_decode(shape, seqs=work.decode_seqs, q_len=work.query_len, kv_tokens=keys), count
             )
+            if self._overlap is not None:
+                _expose(decode, self._overlap, shape, self.windows[window], work, keys)
+            total.add(decode)
             total.add_kernel(
                 kernels.attention_prefill(
                     shape,
@@ -180,15 +196,20 @@ class StepTimer:
         hidden = deployment.architecture.hidden_size
         total = Costs.zeros(len(tokens))
         for group in deployment.architecture.layer_groups:
-            one = Costs.zeros(len(tokens))
-            for time in self._layer_kernels(group.layer, tokens):
-                one.add_kernel(time)
-            self._add_collective(one, "all_reduce", tokens * hidden * ACTIVATION_BYTES, 2)
-            total.add(one, group.count)
+            total.add(self.layer_costs(group.layer, tokens), group.count)
         rows = tokens * hidden * ACTIVATION_BYTES
         total.add_kernel(deployment.kernels.elementwise(2 * rows, launches=np.minimum(tokens, 1)))
         self._add_collective(total, "all_reduce", rows, 1)
         return total
+
+    def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:
+        """One layer apart from attention itself, for each token count in ``tokens``, collectives included."""
+        one = Costs.zeros(len(tokens))
+        for time in self._layer_kernels(layer, tokens):
+            one.add_kernel(time)
+        hidden = self.deployment.architecture.hidden_size
+        self._add_collective(one, "all_reduce", tokens * hidden * ACTIVATION_BYTES, 2)
+        return one
 
     def _layer_kernels(self, layer: Layer, tokens: IntArray) -> Iterator[KernelTime]:
         """Kernels of one layer apart from attention itself: GEMMs, experts, norms, rotary embedding, activation."""
@@ -244,3 +265,24 @@ class StepTimer:
             return
         time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
         total.interconnect_s += count * np.where(message_bytes > 0, time.seconds, 0.0)
+
+
+def _expose(
+    decode: Costs,
+    overlap: DecodeOverlap,
+    shape: AttentionShape,
+    window: int | None,
+    work: StepWork[IntArray],
+    keys: IntArray,
+) -> None:
+    """Turn the costs of decode attention into what remains exposed of it, in the steps that only decode.
+
+    Attention keeps its own proportion of compute, memory and launches; useful work stays what it is.
+    """
+    rows = np.flatnonzero((work.prefill_seqs == 0) & (work.decode_seqs > 0))
+    query_len = np.broadcast_to(work.query_len, work.decode_seqs.shape)
+    attention_s, link_s = overlap.exposed_parts(shape, window, work.decode_seqs[rows], query_len[rows], keys[rows])
+    scale = attention_s / decode.device_s[rows]
+    for part in (decode.compute_s, decode.memory_s, decode.latency_s):
+        part[rows] *= scale
+    decode.interconnect_s[rows] += link_s

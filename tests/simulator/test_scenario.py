@@ -84,7 +84,11 @@ def test_overrides_reach_any_depth(scenario_file):
         ("speculation={method: eagle3}", "method 'eagle3' needs num_speculative_tokens or tree (got neither)"),
         ("speculation={method: eagel3}", "speculation.method: must be 'none', 'draft-model'"),
         ("speculation={method: draft-model}", "method 'draft-model' needs num_speculative_tokens"),
-        ("attention_speculation={hit_rate: 0.9}", "attention_speculation: not modelled yet"),
+        (
+            "attention_speculation={hit_rate: 0.9}",
+            "hardware.speculative_parallel: attention_speculation runs on 2 device groups of tensor_parallel chips "
+            "each (got 1)",
+        ),
         ("engine.block_size", "--set engine.block_size: write PATH=VALUE"),
         ("hardware.chip.name=x", "chip is a single value, it has no field 'name'"),
         ("model=[", "--set model:1:"),

@@ -1,0 +1,37 @@
+"""One self-contained HTML page about attention-level speculation: each figure with the sentence it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from dashboards.page import card, figure_cards, page_html
+
+
+class Finding(NamedTuple):
+    """A figure and what it says."""
+
+    figure: go.Figure
+    sentence: str
+
+
+def attention_report_html(title: str, lead: str, findings: Mapping[str, Finding], notes: Mapping[str, str]) -> str:
+    """The whole page as text.
+
+    Args:
+        title: plain text.
+        lead: what the page says in one sentence.
+        findings: by an id of letters and dashes.
+        notes: further facts by name.
+    """
+    plots = figure_cards({name: finding.figure for name, finding in findings.items()})
+    parts = [f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>']
+    for name, finding in findings.items():
+        parts.append(f"{plots[name]}<p>{escape(finding.sentence)}</p>")
+    listed = "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in notes.items())
+    parts.append(card("What it rests on", f"<ul>{listed}</ul>" if listed else ""))
+    parts.append("<footer>Forerun · a prediction, not a measurement</footer>")
+    return page_html(f"{title} · Forerun", "\n".join(parts), {name: f.figure for name, f in findings.items()})

@@ -1,0 +1,290 @@
+"""Attention-level speculation: speedup by context, sensitivity, what-ifs, hit rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from dashboards.figures.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, captioned
+from simulator.speculation.attention_level import (
+    Case,
+    ConsistencySet,
+    Reading,
+    compare_layouts,
+    crossover_range,
+    sensitivity,
+    speedup_band,
+)
+from simulator.speculation.attention_level.numeric import HitRateStudy
+from simulator.studies.attention_speculation import Gain
+
+FloatArray = NDArray[np.float64]
+HIT_COLOURS = (SKY, BLUE, GREEN, ORANGE, VERMILLION, PINK)
+
+
+class SpeedupData(NamedTuple):
+    """Speedup over TP 8 by context for several hit rates, with the band of the highest."""
+
+    contexts: FloatArray
+    hit_rates: tuple[float, ...]
+    speedup: FloatArray
+    """[hit rates, contexts]."""
+    low: FloatArray
+    high: FloatArray
+    crossover: tuple[float | None, float | None, float | None]
+    published: tuple[float, float]
+    """Context and speedup."""
+    label: str
+
+
+def speedup_data(parameters: ConsistencySet, reading: Reading = "next-attention", points: int = 60) -> SpeedupData:
+    """The published grid of hit rates over contexts from 1K to 128K, from one parameter set."""
+    published = parameters.published
+    contexts = np.geomspace(published["contexts"][0], published["contexts"][-1], points)
+    rates = tuple(published["hit_rates"])
+    rows = [compare_layouts(parameters, contexts, rate, reading).speedup for rate in rates]
+    low, high = speedup_band(parameters, contexts, rates[-1], reading)
+    return SpeedupData(
+        contexts,
+        rates,
+        np.array(rows),
+        low,
+        high,
+        crossover_range(parameters, rates[-1], reading),
+        (float(published["context_tokens"]), float(published["max_speedup"])),
+        parameters.label.split(":")[0],
+    )
+
+
+def speedup_figure(data: SpeedupData) -> go.Figure:
+    """One line per hit rate; the band spans what other plausible parameters give at the highest."""
+    figure = go.Figure()
+    best = f"{data.hit_rates[-1]:.1%}"
+    figure.add_scatter(
+        x=np.concatenate((data.contexts, data.contexts[::-1])),
+        y=np.concatenate((data.high, data.low[::-1])),
+        fill="toself",
+        fillcolor="rgba(140, 148, 158, 0.25)",
+        line={"width": 0},
+        hoverinfo="skip",
+        name=f"{best} hits, other plausible parameters",
+    )
+    for rate, row, colour in zip(data.hit_rates, data.speedup, HIT_COLOURS[: len(data.hit_rates)], strict=False):
+        figure.add_scatter(
+            x=data.contexts,
+            y=row,
+            mode="lines",
+            name=f"{rate:.1%} hits",
+            line={"color": colour, "width": 2.5},
+            hovertemplate="%{x:,.0f} tokens: %{y:.2f}x",
+        )
+    figure.add_scatter(
+        x=[data.published[0]],
+        y=[data.published[1]],
+        mode="markers",
+        name=f"published maximum, {data.published[1]:g}x",
+        marker={"symbol": "diamond-open", "size": 11, "color": GREY, "line": {"width": 2.5}},
+        hovertemplate="published: %{y:.2f}x at %{x:,.0f} tokens<extra></extra>",
+    )
+    figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.update_xaxes(type="log", title="context (tokens)", **context_ticks(data.contexts[0], data.contexts[-1]))
+    figure.update_yaxes(title="speedup over TP 8")
+    cross, low, high = data.crossover
+    where = (
+        "no crossover" if cross is None else f"pays from {tokens(cross)} at {best} ({tokens(low)} to {tokens(high)})"
+    )
+    figure = captioned(figure, "TP 4 x SP 2 against TP 8", f"{where}<br>eight n150", data.label, 560)
+    return figure.update_layout(margin={"t": 88})
+
+
+class SensitivityData(NamedTuple):
+    """Speedups of a set's named alternatives at one context and hit rate."""
+
+    cases: tuple[Case, ...]
+    published: float
+    label: str
+    where: str
+
+
+def sensitivity_data(
+    parameters: ConsistencySet, context_tokens: int, hit_rate: float, reading: Reading = "next-attention"
+) -> SensitivityData:
+    """The set itself first, then the alternatives from the lowest speedup to the highest."""
+    own, *others = sensitivity(parameters, context_tokens, hit_rate, reading)
+    return SensitivityData(
+        (own, *sorted(others, key=lambda case: case.speedup)),
+        float(parameters.published["max_speedup"]),
+        parameters.label.split(":")[0],
+        f"{tokens(context_tokens)}, {hit_rate:.1%} hits",
+    )
+
+
+def sensitivity_figure(data: SensitivityData) -> go.Figure:
+    """One bar per alternative, from the set's own speedup to the alternative's; the published value as a line."""
+    own = data.cases[0]
+    rows = list(range(len(data.cases)))
+    low = min(case.speedup for case in data.cases)
+    high = max(data.published, *(case.speedup for case in data.cases))
+    start = low - 0.06 * (high - low)
+    figure = go.Figure()
+    figure.add_bar(
+        orientation="h",
+        y=rows,
+        width=0.4,
+        base=[own.speedup] * len(rows),
+        x=[case.speedup - own.speedup for case in data.cases],
+        marker={"color": [VERMILLION if case.speedup < own.speedup else GREEN for case in data.cases]},
+        customdata=[(case.speedup, case.overhead_reduction, case.name) for case in data.cases],
+        hovertemplate="%{customdata[0]:.2f}x, attention overhead cut %{customdata[1]:.1f}x"
+        "<extra>%{customdata[2]}</extra>",
+        showlegend=False,
+    )
+    figure.add_scatter(
+        x=[case.speedup for case in data.cases],
+        y=rows,
+        mode="markers",
+        marker={"color": BLUE, "size": 8},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    figure.add_scatter(
+        x=[start] * len(rows),
+        y=[row - 0.42 for row in rows],
+        mode="text",
+        text=[f"{case.speedup:.2f}x  {case.name}" for case in data.cases],
+        textposition="middle right",
+        textfont={"size": 12},
+        hoverinfo="skip",
+        showlegend=False,
+        cliponaxis=False,
+    )
+    figure.add_vline(x=data.published, line={"color": GREY, "width": 1.5, "dash": "dash"})
+    title = f"speedup over TP 8 (dashed: published {data.published:g}x)"
+    figure.update_xaxes(title=title, range=[start, high + 0.05 * (high - low)])
+    figure.update_yaxes(range=[len(rows) - 0.5, -0.8], showticklabels=False, ticks="", showgrid=False, zeroline=False)
+    caption = f"{low:.2f}x to {max(case.speedup for case in data.cases):.2f}x<br>{data.where}"
+    figure = captioned(figure, "Other plausible parameters", caption, data.label, 520)
+    return figure.update_layout(margin={"t": 88})
+
+
+class GainData(NamedTuple):
+    """Speedups of a layout by context, one line per batch size."""
+
+    title: str
+    model: str
+    gains: tuple[Gain, ...]
+    basis: str
+
+
+def gain_figure(data: GainData) -> go.Figure:
+    """Bars span the range of the assumed costs; hollow markers are batches whose KV does not fit."""
+    figure = go.Figure()
+    batches = sorted({gain.batch for gain in data.gains})
+    for batch, colour in zip(batches, HIT_COLOURS, strict=False):
+        row = sorted((gain for gain in data.gains if gain.batch == batch), key=lambda gain: gain.context_tokens)
+        figure.add_scatter(
+            x=[gain.context_tokens for gain in row],
+            y=[gain.speedup for gain in row],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [gain.high - gain.speedup for gain in row],
+                "arrayminus": [gain.speedup - gain.low for gain in row],
+                "thickness": 1.2,
+                "width": 3,
+            },
+            mode="lines+markers",
+            name=f"batch {batch}",
+            line={"color": colour, "width": 2},
+            marker={"size": 9, "symbol": ["circle" if gain.fits else "circle-open" for gain in row]},
+            customdata=[("" if gain.fits else ", KV does not fit", gain.low, gain.high) for gain in row],
+            hovertemplate="%{y:.2f}x (%{customdata[1]:.2f} to %{customdata[2]:.2f})%{customdata[0]}",
+        )
+    figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
+    contexts = [gain.context_tokens for gain in data.gains]
+    figure.update_xaxes(type="log", title="context (tokens)", **context_ticks(min(contexts), max(contexts)))
+    figure.update_yaxes(title="speedup")
+    caption = f"{data.model}<br>hollow: KV does not fit"
+    return captioned(figure, data.title, caption, data.basis, 500).update_layout(margin={"t": 88})
+
+
+class RateData(NamedTuple):
+    """Output tokens per second of one user under several layouts, by context."""
+
+    title: str
+    contexts: tuple[int, ...]
+    layouts: tuple[str, ...]
+    tokens_per_s: FloatArray
+    """[layouts, contexts]."""
+    basis: str
+
+
+def rate_figure(data: RateData) -> go.Figure:
+    """Grouped bars, one group per context."""
+    figure = go.Figure()
+    for name, row, colour in zip(data.layouts, data.tokens_per_s, (GREY, SKY, ORANGE, GREEN, BLUE), strict=False):
+        figure.add_bar(
+            x=[tokens(context) for context in data.contexts],
+            y=row,
+            name=name,
+            marker={"color": colour},
+            text=[f"{value:.0f}" for value in row],
+            textposition="outside",
+            hovertemplate="%{y:.1f} tokens/s",
+        )
+    figure.update_xaxes(title="context (tokens)")
+    figure.update_yaxes(title="tokens/s of one user")
+    return captioned(figure, data.title, "batch 1, by layout", data.basis, 480)
+
+
+class HitRateData(NamedTuple):
+    """Hit rate against lambda, one curve per chunk length."""
+
+    tolerances: FloatArray
+    window_tokens: tuple[int, ...]
+    hit_rates: FloatArray
+    """[chunk lengths, lambdas]."""
+    trials: int
+
+
+def hit_rate_data(study: HitRateStudy, largest: float = 0.3, points: int = 61) -> HitRateData:
+    """Hit rates of a study for lambdas up to ``largest``."""
+    tolerances = np.linspace(largest / points, largest, points)
+    return HitRateData(tolerances, study.window_tokens, study.hit_rates(list(tolerances)), study.errors.shape[1])
+
+
+def hit_rate_figure(data: HitRateData) -> go.Figure:
+    """Curves that rise with lambda and with the chunk length."""
+    figure = go.Figure()
+    for window, row, colour in zip(data.window_tokens, data.hit_rates, HIT_COLOURS, strict=False):
+        figure.add_scatter(
+            x=data.tolerances,
+            y=row * 100,
+            mode="lines",
+            name=f"S = {window}",
+            line={"color": colour, "width": 2.5, "shape": "hv"},
+            hovertemplate="%{y:.0f} % pass at lambda %{x:.3f}",
+        )
+    figure.update_xaxes(title="lambda")
+    figure.update_yaxes(title="layers that pass (%)", range=[0, 102])
+    return captioned(figure, "Hit rate", f"{data.trials:,} synthetic layers, not a model's", "computed", 440)
+
+
+def tokens(count: float | None) -> str:
+    """A number of tokens in K or M; "never" for None."""
+    if count is None:
+        return "never"
+    if count >= 1 << 20:
+        return f"{count / (1 << 20):.3g}M"
+    return f"{count / 1024:.3g}K" if count >= 1024 else f"{count:.0f}"
+
+
+def context_ticks(low: float, high: float) -> dict[str, Sequence[float] | Sequence[str]]:
+    """Ticks at powers of two (every other one where they would be many)."""
+    first, last = int(np.ceil(np.log2(low) - 1e-9)), int(np.floor(np.log2(high) + 1e-9))
+    values = [float(1 << power) for power in range(first, last + 1)]
+    return {"tickvals": values, "ticktext": [tokens(value) for value in values]}

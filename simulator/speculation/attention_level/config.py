@@ -1,0 +1,113 @@
+"""The ``attention_speculation`` section of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from simulator.settings import PositiveFloat, PositiveInt, Section, Share
+from simulator.speculation.attention_level.hit_rates import TOLERANCE, published_hit_rate, rate_at_context
+from simulator.speculation.attention_level.layer import Reading
+from simulator.timing.config import HardwareConfig
+
+Cost = Annotated[float, Field(ge=0, lt=1.0, allow_inf_nan=False)]
+"""Seconds of one step of the mechanism; a second or more is a slip of units."""
+
+
+class AttentionSpeculationConfig(Section):
+    """How often speculative attention passes, what it covers, and what the mechanism costs.
+
+    Give one of ``hit_rate``, ``hit_rate_by_context`` and ``task``. Costs left out are estimated from the chip and its
+    link, with ranges (``simulator.speculation.attention_level.parameters``).
+    """
+
+    hit_rate: Share | Annotated[list[Share], Field(min_length=1)] | None = None
+    """Share of layers that pass; or one share per layer."""
+    hit_rate_by_context: Annotated[list[list[float]], Field(min_length=1)] | None = None
+    """[context in tokens, hit rate] points; between them linear in the logarithm of the context."""
+    task: str | None = None
+    """A task with published hit rates: ifeval, gpqa, gsm8k, hotpotqa."""
+    lambda_: Annotated[PositiveFloat | None, Field(alias="lambda")] = None
+    """Tolerance of the verification rule; with ``task`` only (a ``hit_rate`` is measured at some lambda already)."""
+    window_tokens: PositiveInt = 128
+    """S: tokens of the first and of the last chunk, 2 S in all."""
+    reading: Reading = "next-attention"
+    verification: Literal["joint", "every-query"] = "joint"
+    """Whether one norm decides for the whole batch, or every query has to pass."""
+    send_s: Cost | None = None
+    """Seconds of the one-hop send."""
+    verify_s: Cost | None = None
+    """Fixed part of a verification; reading both outputs comes on top."""
+    sync_s: Cost | None = None
+    """Fixed part of the hand-over at the end of a layer; residual and KV rows on the link come on top."""
+    skip_launch_s: Cost | None = None
+    """Seconds to launch one skipped kernel."""
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> AttentionSpeculationConfig:
+        given = [name for name in ("hit_rate", "hit_rate_by_context", "task") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of hit_rate, hit_rate_by_context, task (got {', '.join(given) or 'none'})")
+        if self.lambda_ is not None and self.task is None:
+            raise ValueError("lambda goes with task; a hit_rate already belongs to the lambda it was measured at")
+        if self.task is not None:
+            published_hit_rate(self.task, TOLERANCE if self.lambda_ is None else self.lambda_)
+        points = self.hit_rate_by_context or []
+        for point in points:
+            if len(point) != 2 or not (1 <= point[0] <= 1e12 and 0 <= point[1] <= 1):
+                raise ValueError(f"hit_rate_by_context: {point} is no [context in tokens, hit rate] pair")
+        contexts = [point[0] for point in points]
+        if contexts != sorted(set(contexts)):
+            raise ValueError("hit_rate_by_context: contexts must rise from point to point")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plain data that reads back in: ``lambda`` under its own name."""
+        data: dict[str, Any] = handler(self)
+        return {"lambda" if name == "lambda_" else name: value for name, value in data.items()}
+
+    def layer_hit_rates(self, num_layers: int, context_tokens: Any) -> list[Any]:
+        """Hit rate of one query in every layer; arrays where the rate depends on an array of contexts.
+
+        Raises:
+            ValueError: a rate per layer, but for another number of layers.
+        """
+        if self.hit_rate_by_context is not None:
+            return [rate_at_context(self.hit_rate_by_context, context_tokens)] * num_layers
+        if self.task is not None:
+            rate = published_hit_rate(self.task, TOLERANCE if self.lambda_ is None else self.lambda_)
+            return [rate] * num_layers
+        if isinstance(self.hit_rate, list):
+            if len(self.hit_rate) != num_layers:
+                raise ValueError(f"{len(self.hit_rate)} rates for {num_layers} layers that speculate")
+            return list(self.hit_rate)
+        return [self.hit_rate] * num_layers
+
+
+def check_groups(config: AttentionSpeculationConfig | None, hardware: HardwareConfig) -> None:
+    """Whether the hardware has the two device groups that speculation needs, and no layout it does not compose with.
+
+    Raises:
+        ValueError: it has not; the message begins with the field to change.
+    """
+    groups = hardware.speculative_parallel
+    if config is None:
+        if groups != 1:
+            raise ValueError(
+                f"hardware.speculative_parallel: {groups} device groups do nothing without an attention_speculation "
+                f"block; add one, or set it to 1"
+            )
+        return
+    if groups != 2:
+        raise ValueError(
+            f"hardware.speculative_parallel: attention_speculation runs on 2 device groups of tensor_parallel chips "
+            f"each (got {groups})"
+        )
+    for name in ("pipeline_parallel", "expert_parallel"):
+        if getattr(hardware, name) != 1:
+            raise ValueError(
+                f"hardware.{name}: attention_speculation is modelled with tensor parallelism only; set it to 1 "
+                f"(got {getattr(hardware, name)})"
+            )

@@ -1,0 +1,284 @@
+"""Attention-level speculation on two groups of chips, priced for the engine: the layer's closed form at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import AttentionShape
+from simulator.errors import ForerunError
+from simulator.llm.layers import Attention, Layer
+from simulator.speculation.attention_level.config import AttentionSpeculationConfig
+from simulator.speculation.attention_level.hit_rates import batch_hit_rate
+from simulator.speculation.attention_level.layer import LayerTimes, expected_pass_seconds
+from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
+from simulator.timing import Deployment, StepTimer
+from simulator.timing.deployment import ACTIVATION_BYTES
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+VERIFY_PASSES = 2.0
+"""The comparison reads both outputs once."""
+
+INPUT_PROJECTIONS = ("qkv_proj", "q_proj", "qkv_a_proj", "q_b_proj", "kv_a_proj")
+"""Weight matrices that run before attention (MLA's absorbed up-projection counts to what follows)."""
+
+
+class _Kind(NamedTuple):
+    """Layers of one attention shape and window, averaged over their MLPs."""
+
+    layers: int
+    other_s: FloatArray
+    """Seconds of a layer but attention, by tokens of the step."""
+    pre_s: FloatArray
+    """The part of it before attention."""
+    kv_bytes: float
+    """KV of one token in one layer on one chip."""
+
+
+class SpeculativeAttention:
+    """Prices decode attention under attention-level speculation for one model on two groups of chips.
+
+    Layers with a sliding window run one kernel after the other on both groups: there is little to hide. Prompt chunks,
+    and decodes that share a step with them, do so too, because both groups need the prompt's KV.
+
+    Args:
+        config: hit rates, window, reading, costs.
+        timer: prices the rest of the layer on one group.
+
+    Raises:
+        ForerunError: a single group without a link, or hit rates for another number of layers.
+    """
+
+    def __init__(self, config: AttentionSpeculationConfig, timer: StepTimer) -> None:
+        deployment = timer.deployment
+        if deployment.link is None:
+            raise ForerunError(
+                f"hardware.link: chip '{deployment.chip.name}' has no scale-up link of its own; name the one between "
+                f"the two groups (forerun chips list)"
+            )
+        self._config = config
+        self._deployment = deployment
+        self._link = deployment.link
+        self._hidden = deployment.architecture.hidden_size
+        costs = chosen_costs(config, deployment.chip.kind)
+        self._verify_s = costs["verify_s"].value
+        self._sync_s = costs["sync_s"].value
+        self._skip_s = costs["skip_launch_s"].value * deployment.framework.kernels_per_layer
+        self._kinds = self._collect(timer)
+        layers = sum(kind.layers for (_, window), kind in self._kinds.items() if window is None)
+        if not layers:
+            raise ForerunError(
+                f"attention_speculation: every layer of {deployment.architecture.name} has a sliding window; there is "
+                f"no full attention to speculate on"
+            )
+        self._layers = layers
+        try:
+            config.layer_hit_rates(layers, 1.0)
+        except ValueError as error:
+            raise ForerunError(f"attention_speculation.hit_rate: {error}") from None
+
+    @property
+    def full_attention(self) -> tuple[AttentionShape, ...]:
+        """Shapes of the layers that speculate."""
+        return tuple(shape for shape, window in self._kinds if window is None)
+
+    def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
+        """Seconds that all layers of that kind add to a step, as a function of (sequences, queries, keys)."""
+        decode = self._deployment.kernels.decode_seconds(shape)
+        count = self._kinds[shape, window].layers
+        if window is not None:
+            return lambda seqs, query_len, keys: count * decode(seqs, query_len, keys)
+
+        def seconds(seqs: Any, query_len: Any, keys: Any) -> Any:
+            attention_s, link_s = self._parts(shape, seqs, query_len, keys, decode(seqs, query_len, keys))
+            return attention_s + link_s
+
+        return seconds
+
+    def exposed_parts(
+        self, shape: AttentionShape, window: int | None, seqs: IntArray, query_len: IntArray, keys: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """The same for many steps: seconds in attention, seconds on the link."""
+        exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
+        if window is not None:
+            return self._kinds[shape, window].layers * np.asarray(exact), np.zeros(len(keys))
+        return self._parts(shape, seqs, query_len, keys, exact)
+
+    def layer_times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> LayerTimes:
+        """The parts of one full-attention layer in a step of ``seqs`` sequences with ``keys`` keys in all."""
+        exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
+        return self._times(shape, seqs, query_len, keys, exact)
+
+    def _parts(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> tuple[Any, Any]:
+        """Seconds beyond the rest of the layers, over all layers of a kind: in attention, on the link."""
+        kind = self._kinds[shape, None]
+        times = self._times(shape, seqs, query_len, keys, exact)
+        rates = [
+            batch_hit_rate(rate, seqs * query_len, self._config.verification)
+            for rate in self._config.layer_hit_rates(self._layers, keys / seqs)
+        ]
+        mean = expected_pass_seconds(times, rates, self._config.reading) / self._layers
+        link = times.sync_s + sum(rates) / self._layers * times.send_s
+        exposed = mean - times.other_s
+        link = np.minimum(link, exposed)
+        return kind.layers * (exposed - link), kind.layers * link
+
+    def _times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> LayerTimes:
+        deployment, config, kind = self._deployment, self._config, self._kinds[shape, None]
+        kernels = deployment.kernels
+        rows = seqs * query_len
+        window_keys = np.minimum(2.0 * config.window_tokens * seqs, keys)
+        window = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=window_keys).seconds
+        output_bytes = rows * shape.num_heads * shape.v_dim * ACTIVATION_BYTES
+        send = config.send_s
+        if send is None:
+            send = kernels.collective("send_recv", output_bytes, 2, self._link).seconds
+        handed_over = rows * (self._hidden * ACTIVATION_BYTES + kind.kv_bytes)
+        other, pre = kind.other_s[rows], kind.pre_s[rows]
+        skipped = np.minimum(self._skip_s, other)
+        return LayerTimes(
+            pre_s=pre,
+            post_s=other - pre,
+            exact_s=exact,
+            window_s=np.minimum(window, exact),
+            send_s=send,
+            verify_s=self._verify_s + kernels.elementwise(VERIFY_PASSES * output_bytes).memory_s,
+            sync_s=self._sync_s + handed_over / self._link.bandwidth_bytes_per_s,
+            skip_pre_s=skipped * pre / other,
+            skip_post_s=skipped * (other - pre) / other,
+        )
+
+    def _collect(self, timer: StepTimer) -> dict[tuple[AttentionShape, int | None], _Kind]:
+        """The kinds of attention, each with the mean of what surrounds it."""
+        deployment = self._deployment
+        tokens = np.arange(timer.max_tokens + 1, dtype=np.int64)
+        padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
+        distinct, inverse = np.unique(padded, return_inverse=True)
+        gathered: dict[tuple[AttentionShape, int | None], list[tuple[int, FloatArray, FloatArray]]] = {}
+        for group in deployment.architecture.layer_groups:
+            attention = group.layer.attention
+            other = timer.layer_costs(group.layer, distinct).device_s
+            pre = np.minimum(self._pre_seconds(group.layer, distinct), other)
+            key = (deployment.attention_shape(attention), attention.window)
+            gathered.setdefault(key, []).append((group.count, other[inverse], pre[inverse]))
+        kinds = {}
+        for (shape, window), rows in gathered.items():
+            count = sum(row[0] for row in rows)
+            other_s = sum((row[0] / count * row[1] for row in rows), np.zeros(len(tokens)))
+            pre_s = sum((row[0] / count * row[2] for row in rows), np.zeros(len(tokens)))
+            kinds[shape, window] = _Kind(count, other_s, pre_s, shape.kv_bytes_per_token)
+        return kinds
+
+    def _pre_seconds(self, layer: Layer, tokens: IntArray) -> FloatArray:
+        """Kernels before attention: one norm, the projections into queries, keys and values, rotary embedding."""
+        deployment = self._deployment
+        kernels, attention = deployment.kernels, layer.attention
+        total = np.zeros(len(tokens))
+        for gemm in deployment.gemms(layer):
+            if gemm.name not in INPUT_PROJECTIONS:
+                continue
+            total += np.asarray(kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype).seconds)
+        moved = tokens * (4 * self._hidden + 2 * rotated_width(attention, deployment.tensor_parallel))
+        total += np.asarray(kernels.elementwise(moved * ACTIVATION_BYTES, launches=2 * np.minimum(tokens, 1)).seconds)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroups:
+    """A scenario's attention-level speculation before the kernels around it are priced."""
+
+    config: AttentionSpeculationConfig
+    deployment: Deployment
+    """The model on one of the two groups."""
+
+    def of_timer(self, timer: StepTimer) -> SpeculativeAttention:
+        """What a ``StepTimer`` of one group asks while it is made."""
+        return SpeculativeAttention(self.config, timer)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of results should know before anything has run."""
+        notes = [cost_note(self.config, chosen_costs(self.config, self.deployment.chip.kind))]
+        if self.config.task is not None:
+            notes.append(
+                f"attention speculation: the hit rate of {self.config.task} was published for Llama-3.1-8B; other "
+                f"models and contexts have their own"
+            )
+        return tuple(notes)
+
+    def range_note(
+        self, timer: StepTimer, seqs: IntArray, query_len: IntArray, keys: IntArray, seconds: FloatArray
+    ) -> str:
+        """How much longer or shorter decoding takes with every assumed cost at the ends of its range.
+
+        Args:
+            timer: of one group.
+            seqs: decoding sequences of each step (any number of steps, prompts in none of them).
+            query_len: queries per sequence.
+            keys: keys read in full attention, over the batch.
+            seconds: what the steps took.
+        """
+        low, high = (seconds_change(self.config, end, timer, seqs, query_len, keys) for end in ("low", "high"))
+        total = float(seconds.sum())
+        return (
+            f"attention speculation: over those ranges decode steps take {1 + low / total:.2f} to "
+            f"{1 + high / total:.2f} of the time given"
+        )
+
+
+def seconds_change(
+    config: AttentionSpeculationConfig,
+    end: Literal["low", "high"],
+    timer: StepTimer,
+    seqs: IntArray,
+    query_len: IntArray,
+    keys: IntArray,
+) -> float:
+    """Seconds by which decode steps change, summed, with every assumed cost at one end of its range."""
+    costs = chosen_costs(config, timer.deployment.chip.kind)
+    moved = config.model_copy(update={name: getattr(cost, end) for name, cost in costs.items()})
+    total = 0.0
+    own, other = SpeculativeAttention(config, timer), SpeculativeAttention(moved, timer)
+    for shape in own.full_attention:
+        parts = [model.exposed_parts(shape, None, seqs, query_len, keys) for model in (own, other)]
+        total += float(np.sum(parts[1]) - np.sum(parts[0]))
+    return total
+
+
+def device_groups(config: AttentionSpeculationConfig | None, deployment: Deployment) -> DeviceGroups | None:
+    """The two groups of a deployment, or None where a scenario has no attention-level speculation."""
+    return None if config is None else DeviceGroups(config, deployment)
+
+
+def rotated_width(attention: Attention, tensor_parallel: int) -> float:
+    """Values per token that rotary embedding turns, on one chip."""
+    return (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
+
+
+def chosen_costs(config: AttentionSpeculationConfig, chip_kind: str) -> dict[str, Parameter]:
+    """Fixed costs of the mechanism: as the scenario says, else as assumed for the class of chip, with their ranges."""
+    costs = mechanism_costs(chip_kind)
+    for name in costs:
+        given = getattr(config, name)
+        if given is not None:
+            costs[name] = Parameter(name, given, given, given, costs[name].what, "given in the scenario")
+    return costs
+
+
+def cost_note(config: AttentionSpeculationConfig, costs: Mapping[str, Parameter]) -> str:
+    """What a reader of results should know: the costs used and their ranges, in microseconds."""
+    parts = [
+        f"{parameter.what} {parameter.value * 1e6:g} us"
+        + (f" ({parameter.low * 1e6:g} to {parameter.high * 1e6:g})" if parameter.low < parameter.high else "")
+        for parameter in costs.values()
+    ]
+    return (
+        f"attention speculation ({config.reading}): decode steps take the mean of hits and misses, prompts "
+        f"run on both groups; per layer {', '.join(parts)}; no measurement of this mechanism was fitted"
+    )

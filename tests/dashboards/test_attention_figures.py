@@ -1,0 +1,102 @@
+"""Figures of attention-level speculation: they show what the models say, and the page holds them all."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dashboards.attention_report import Finding, attention_report_html
+from dashboards.figures.attention_gantt import WORK_COLOURS, gantt_data, gantt_figure
+from dashboards.figures.attention_speculation import (
+    GainData,
+    RateData,
+    context_ticks,
+    gain_figure,
+    hit_rate_data,
+    hit_rate_figure,
+    rate_figure,
+    sensitivity_data,
+    sensitivity_figure,
+    speedup_data,
+    speedup_figure,
+    tokens,
+)
+from simulator.speculation.attention_level import compare_layouts, consistency_set, pass_seconds
+from simulator.speculation.attention_level.consistency import group_layer
+from simulator.speculation.attention_level.numeric import HitRateStudy
+from simulator.studies.attention_speculation import Gain
+
+SET = consistency_set("n150-llama-3.1-8b")
+TIMES = group_layer(SET, 131072, SET.values())
+
+
+@pytest.mark.parametrize("reading", ["next-attention", "same-layer", "pipelined"])
+def test_gantt_shows_every_bar_of_a_hit_and_of_a_miss(reading):
+    data = gantt_data(TIMES, reading, "a basis")
+    assert data.hit_s == pytest.approx(pass_seconds(TIMES, [True, True], reading))
+    assert data.miss_s == pytest.approx(pass_seconds(TIMES, [False, True], reading))
+    figure = gantt_figure(data)
+    assert sum(len(trace.x) for trace in figure.data) == len(data.hit) + len(data.miss)
+    assert {trace.name for trace in figure.data} <= set(WORK_COLOURS)
+    for trace in figure.data:
+        for width, start in zip(trace.x, trace.base, strict=True):
+            assert 0 < width <= max(data.hit_s, data.miss_s) * 1e6 - start + 1e-6
+    shapes = [shape for trace in figure.data for shape in trace.marker.pattern.shape]
+    assert shapes.count("/") == sum(not bar.kept for bar in (*data.hit, *data.miss))
+    assert all(bar.kept for bar in data.hit)
+    assert "basis: a basis" in figure.layout.title.text
+
+
+def test_speedup_lines_are_the_closed_form_inside_their_band():
+    data = speedup_data(SET, points=9)
+    for rate, row in zip(data.hit_rates, data.speedup, strict=True):
+        np.testing.assert_allclose(row, [compare_layouts(SET, c, rate).speedup for c in data.contexts])
+    assert (data.low <= data.speedup[-1]).all()
+    assert (data.speedup[-1] <= data.high).all()
+    figure = speedup_figure(data)
+    assert len(figure.data) == 6
+    assert "consistency, not validation" in figure.layout.title.text
+    assert "pays from 19.2K at 87.5% (8.24K to 111K)" in figure.layout.title.text
+
+
+def test_sensitivity_shows_every_case_and_its_range():
+    data = sensitivity_data(SET, 131072, 0.875)
+    figure = sensitivity_figure(data)
+    assert "1.02x to 1.64x" in figure.layout.title.text
+    assert len(figure.data[0].x) == len(SET.cases)
+    ends = np.array(figure.data[0].base) + np.array(figure.data[0].x)
+    np.testing.assert_allclose(ends, [case.speedup for case in data.cases])
+
+
+def test_gains_mark_what_does_not_fit():
+    rows = (Gain(1, 131072, 1.1, 1.0, 1.2, True), Gain(1, 1 << 20, 1.2, 1.1, 1.4, False))
+    figure = gain_figure(GainData("title", "model", rows, "extrapolated"))
+    assert list(figure.data[0].marker.symbol) == ["circle", "circle-open"]
+    np.testing.assert_allclose(figure.data[0].error_y.array, [0.1, 0.2])
+    np.testing.assert_allclose(figure.data[0].error_y.arrayminus, [0.1, 0.1])
+
+
+def test_rates_and_hit_rates_show_their_data():
+    rates = np.array([[1.0, 2.0], [3.0, 4.0]])
+    figure = rate_figure(RateData("title", (8192, 131072), ("one", "two"), rates, "extrapolated"))
+    assert [list(trace.y) for trace in figure.data] == rates.tolist()
+    assert list(figure.data[0].x) == ["8K", "128K"]
+    study = HitRateStudy((64, 128), np.array([[0.05, 0.25], [0.01, 0.15]]))
+    data = hit_rate_data(study, largest=0.3, points=3)
+    np.testing.assert_allclose(data.tolerances, [0.1, 0.2, 0.3])
+    np.testing.assert_allclose(data.hit_rates, [[0.5, 0.5, 1.0], [0.5, 1.0, 1.0]])
+    assert "2 synthetic layers" in hit_rate_figure(data).layout.title.text
+
+
+def test_tokens_and_ticks_are_powers_of_two():
+    assert [tokens(count) for count in (None, 512, 1024, 19660, 1 << 20)] == ["never", "512", "1K", "19.2K", "1M"]
+    assert context_ticks(1024, 131072)["ticktext"] == ["1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K"]
+
+
+def test_the_page_holds_figures_sentences_and_sources():
+    findings = {"one": Finding(sensitivity_figure(sensitivity_data(SET, 131072, 0.875)), "A < sentence.")}
+    html = attention_report_html("Title", "Lead.", findings, {"sync_s": "25 us"})
+    assert "A &lt; sentence." in html
+    assert '<div class="figure" id="one">' in html
+    figures = html.split('id="figures">')[1].split("</script>")[0]
+    assert list(json.loads(figures)) == ["one"]

@@ -1,0 +1,218 @@
+"""Hit rates as data and as numerics; the documented parameter set against what was published."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from pydantic import ValidationError
+
+from simulator.errors import ForerunError
+from simulator.speculation.attention_level import (
+    AttentionSpeculationConfig,
+    compare_layouts,
+    consistency_set,
+    crossover_range,
+    hit_rate_tasks,
+    mechanism_costs,
+    one_at_a_time,
+    published_hit_rate,
+    published_hit_rates,
+    sensitivity,
+    speedup_band,
+)
+from simulator.speculation.attention_level.consistency import attention_seconds
+from simulator.speculation.attention_level.hit_rates import batch_hit_rate
+from simulator.speculation.attention_level.numeric import (
+    SyntheticAttention,
+    attention_outputs,
+    hit_rate_study,
+    joint_error,
+    relative_errors,
+)
+
+SET = consistency_set("n150-llama-3.1-8b")
+SMALL = SyntheticAttention(context_tokens=256, heads=4, kv_heads=2, head_dim=16)
+WINDOWS = (8, 16, 32, 64, 128, 256)
+TOLERANCES = (0.02, 0.05, 0.1, 0.2, 0.4)
+
+
+def test_published_hit_rates(shared_data):
+    facts = json.loads((shared_data / "published" / "alspec.json").read_text())["published"]
+    known = {fact["fact"]: fact["value"] for fact in facts}
+    names = {
+        "ifeval": "hit rate IFEval lambda .10",
+        "gpqa": "hit rate GPQA-CoT lambda .10",
+        "gsm8k": "hit rate GSM8K-CoT lambda .10",
+        "hotpotqa": "hit rate HotpotQA",
+    }
+    assert set(hit_rate_tasks()) == set(names)
+    for task, fact in names.items():
+        assert published_hit_rate(task, 0.1) == known[fact]
+        assert list(published_hit_rates(task)) == known["lambda grid"]
+    published = SET.published
+    assert published["contexts"] == known["contexts swept"]
+    assert published["hit_rates"] == known["hit rates swept"]
+
+
+def test_what_was_not_published_is_refused_not_guessed():
+    with pytest.raises(ForerunError, match=r"lambda: no hit rate of 'gsm8k' at 0.2 was published \(known at 0.1\)"):
+        published_hit_rate("gsm8k", 0.2)
+    with pytest.raises(ForerunError, match="no hit rates of 'gsm8'; did you mean 'gsm8k'"):
+        published_hit_rate("gsm8", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "give one of hit_rate, hit_rate_by_context, task"),
+        ({"hit_rate": 0.5, "task": "gsm8k"}, "give one of"),
+        ({"hit_rate": 0.5, "lambda": 0.1}, "lambda goes with task"),
+        ({"hit_rate": 1.5}, "less than or equal to 1"),
+        ({"task": "gsm8k", "lambda": 0.2}, "was published"),
+        ({"hit_rate_by_context": [[1024, 0.9], [512, 0.8]]}, "contexts must rise"),
+        ({"hit_rate_by_context": [[1024, 1.9]]}, "no .context in tokens, hit rate. pair"),
+        ({"hit_rate": 0.5, "reading": "never"}, "next-attention"),
+        ({"hit_rate": 0.5, "window_tokens": 0}, "greater than 0"),
+        ({"hit_rate": 0.5, "sync_s": 25.0}, "less than 1"),
+        ({"hit_rate": 0.5, "sync_us": 25.0}, "not permitted"),
+    ],
+)
+def test_bad_blocks_are_refused(fields, said):
+    with pytest.raises(ValidationError, match=said):
+        AttentionSpeculationConfig.model_validate(fields)
+
+
+def test_a_block_reads_back_as_it_was_written():
+    written = {"task": "ifeval", "lambda": 0.1, "reading": "same-layer"}
+    block = AttentionSpeculationConfig.model_validate(written)
+    assert block.model_dump(exclude_unset=True) == written
+    assert AttentionSpeculationConfig.model_validate(block.model_dump()) == block
+
+
+def test_rates_by_task_layer_and_context():
+    def rates(fields, context):
+        return AttentionSpeculationConfig.model_validate(fields).layer_hit_rates(3, context)
+
+    assert rates({"task": "ifeval"}, 10) == [0.9] * 3
+    assert rates({"hit_rate": [0.2, 0.5, 1.0]}, 10) == [0.2, 0.5, 1.0]
+    points = {"hit_rate_by_context": [[1024, 0.9], [16384, 0.5]]}
+    assert_allclose(rates(points, np.array([1, 1024, 4096, 16384, 1e6]))[1], [0.9, 0.9, 0.7, 0.5, 0.5])
+    with pytest.raises(ValueError, match="2 rates for 3 layers"):
+        rates({"hit_rate": [0.2, 0.5]}, 10)
+    assert batch_hit_rate(0.9, 4, "joint") == 0.9
+    assert_allclose(batch_hit_rate(0.9, 4, "every-query"), 0.9**4)
+
+
+def test_exact_attention_is_the_textbook_one():
+    generator = np.random.default_rng(3)
+    query, keys, values, _ = SMALL.draw(generator)
+    exact, _ = attention_outputs(query, keys, values, [16])
+    for head in range(SMALL.heads):
+        logits = keys[:, head // 2] @ query[head] / np.sqrt(SMALL.head_dim)
+        weights = np.exp(logits) / np.exp(logits).sum()
+        assert_allclose(exact[head], weights @ values[:, head // 2], rtol=1e-10)
+
+
+def test_the_window_is_attention_over_its_keys_alone():
+    generator = np.random.default_rng(4)
+    query, keys, values, bias = SMALL.draw(generator)
+    _, speculative = attention_outputs(query, keys, values, [16], bias)
+    kept = np.r_[0:16, SMALL.context_tokens - 16 : SMALL.context_tokens]
+    alone, _ = attention_outputs(query, keys[kept], values[kept], [16], bias[:, kept])
+    assert_allclose(speculative[0], alone, rtol=1e-10)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.floats(0.5, 2.5))
+def test_hit_rate_rises_with_lambda_and_with_the_window(seed, reach):
+    attention = SyntheticAttention(256, 4, 2, 16, reach=(reach, reach + 0.5))
+    study = hit_rate_study(attention, WINDOWS, 40, seed)
+    rates = study.hit_rates(TOLERANCES)
+    assert (np.diff(rates, axis=1) >= 0).all()
+    assert (np.diff(rates, axis=0) >= -0.05).all()  # single layers may fall, two of forty at most
+    assert (np.diff(study.errors.mean(axis=1)) <= 0).all()
+    assert_array_equal(rates[WINDOWS.index(128) :], 1.0)
+
+
+def test_a_window_of_the_whole_context_is_exact():
+    study = hit_rate_study(SMALL, [128, 256, 10_000], 20)
+    assert_array_equal(study.errors, 0.0)
+    assert_array_equal(study.hit_rates([1e-12]), 1.0)
+
+
+def test_the_study_is_repeatable_and_trades_off():
+    study = hit_rate_study(SMALL, WINDOWS, 30, seed=5)
+    assert_array_equal(study.errors, hit_rate_study(SMALL, WINDOWS, 30, seed=5).errors)
+    low = study.hit_rates([0.02])[0, 0]
+    assert 0.0 < low < 0.9, "neither certain nor hopeless"
+
+
+def test_one_norm_over_a_batch_lies_between_its_queries():
+    generator = np.random.default_rng(6)
+    outputs = [attention_outputs(*SMALL.draw(generator)[:3], [8]) for _ in range(8)]
+    exact, speculative = (np.stack([o[i].reshape(-1, SMALL.heads, 16) for o in outputs]) for i in (0, 1))
+    errors = relative_errors(exact, speculative)
+    assert errors.min() <= joint_error(exact, speculative) <= errors.max()
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ForerunError, match="do not fit"):
+        attention_outputs(np.ones((3, 8)), np.ones((5, 2, 8)), np.ones((5, 2, 8)), [1])
+
+
+def test_published_maxima_from_one_parameter_set():
+    published = SET.published
+    result = compare_layouts(SET, published["context_tokens"], published["hit_rate"])
+    assert_allclose(result.speedup, published["max_speedup"], rtol=0.05)
+    assert_allclose(result.overhead_reduction, published["max_overhead_reduction"], rtol=0.20)
+    assert SET.label.startswith("consistency, not validation")
+    grid = [[compare_layouts(SET, c, h).speedup for c in published["contexts"]] for h in published["hit_rates"]]
+    assert np.max(grid) == grid[-1][-1], "the maximum is where it was published"
+    assert (np.diff(grid, axis=1) > 0).all(), "gain rises with context"
+    assert (np.diff(np.array(grid)[:, 1:], axis=0) > 0).all(), "and with hits, once attention outlasts its first chunk"
+
+
+def test_tp8_wins_at_1k_and_the_crossover_has_a_range():
+    for rate in SET.published["hit_rates"]:
+        assert all(compare_layouts(SET, 1024, rate, changes=changes).speedup < 1 for _, changes in SET.cases)
+    own, low, high = crossover_range(SET, 0.875)
+    assert 1024 < low < own < high < 131072
+    assert_allclose(compare_layouts(SET, own, 0.875).speedup, 1.0, atol=1e-4)
+    assert crossover_range(SET, 0.5)[2] is None, "on a plain roofline it never pays at 50 %"
+
+
+def test_sensitivity_spans_the_collected_range():
+    speedups = [case.speedup for case in sensitivity(SET, 131072, 0.875)]
+    assert min(speedups) == pytest.approx(1.02, abs=0.01)
+    assert max(speedups) == pytest.approx(1.64, abs=0.01)
+    far = [case.speedup for case in sensitivity(SET, 131072, 0.875, whole_pass=False)]
+    assert min(far) == pytest.approx(1.02, abs=0.01)
+    low, high = speedup_band(SET, np.array([1024.0, 131072.0]), 0.875)
+    assert (low[1], high[1]) == pytest.approx((min(speedups), max(speedups)))
+    swings = one_at_a_time(SET, 131072, 0.875)
+    assert swings[0][0].name == "group_head_bytes_per_s"
+    for parameter, _, _ in swings:
+        assert parameter.low < parameter.high
+        assert parameter.source
+
+
+def test_attention_is_limited_per_kv_head():
+    values = SET.values()
+    one, two = (attention_seconds(65536, heads, 53.4e9, values, 128) for heads in (1, 2))
+    assert_allclose(one, 334e-6, rtol=2e-3, err_msg="T3000 at 64K, from its published decode rate")
+    assert one == two, "a second head on the chip brings its own cores"
+    assert attention_seconds(65536, 8, 53.4e9, values, 128) > 1.5 * one, "until DRAM is the limit"
+
+
+def test_every_unknown_has_a_range_and_a_source():
+    for kind in ("tensix", "gpu-datacenter", "gpu-consumer"):
+        for parameter in mechanism_costs(kind).values():
+            assert parameter.low < parameter.value < parameter.high
+            assert parameter.source.startswith("assumed: ")
+    with pytest.raises(ForerunError, match="no parameter 'sync'; did you mean 'sync_s'"):
+        SET.values({"sync": 1.0})
+    with pytest.raises(ForerunError, match="no parameter set 'n150'"):
+        consistency_set("n150")

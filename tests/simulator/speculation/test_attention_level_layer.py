@@ -1,0 +1,216 @@
+"""The event model is the oracle of the closed forms; the closed forms keep their laws."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from simulator.errors import ForerunError
+from simulator.speculation.attention_level import (
+    READINGS,
+    LayerTimes,
+    SyncParts,
+    expected_pass_seconds,
+    hit_seconds,
+    layer_seconds,
+    miss_seconds,
+    pass_seconds,
+    simulate_pass,
+)
+
+MICROSECONDS = st.floats(0.0, 1000.0).map(lambda us: us * 1e-6)
+SHARE = st.floats(0.0, 1.0)
+OUTCOMES = st.lists(st.booleans(), min_size=1, max_size=10)
+
+
+@st.composite
+def layers(draw):
+    pre, post, exact = draw(MICROSECONDS), draw(MICROSECONDS), draw(MICROSECONDS)
+    return LayerTimes(
+        pre_s=pre,
+        post_s=post,
+        exact_s=exact,
+        window_s=exact * draw(SHARE),
+        send_s=draw(MICROSECONDS),
+        verify_s=draw(MICROSECONDS),
+        sync_s=draw(MICROSECONDS),
+        skip_pre_s=pre * draw(SHARE),
+        skip_post_s=post * draw(SHARE),
+    )
+
+
+TYPICAL = LayerTimes(200e-6, 470e-6, 668e-6, 8e-6, 6e-6, 3e-6, 25e-6, 3e-6, 8e-6)
+REPEATABLE = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@REPEATABLE
+@given(layers(), OUTCOMES, st.sampled_from(READINGS))
+def test_events_take_as_long_as_the_closed_form(times, hits, reading):
+    assert_allclose(simulate_pass(times, hits, reading).seconds, pass_seconds(times, hits, reading), rtol=1e-9)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(layers(), st.lists(st.floats(0.05, 0.95), min_size=2, max_size=6), st.sampled_from(READINGS), st.integers(0, 99))
+def test_expectation_lies_within_three_standard_errors_of_drawn_passes(times, rates, reading, seed):
+    draws = np.random.default_rng(seed).random((150, len(rates))) < rates
+    seconds = np.array([simulate_pass(times, row.tolist(), reading).seconds for row in draws])
+    error = seconds.std(ddof=1) / np.sqrt(len(seconds))
+    assert abs(seconds.mean() - expected_pass_seconds(times, rates, reading)) <= 3 * error + 1e-9 * seconds.mean()
+
+
+@REPEATABLE
+@given(layers(), OUTCOMES, st.sampled_from(READINGS))
+def test_certain_outcomes_are_the_closed_form_of_their_sequence(times, hits, reading):
+    certain = [float(hit) for hit in hits]
+    assert_allclose(expected_pass_seconds(times, certain, reading), pass_seconds(times, hits, reading), rtol=1e-12)
+
+
+@REPEATABLE
+@given(layers(), SHARE)
+def test_hit_rates_zero_and_one_are_a_miss_and_a_hit(times, rate):
+    n, d = times.pre_s + times.post_s, times.sync_s
+    skips = times.skip_pre_s + times.skip_post_s
+    assert_allclose(miss_seconds(times), n + times.exact_s + times.verify_s + d, rtol=1e-12)
+    hit = max(times.exact_s + times.verify_s + skips, times.window_s + times.send_s + n) + d
+    assert_allclose(layer_seconds(times, 1.0, "next-attention"), hit, rtol=1e-12)
+    sender, receiver = times.exact_s + times.verify_s + times.skip_post_s, times.window_s + times.send_s + times.post_s
+    assert_allclose(layer_seconds(times, 1.0, "same-layer"), times.pre_s + max(sender, receiver) + d, rtol=1e-12)
+    pipeline = max((n + times.exact_s) / 2, n + times.window_s + times.send_s) + d
+    assert_allclose(layer_seconds(times, 1.0, "pipelined"), pipeline, rtol=1e-12)
+    assert_allclose(hit_seconds(times, "pipelined"), pipeline, rtol=1e-12)
+    for reading in READINGS:
+        assert_allclose(layer_seconds(times, 0.0, reading), miss_seconds(times), rtol=1e-12)
+
+
+@REPEATABLE
+@given(layers(), OUTCOMES, st.sampled_from(READINGS))
+def test_never_slower_than_serial_by_more_than_what_the_mechanism_adds(times, hits, reading):
+    """A miss costs verification and synchronisation; a hit at most the send or verification and skipped launches."""
+    serial = len(hits) * times.serial_s
+    assert pass_seconds(times, [False] * len(hits), reading) <= (
+        serial + len(hits) * (times.verify_s + times.sync_s)
+    ) * (1 + 1e-12)
+    skips = times.skip_pre_s + times.skip_post_s
+    added = max(times.send_s, times.verify_s + skips, times.verify_s) + 2 * times.sync_s
+    assert pass_seconds(times, hits, reading) <= (serial + len(hits) * added) * (1 + 1e-12)
+
+
+@REPEATABLE
+@given(layers(), st.lists(SHARE, min_size=2, max_size=2), st.integers(1, 40), st.sampled_from(READINGS[:2]))
+def test_more_hits_are_never_slower_once_the_guess_arrives_before_the_verdict(times, rates, count, reading):
+    low, high = sorted(rates)
+    if times.window_s + times.send_s > times.exact_s + times.verify_s:
+        return
+    slower, faster = (expected_pass_seconds(times, [rate] * count, reading) for rate in (low, high))
+    assert faster <= slower * (1 + 1e-12)
+
+
+@REPEATABLE
+@given(layers(), st.floats(1.0, 50.0), SHARE, st.sampled_from(READINGS))
+def test_longer_attention_saves_more_seconds(times, factor, rate, reading):
+    """Saved against the serial layer on the same group; longer contexts lengthen exact attention alone."""
+    longer = LayerTimes(
+        **{name: getattr(times, name) for name in times.__slots__ if name != "exact_s"},
+        exact_s=times.exact_s * factor,
+    )
+    saved = [t.serial_s * 8 - expected_pass_seconds(t, [rate] * 8, reading) for t in (times, longer)]
+    assert saved[1] >= saved[0] - 1e-12 * longer.serial_s * 8
+
+
+def test_arrays_give_what_numbers_give():
+    exact = np.array([10e-6, 100e-6, 1e-3])
+    many = LayerTimes(20e-6, 40e-6, exact, 8e-6, 5e-6, 3e-6, 25e-6)
+    for reading in READINGS:
+        one = [
+            expected_pass_seconds(LayerTimes(20e-6, 40e-6, a, 8e-6, 5e-6, 3e-6, 25e-6), [0.3, 0.9], reading)
+            for a in exact.tolist()
+        ]
+        assert_allclose(expected_pass_seconds(many, [0.3, 0.9], reading), one, rtol=1e-14)
+
+
+def test_roles_swap_on_a_hit_and_stay_on_a_miss():
+    for reading in READINGS:
+        assert simulate_pass(TYPICAL, [True, True, False, False, True], reading).senders == (0, 1, 0, 0, 0)
+
+
+def test_a_miss_throws_the_receivers_work_away_and_launches_what_it_skips():
+    trace = simulate_pass(TYPICAL, [False, True], "next-attention")
+    first = [bar for bar in trace.bars if bar.layer == 0]
+    dropped = [bar for bar in first if not bar.kept]
+    assert {bar.lane for bar in dropped} == {"group 1", "link"}
+    verdict = next(bar.end_s for bar in first if bar.work == "verify")
+    assert all(bar.end_s <= verdict + TYPICAL.skip_pre_s + TYPICAL.skip_post_s + 1e-12 for bar in dropped)
+    kept = [bar.work for bar in first if bar.lane == "group 0" and bar.kept]
+    assert kept == ["pre", "first and last chunk", "rest of attention", "verify", "post", "next pre"]
+
+
+def test_a_hit_skips_what_the_receiver_did():
+    bars = simulate_pass(TYPICAL, [True, True], "next-attention").bars
+    skipped = [bar for bar in bars if bar.layer == 0 and bar.work.startswith("skip")]
+    assert [(bar.lane, bar.work) for bar in skipped] == [("group 0", "skip post"), ("group 0", "skip next pre")]
+    assert_allclose([bar.end_s - bar.start_s for bar in skipped], [TYPICAL.skip_post_s, TYPICAL.skip_pre_s], rtol=1e-9)
+
+
+def test_no_lane_does_two_things_at_once_and_every_layer_hands_over():
+    for reading in READINGS:
+        bars = simulate_pass(TYPICAL, [True, True, False, True, True, True, False], reading).bars
+        for lane in {bar.lane for bar in bars}:
+            own = sorted((bar.start_s, bar.end_s) for bar in bars if bar.lane == lane)
+            assert all(later[0] >= earlier[1] - 1e-15 for earlier, later in pairwise(own))
+    bars = simulate_pass(TYPICAL, [True, False, True], "next-attention").bars
+    for name in SyncParts._fields:
+        assert sum(bar.work == name.replace("_", " ") for bar in bars) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"send_s": -1e-6}, "send_s: seconds of a part of a layer cannot be negative"),
+        ({"window_s": 700e-6}, "window_s: cannot exceed exact_s"),
+        ({"skip_post_s": 1e-3}, "skip_post_s: cannot exceed post_s"),
+    ],
+)
+def test_impossible_layers_are_refused(change, said):
+    with pytest.raises(ForerunError, match=said):
+        LayerTimes(**({name: getattr(TYPICAL, name) for name in TYPICAL.__slots__} | change))
+
+
+def test_a_pass_has_a_layer():
+    for call in (pass_seconds, expected_pass_seconds, simulate_pass):
+        with pytest.raises(ForerunError, match="at least one layer"):
+            call(TYPICAL, [], "next-attention")
+
+
+def test_collected_grid_and_sensitivity_table(shared_data):
+    """The grid that was collected with the equations: layers far from the ends of a pass, skipped launches free."""
+    from simulator.speculation.attention_level import compare_layouts, consistency_set
+
+    collected = json.loads((shared_data / "published" / "alspec.json").read_text())
+    parameters, free = consistency_set("n150-llama-3.1-8b"), {"skip_launch_s": 0.0}
+    for row in collected["predicted_grid_variant_B"]:
+        if row["context"] < 2048:
+            continue  # the collected rows let a first chunk take longer than all of attention
+        result = compare_layouts(parameters, row["context"], row["hit_rate"], "next-attention", free, whole_pass=False)
+        assert_allclose(result.serial_s * 1e6, row["tp8_layer_us"], rtol=1e-3)
+        assert_allclose(result.speculative_s * 1e6, row["tp4sp2_layer_us"], rtol=1e-3)
+        assert_allclose(result.speedup, row["speedup"], atol=2e-3)
+    cases = dict(parameters.cases)
+    named = {
+        "base": {},
+        "a4 at 45 GB/s per KV head (midpoint of N300 and T3K rows)": cases["45 GB/s per KV head at TP 4"],
+        "a4 at 36.2 GB/s per KV head (N300 row)": cases["36.2 GB/s per KV head at TP 4 (N300)"],
+        "current PERF.md era n8=450 n4=517": cases["today's tables: 450 and 517 us"],
+        "n4=n8=620": cases["TP 4 as fast as TP 8 but for attention"],
+        "delta=50": cases["synchronisation 50 us"],
+        "plain DRAM roofline a4=2*a8": cases["plain DRAM roofline, no limit per KV head"],
+    }
+    for row in collected["sensitivity_128K_h0875"]:
+        result = compare_layouts(
+            parameters, 131072, 0.875, "next-attention", {**free, **named[row["case"]]}, whole_pass=False
+        )
+        assert_allclose(result.speedup, row["variant_B_speedup"], atol=0.006)
+        assert_allclose(result.overhead_reduction, row["variant_B_overhead_reduction"], rtol=0.01)

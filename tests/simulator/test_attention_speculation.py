@@ -1,0 +1,257 @@
+"""Attention-level speculation as a deployment: priced steps against the event model, serving, memory, refusals."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from simulator.build import build_cluster
+from simulator.errors import ForerunError
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.speculation.attention_level import READINGS, mechanism_costs, pass_seconds, simulate_pass
+from simulator.speculation.attention_level.overlap import SpeculativeAttention
+from simulator.studies.attention_speculation import StepPricer, at_range_end, gains, layout
+from simulator.timing import StepWork
+
+N150 = {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2}
+EAGLE3 = {
+    "method": "eagle3",
+    "num_speculative_tokens": 3,
+    "acceptance": {"per_position": [0.73, 0.52, 0.35]},
+}
+ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 1024}
+
+
+def scenario(block=None, hardware=N150, **sections):
+    data = {
+        "model": "llama-3.1-8b",
+        "weights_dtype": "bfp8",
+        "kv_cache_dtype": "bfp8",
+        "hardware": hardware,
+        "attention_speculation": {"hit_rate": 0.875} if block is None else block,
+        "engine": ENGINE,
+        "workload": {
+            "arrivals": {"process": "poisson", "request_rate": 3.0},
+            "input_tokens": {"distribution": "lognormal", "mean": 2000, "cv": 1.0, "max": 20000},
+            "output_tokens": 60,
+            "num_requests": 20,
+        },
+    }
+    return scenario_from({k: v for k, v in (data | sections).items() if v is not None}, "test")
+
+
+def serial(**sections):
+    return scenario(hardware={"chip": "n150", "tensor_parallel": 4}, attention_speculation=None, **sections)
+
+
+def target(built):
+    return built.cluster.timer.target
+
+
+def decode_work(seqs, query_len, keys):
+    return StepWork(0, 0, (0,), (0,), 0, (0,), seqs, query_len, (keys,))
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("outcome", [True, False])
+def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
+    step = target(build_cluster(scenario({"hit_rate": float(outcome), "reading": reading}), 0))
+    plain = target(build_cluster(serial(), 0))
+    attention = SpeculativeAttention(scenario({"hit_rate": 1.0, "reading": reading}).attention_speculation, plain)
+    ((shape, _, layers),) = step._attention
+    for seqs, query_len, keys in ((1, 1, 32768), (4, 1, 65536), (8, 4, 16384)):
+        times = attention.layer_times(shape, seqs, query_len, keys)
+        events = simulate_pass(times, [outcome] * layers, reading).seconds
+        assert_allclose(events, pass_seconds(times, [outcome] * layers, reading), rtol=1e-9)
+        around = plain.seconds(decode_work(seqs, query_len, keys)) - layers * times.serial_s
+        assert_allclose(step.seconds(decode_work(seqs, query_len, keys)), around + events, rtol=1e-9)
+
+
+def test_mixed_hits_lie_between_and_every_layer_may_have_its_own():
+    work = decode_work(2, 1, 131072)
+    never, half, always = (
+        target(build_cluster(scenario({"hit_rate": rate}), 0)).seconds(work) for rate in (0.0, 0.5, 1.0)
+    )
+    assert_allclose(half, (never + always) / 2, rtol=1e-9)
+    by_layer = scenario({"hit_rate": [1.0] * 16 + [0.0] * 16}, engine=ENGINE)
+    assert always < target(build_cluster(by_layer, 0)).seconds(work) < never
+    by_context = scenario({"hit_rate_by_context": [[1024, 1.0], [65536, 0.5], [131072, 0.0]]})
+    assert_allclose(target(build_cluster(by_context, 0)).seconds(work), half, rtol=1e-9)
+
+
+def test_a_miss_costs_verification_and_synchronisation_alone():
+    work = decode_work(1, 1, 32768)
+    block = {"hit_rate": 0.0, "verify_s": 3e-6, "sync_s": 25e-6}
+    lost = target(build_cluster(scenario(block), 0)).seconds(work) - target(build_cluster(serial(), 0)).seconds(work)
+    assert 32 * 28e-6 < lost < 32 * 29.5e-6, "fixed parts, and the bytes that change hands"
+
+
+def test_prompts_run_on_both_groups_one_kernel_after_the_other():
+    step, plain = (target(build_cluster(s, 0)) for s in (scenario(), serial()))
+    mixed = StepWork(1, 500, (125250,), (500,), 1, (501,), 3, 1, (30000,))
+    assert step.seconds(mixed) == plain.seconds(mixed)
+
+
+def test_bounds_add_up_to_the_seconds_of_the_step():
+    step, plain = (target(build_cluster(s, 0)) for s in (scenario(), serial()))
+    seqs, keys = np.array([0, 1, 4, 3]), np.array([0, 65536, 32768, 3072])
+    zero, one = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
+    chunk = np.array([64, 0, 0, 128])
+    prompts = (chunk > 0).astype(np.int64)
+    pairs = chunk * (chunk + 1) // 2
+    work = StepWork(prompts, chunk, (pairs,), (chunk,), zero, (zero,), seqs, one, (keys,))
+    costs, before = step.costs(work), plain.costs(work)
+    for row in (1, 2):
+        expected = step.seconds(decode_work(int(seqs[row]), 1, int(keys[row])))
+        assert_allclose(costs.device_s[row], expected, rtol=1e-6)
+        assert costs.interconnect_s[row] > before.interconnect_s[row]
+    assert_array_equal(costs.device_s[[0, 3]], before.device_s[[0, 3]])
+    assert_array_equal(costs.flops, before.flops)
+    for name in ("compute_s", "memory_s", "interconnect_s", "latency_s"):
+        assert (getattr(costs, name) >= 0).all()
+
+
+@pytest.mark.parametrize("speculation", [None, EAGLE3])
+@pytest.mark.parametrize("reading", ["next-attention", "pipelined"])
+def test_fast_and_exact_serving_agree(speculation, reading):
+    hardware = N150 | {"replicas": 2}
+    fast, exact = (
+        simulate(
+            scenario(
+                {"task": "gsm8k", "lambda": 0.1, "reading": reading},
+                hardware=hardware,
+                speculation=speculation,
+                engine=ENGINE | {"stepping": stepping},
+            )
+        )
+        for stepping in ("fast", "exact-steps")
+    )
+    assert fast.engine.exact_steps == 0
+    assert exact.engine.exact_steps > 0
+    for name in ("first_token_s", "finished_s"):
+        assert_allclose(getattr(fast.requests, name), getattr(exact.requests, name), rtol=1e-9)
+    assert_array_equal(fast.requests.accepted_tokens, exact.requests.accepted_tokens)
+    assert fast.chips == 16
+    assert fast.basis == "extrapolated"
+    assert any("attention speculation" in note and "15 to 50" in note for note in fast.notes)
+
+
+def test_both_groups_hold_weights_and_kv():
+    groups, alone = build_cluster(scenario(), 0), build_cluster(serial(), 0)
+    assert groups.memory == alone.memory
+    assert (groups.chips, alone.chips) == (8, 4)
+
+
+def test_it_pays_under_load_where_contexts_are_long_and_not_where_they_are_short():
+    def mean_tpot(run):
+        requests = run.requests
+        return float(np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1)))
+
+    for tokens, wins in ((65536, True), (1024, False)):
+        workload = {
+            "arrivals": {"process": "closed-loop", "max_concurrency": 1},
+            "input_tokens": tokens,
+            "output_tokens": 20,
+            "num_requests": 2,
+        }
+        groups = simulate(scenario(workload=workload))
+        tp8 = simulate(
+            scenario(workload=workload, hardware={"chip": "n150", "tensor_parallel": 8}, attention_speculation=None)
+        )
+        assert (mean_tpot(groups) < mean_tpot(tp8)) == wins
+
+
+def test_one_norm_for_a_batch_hits_more_often_than_every_query():
+    work = decode_work(8, 4, 262144)
+    joint, strict = (
+        target(build_cluster(scenario({"hit_rate": 0.9, "verification": rule}), 0)).seconds(work)
+        for rule in ("joint", "every-query")
+    )
+    assert joint < strict
+
+
+def test_sliding_windows_do_not_speculate():
+    hardware = {"chip": "h100-sxm", "tensor_parallel": 2, "speculative_parallel": 2}
+    sections = {"weights_dtype": None, "kv_cache_dtype": "bf16"}
+    mixed = build_cluster(scenario(hardware=hardware, model="gemma-3-27b", **sections), 0)
+    assert mixed.cluster.timer.seconds(StepWork(0, 0, (0, 0), (0, 0), 0, (0, 0), 4, 1, (400000, 4096))) > 0
+    with pytest.raises(ForerunError, match=r"every layer of mistral-7b-v0.1 has a sliding window"):
+        build_cluster(scenario(hardware=hardware, model="mistral-7b-v0.1", **sections), 0)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"hardware": {"chip": "n150", "tensor_parallel": 4}}, "speculative_parallel: attention_speculation runs on 2"),
+        ({"hardware": N150 | {"speculative_parallel": 3}}, r"runs on 2 device groups .* \(got 3\)"),
+        ({"attention_speculation": None}, "hardware.speculative_parallel: 2 device groups do nothing without"),
+        (
+            {"hardware": N150 | {"pipeline_parallel": 2}},
+            "hardware.pipeline_parallel: attention_speculation is modelled",
+        ),
+        ({"attention_speculation": {}}, "attention_speculation: give one of hit_rate"),
+        (
+            {"attention_speculation": {"hit_rate": 2.0}},
+            "attention_speculation.hit_rate: must be less than or equal to 1",
+        ),
+        ({"attention_speculation": {"hit_rates": 0.5}}, "hit_rates: unknown field; did you mean 'hit_rate'"),
+        ({"attention_speculation": {"task": "gsm8k", "lambd": 0.1}}, "unknown field; did you mean 'lambda'"),
+        ({"attention_speculation": {"hit_rate": 0.5, "reading": "same"}}, "attention_speculation.reading: must be"),
+    ],
+)
+def test_bad_scenarios_give_one_line(sections, said):
+    with pytest.raises(ForerunError, match=said) as refused:
+        scenario(**sections)
+    assert "\n" not in str(refused.value)
+
+
+def test_wrong_number_of_layers_and_missing_links_are_refused(project_root, tmp_path):
+    with pytest.raises(ForerunError, match=r"attention_speculation.hit_rate: 3 rates for 32 layers"):
+        build_cluster(scenario({"hit_rate": [0.5] * 3}), 0)
+    profile = (project_root / "hwprofiles" / "chips" / "n150.yaml").read_text()
+    chip = tmp_path / "alone.yaml"
+    chip.write_text(profile.replace("  scale_up: tenstorrent-ethernet\n", "").replace("name: n150", "name: alone"))
+    with pytest.raises(ForerunError, match=r"hardware.link: chip 'alone' has no scale-up link of its own"):
+        build_cluster(scenario(hardware={"chip": str(chip), "speculative_parallel": 2}), 0)
+
+
+def test_ranges_surround_the_answer():
+    base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
+    tp8 = layout(base, hardware={"chip": "n150", "tensor_parallel": 8})
+    groups = layout(base, hardware=N150, attention_speculation={"hit_rate": 0.875})
+    short, long = gains(tp8, groups, [1], [1024, 131072])
+    assert short.speedup < 1 < long.speedup
+    for gain in (short, long):
+        assert gain.low < gain.speedup < gain.high
+    assert long.fits
+    assert not gains(tp8, groups, [16], [131072])[0].fits
+    given = layout(base, hardware=N150, attention_speculation={"hit_rate": 0.875, "sync_s": 1e-6})
+    moved = at_range_end(given, "high").attention_speculation
+    assert (moved.sync_s, moved.verify_s) == (1e-6, mechanism_costs("tensix")["verify_s"].high)
+    assert at_range_end(tp8, "low") == tp8
+
+
+def test_a_run_says_how_far_its_assumed_costs_move_it():
+    workload = {"arrivals": {"process": "burst"}, "input_tokens": 30000, "output_tokens": 40, "num_requests": 1}
+    base = scenario(workload=workload)
+    seconds = {}
+    for end in ("low", "value", "high"):
+        run = simulate(base if end == "value" else at_range_end(base, end))
+        seconds[end] = float((run.requests.finished_s - run.requests.first_token_s)[0])
+        if end == "value":
+            (note,) = [note for note in run.notes if "over those ranges" in note]
+    low, high = (seconds[end] / seconds["value"] for end in ("low", "high"))
+    assert low < 1 < high
+    assert note.endswith(f"decode steps take {low:.2f} to {high:.2f} of the time given")
+
+
+def test_it_composes_with_token_speculation():
+    base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
+    tp8 = {"hardware": {"chip": "n150", "tensor_parallel": 8}}
+    groups = {"hardware": N150, "attention_speculation": {"hit_rate": 0.875}}
+    plain, eagle, attention, both = (
+        StepPricer(layout(base, **hardware, speculation=method)).step(1, 131064).seconds_per_token
+        for hardware in (tp8, groups)
+        for method in (None, EAGLE3)
+    )
+    assert both < min(eagle, attention) < max(eagle, attention) < plain
