@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hwprofiles import Chip, KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
-from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
+from simulator.drafting import (
+    DrafterFactory,
+    DraftRequest,
+    adjusted_drafter,
+    build_drafter,
+    drafting_notes,
+    drafting_rule,
+    lookahead_tokens,
+    models_of,
+)
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario
@@ -19,14 +28,16 @@ from simulator.serving import (
 )
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import Role
-from simulator.speculation import AcceptanceSampler, draft_survival, proposal
+from simulator.speculation import PolicyFactory, draft_survival, proposal, sampler_of
 from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
     Drafter,
     MemoryPlan,
     ModelTimer,
+    RemoteDrafter,
     StepTimer,
+    fit_apart,
     load_framework,
     plan_memory,
     resolve_weight_dtypes,
@@ -82,8 +93,20 @@ class Build:
         return self.cluster.fast if self.fleet is None else self.fleet.fast
 
 
-def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
-    """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter."""
+def build_cluster(
+    scenario: Scenario,
+    seed: int,
+    make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+) -> Build:
+    """The cluster that a scenario describes, with its memory laid out.
+
+    Args:
+        scenario: what to build.
+        seed: of acceptance.
+        make_drafter: replaces the drafter that the scenario names.
+        make_policy: replaces its policy.
+    """
     _refuse_unmodelled(scenario)
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
@@ -125,7 +148,7 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         with at_field("speculation.draft"):
             drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
-        sampler = AcceptanceSampler(draft_survival(speculation), seed, speculation.acceptance.spread or 0.0)
+        sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,
@@ -136,8 +159,20 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         max_sampled=most_sampled,
         num_kv_blocks=engine.measured_pages,
     )
+    if isinstance(drafter, RemoteDrafter):
+        with at_field("speculation.draft"):
+            memory = fit_apart(
+                memory,
+                drafter,
+                gpu_memory_utilization=engine.gpu_memory_utilization,
+                max_tokens=engine.max_num_batched_tokens,
+            )
     groups = device_groups(scenario.attention_speculation, target)
     timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
+    rule = None
+    if speculation is not None and drafter is not None:
+        rule = drafting_rule(speculation, timer, make_policy)
+        timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -160,20 +195,30 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         prefix_caching=engine.enable_prefix_caching,
         router=scenario.router,
         swap=_swap_space(engine, chip, memory),
+        rule=rule,
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
+    if isinstance(drafter, RemoteDrafter):
+        apart = drafter.deployment
+        notes.append(
+            f"the drafter runs on {apart.tensor_parallel} x {apart.chip.name} per replica over {drafter.link.name}: "
+            f"those chips are not in chips, cost, utilisation and energy"
+        )
     notes += groups.notes if groups is not None else ()
     if engine.stepping == "fast" and not cluster.fast:
-        notes.append(
-            "the fast path does not cover this scheduler, swapping or these limits: every step was simulated one by one"
+        why = (
+            "this scheduler, swapping or these limits"
+            if rule is None or rule.by_batch_alone
+            else "a policy that learns"
         )
+        notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
     chips = hardware.tensor_parallel * hardware.speculative_parallel
     return Build(
         cluster=cluster,
         memory=memory,
-        basis="extrapolated" if groups else _basis(kernels, [target, *models_of(drafter)]),
+        basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
         chips=hardware.replicas * chips,
         notes=tuple(notes),
         pools=(PoolBuild("all", "both", hardware.replicas, chips, target.tensor_parallel, chip, cluster, memory, usd),),
@@ -247,7 +292,7 @@ def _refuse_unmodelled(scenario: Scenario) -> None:
             raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
 
 
-def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
+def _basis(deployments: Sequence[Deployment]) -> str:
     """The weakest ground that the kernels of these models rest on, in the dtypes that they run in.
 
     Routers are left out: their work is a thousandth of a layer's.
@@ -258,6 +303,7 @@ def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
         mlps = [group.layer.mlp for group in deployment.architecture.layer_groups]
         parts = {"attention", "lm_head"} | {"expert" if isinstance(mlp, MoeMlp) else "mlp" for mlp in mlps}
         parts |= {"shared_expert" for mlp in mlps if isinstance(mlp, MoeMlp) and mlp.shared_intermediate_size}
+        kernels = deployment.kernels
         found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
         found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
         if deployment.tensor_parallel > 1:

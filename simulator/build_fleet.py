@@ -12,6 +12,7 @@ from simulator.errors import ForerunError
 from simulator.scenario import Scenario, overridden_section
 from simulator.serving import Faults, Fleet, KvLink, KvTransferConfig, Pool
 from simulator.serving.fleet_config import Role
+from simulator.speculation import PolicyFactory
 
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
@@ -20,16 +21,21 @@ prompt token again ("Disaggregated Prefilling" in its documentation; ``kv_connec
 SLOW = "failures and prompts handed between pools are beyond the fast path: every step was simulated one by one"
 
 
-def build_run(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
-    """The parts of a run of any scenario; ``make_drafter`` replaces its drafter.
+def build_run(
+    scenario: Scenario,
+    seed: int,
+    make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+) -> Build:
+    """The parts of a run of any scenario; ``make_drafter`` and ``make_policy`` replace what it names.
 
     Raises:
         ForerunError: something does not fit or is not modelled.
         hwprofiles.ProfileError: unknown or faulty chip or link.
     """
     if scenario.pools is None and scenario.faults is None:
-        return build_cluster(scenario, seed, make_drafter)
-    parts = [_build_pool(scenario, name, seed, make_drafter) for name in scenario.pools or ("all",)]
+        return build_cluster(scenario, seed, make_drafter, make_policy)
+    parts = [_build_pool(scenario, name, seed, make_drafter, make_policy) for name in scenario.pools or ("all",)]
     pools = tuple(part.pools[0] for part in parts)
     replicas = sum(pool.replicas for pool in pools)
     for event in scenario.faults.events if scenario.faults is not None else ():
@@ -61,7 +67,13 @@ def build_run(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None
     )
 
 
-def _build_pool(scenario: Scenario, name: str, seed: int, make_drafter: DrafterFactory | None) -> Build:
+def _build_pool(
+    scenario: Scenario,
+    name: str,
+    seed: int,
+    make_drafter: DrafterFactory | None,
+    make_policy: PolicyFactory | None,
+) -> Build:
     """One pool as if it stood alone."""
     changes: dict[str, Any] = {"pools": None, "faults": None, "kv_transfer": None}
     role: Role = "both"
@@ -71,7 +83,7 @@ def _build_pool(scenario: Scenario, name: str, seed: int, make_drafter: DrafterF
         role, usd = pool.role, pool.usd_per_chip_hour or usd
         changes |= {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}
     try:
-        build = build_cluster(scenario.model_copy(update=changes), seed, make_drafter)
+        build = build_cluster(scenario.model_copy(update=changes), seed, make_drafter, make_policy)
     except ForerunError as error:
         raise ForerunError(f"pools.{name}: {error}" if scenario.pools is not None else str(error)) from None
     if role != "both" and build.cluster.scheduler == "static":

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.build import Build, PoolBuild
 from simulator.build_fleet import build_run
@@ -17,7 +18,6 @@ from simulator.serving import (
     FULL_ROWS,
     Cluster,
     EngineCounters,
-    EngineLimits,
     GapCounts,
     KvCacheReport,
     ReplicaUse,
@@ -29,6 +29,7 @@ from simulator.serving import (
     replica_use,
     transfer_report,
 )
+from simulator.speculation import PolicyFactory
 from simulator.timing import (
     Costs,
     ModelTimer,
@@ -71,6 +72,7 @@ def simulate(
     progress: Callable[[int, int], None] | None = None,
     full_step_rows: int | None = None,
     make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -81,6 +83,8 @@ def simulate(
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
+        make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
+            ``simulator.speculation.DraftPolicy`` and ``check_policy``.
 
     Raises:
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
@@ -89,7 +93,7 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = time.process_time(), time.perf_counter()
-    build = build_run(scenario, seed, make_drafter)
+    build = build_run(scenario, seed, make_drafter, make_policy)
     stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
@@ -114,7 +118,7 @@ def simulate(
         steps=steps,
         gaps=_gaps(log, build.fast),
         kv=_kv_report(build, steps, requests, log),
-        speculation=_speculation(log, build.cluster.limits) if build.cluster.sampler is not None else None,
+        speculation=_speculation(log, build.cluster) if build.cluster.sampler is not None else None,
         engine=EngineCounters(
             steps=int(steps.steps.sum()),
             spans=log.steps.spans,
@@ -146,7 +150,7 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
         preemptions=np.asarray(log.preemptions, dtype=np.int64),
         cached_tokens=np.asarray(log.cached_tokens, dtype=np.int64),
         drafts=drafts,
-        draft_tokens=drafts * (cluster.limits.query_len - 1),
+        draft_tokens=_draft_tokens(log, cluster),
         accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
         failed=np.asarray(log.failed, dtype=bool),
     )
@@ -167,7 +171,8 @@ def _steps(log: RunLog, build: Build) -> StepRecords:
         own = np.flatnonzero(pool_of[steps.integers("replica")] == number)
         for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
             work = steps.work(rows)
-            part = pool.cluster.timer.costs(work)
+            draft = steps.draft(rows)
+            part = pool.cluster.timer.costs(work) if draft is None else pool.cluster.timer.costs(work, draft)
             keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.tensor_parallel
             for name in Costs.__slots__:
                 getattr(costs, name)[rows] = getattr(part, name)
@@ -224,13 +229,20 @@ def _gaps(log: RunLog, fast: bool) -> GapCounts:
     )
 
 
-def _speculation(log: RunLog, limits: EngineLimits) -> SpeculationCounters:
+def _draft_tokens(log: RunLog, cluster: Cluster) -> NDArray[np.int64]:
+    """Tokens drafted for each request."""
+    if cluster.rule is not None:
+        return np.asarray(log.draft_tokens, dtype=np.int64)
+    return np.asarray(log.drafts, dtype=np.int64) * (cluster.limits.query_len - 1)
+
+
+def _speculation(log: RunLog, cluster: Cluster) -> SpeculationCounters:
     counts = log.accepted_counts
     drafts = int(counts.sum())
     at_least = np.cumsum(counts[::-1])[::-1][1:]
     return SpeculationCounters(
         num_drafts=drafts,
-        draft_tokens=drafts * (limits.query_len - 1),
+        draft_tokens=int(_draft_tokens(log, cluster).sum()),
         accepted_tokens=int(at_least.sum()),
         accepted_per_position=tuple(int(n) for n in at_least),
     )

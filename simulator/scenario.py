@@ -250,7 +250,7 @@ _StrictLoader.add_implicit_resolver(
 def _wrong_branch(kind: str, value: Any) -> bool:
     """Whether a complaint comes from the branch of a union that the value was not meant for."""
     if isinstance(value, dict | list):
-        return kind in ("int_type", "string_type", "float_type", "none_required")
+        return kind in ("int_type", "string_type", "float_type", "none_required", "literal_error")
     return kind in ("model_type", "dict_type", "list_type", "none_required")
 
 
@@ -315,6 +315,8 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
         (workload.get("input_tokens"), "file"),
         (workload.get("output_tokens"), "file"),
         (speculation.get("draft"), "model"),
+        (speculation.get("draft"), "chip"),
+        (speculation.get("draft"), "link"),
         (speculation.get("acceptance"), "log"),
     ):
         if isinstance(holder, dict) and isinstance(holder.get(key), str):

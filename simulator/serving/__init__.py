@@ -2,6 +2,7 @@
 
 from simulator.serving.cluster import Cluster
 from simulator.serving.config import EngineConfig
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.faults import Faults
 from simulator.serving.fleet import Fleet
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, RouterConfig
@@ -25,6 +26,7 @@ from simulator.serving.transfer import KvLink
 __all__ = [
     "FULL_ROWS",
     "Cluster",
+    "DraftingRule",
     "EngineConfig",
     "EngineCounters",
     "EngineLimits",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed
 from simulator.serving.fleet import Fleet, new_log
 from simulator.serving.fleet_config import RouterConfig
@@ -32,6 +33,8 @@ class Cluster:
     timer: EngineTimer
     sampler: AcceptanceSampler | None = None
     prefix_caching: bool = False
+    rule: DraftingRule | None = None
+    """The policy that chooses the draft tokens of each step; None where their number never changes."""
     swap: SwapSpace | None = None
     router: RouterConfig = field(default_factory=RouterConfig)
 
@@ -51,6 +54,7 @@ class Cluster:
             self.sampler,
             self.prefix_caching,
             self.swap,
+            self.rule,
             name,
         )
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Protocol
 
+import numpy as np
 import simpy
 
 from simulator.serving.clock import PLAN, Phase, on_grid
+from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.scheduler import Scheduler, StepPlan
 from simulator.serving.sequence import Sequence
-from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer
+from simulator.speculation import AcceptanceSampler, Batch
+from simulator.timing import DraftStep, EngineTimer
+
+DRAWN_TOGETHER = 64
+"""Verify steps whose acceptance is drawn at once under a policy."""
 
 
 class Handover(Protocol):
@@ -46,6 +51,7 @@ class ExactReplica:
         limits: tokens, sequences, blocks.
         sampler: accepted draft tokens, or None without speculation.
         log: where results go.
+        rule: the policy that chooses the draft tokens of each step, or None where their number never changes.
         resumed: requests that start again after a failure, with what they have delivered.
         prefill_only: whether finished prompts go to ``handover`` instead of being decoded here.
         handover: the way from prefill to decode replicas, where they are apart.
@@ -61,6 +67,7 @@ class ExactReplica:
         limits: EngineLimits,
         sampler: AcceptanceSampler | None,
         log: RunLog,
+        rule: DraftingRule | None = None,
         resumed: dict[int, Sequence] | None = None,
         prefill_only: bool = False,
         handover: Handover | None = None,
@@ -79,6 +86,7 @@ class ExactReplica:
         self._limits = limits
         self._sampler = sampler
         self._log = log
+        self._drafting = None if rule is None else ReplicaDrafting(rule, limits, timer.windows)
 
     def cached_tokens(self, request: int) -> int:
         """Prompt tokens of a request that the prefix cache holds now."""
@@ -126,6 +134,9 @@ class ExactReplica:
             if self._feed.shared:
                 yield from self._until(Phase(self._env, PLAN))
             self._collect(now)
+            drafting = self._drafting
+            if drafting is not None:
+                scheduler.query_len = drafting.query_len
             plan = scheduler.plan() if scheduler.has_work else None
             if plan is None or (not plan and not scheduler.preempted):
                 event = self._feed.wait(self._env)
@@ -136,9 +147,10 @@ class ExactReplica:
                 continue
             for victim in scheduler.preempted:
                 self._log.preemptions[victim.index] += 1
-            seconds, copies_s, work = 0.0, 0.0, plan.work(self._limits.query_len, self._timer.windows)
+            seconds, copies_s, work = 0.0, 0.0, plan.work(scheduler.query_len, self._timer.windows)
+            draft = None if drafting is None else self._choose(drafting, plan)
             if plan:
-                seconds = on_grid(self._timer.seconds(work))
+                seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
             if swap is not None:
                 copies_s = on_grid(swap.seconds(plan.blocks_out, plan.blocks_in))
                 seconds += copies_s
@@ -148,10 +160,15 @@ class ExactReplica:
             start, now = now, now + seconds
             yield from self._until(self._env.timeout(max(0.0, now - self._env.now)))
             tokens = self._commit(plan, start, seconds, now)
-            self._log.steps.step(self.index, start, seconds, tokens, running, waiting, blocks, work, copies_s)
+            self._log.steps.step(self.index, start, seconds, tokens, running, waiting, blocks, work, draft, copies_s)
             self._log.exact_steps += 1
             if self._handover is not None:
                 self._handover.blocks_freed(self)
+            if drafting is not None and draft is not None:
+                drafting.tokens = draft.tokens
+                if not drafting.rests(draft.tokens):
+                    for sequence in scheduler.in_step(plan):
+                        sequence.drafter_tokens = sequence.computed_tokens
 
     def _until(self, event: simpy.Event) -> Generator[simpy.Event, None, None]:
         """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""
@@ -172,6 +189,48 @@ class ExactReplica:
         resumed = self._resumed.pop(request, None) if self._resumed else None
         return resumed or Sequence(request, self._log.input_tokens[request], self._log.output_tokens[request])
 
+    def _choose(self, drafting: ReplicaDrafting, plan: StepPlan) -> DraftStep[int]:
+        """What the drafter does at the end of the planned step; what it skipped before is made up for."""
+        batch = self.scheduler.in_step(plan)
+        if not batch:
+            return drafting.step(drafting.tokens)
+        tokens = drafting.policy.choose(Batch(len(batch), sum(s.computed_tokens for s in batch)))
+        if drafting.rests(tokens):
+            return drafting.step(tokens)
+        return drafting.step(tokens, [(s.drafter_tokens, s.computed_tokens) for s in batch])
+
+    def _commit_drafted(
+        self, drafting: ReplicaDrafting, plan: StepPlan, start: float, seconds: float, now: float
+    ) -> int:
+        """Hand out what the decoding sequences accept of the tokens that the policy had drafted; returns how many."""
+        log, drafted = self._log, drafting.tokens
+        nodes = drafting.query_len - 1
+        delivered, accepted = 0, []
+        for sequence in plan.decodes:
+            taken = 0
+            if drafted:
+                taken = min(self._drawn(sequence), drafted)
+                log.count_drafts(sequence.index, np.array([taken]))
+                log.draft_tokens[sequence.index] += nodes
+            sequence.verify_steps += 1
+            sequence.computed_tokens += taken + 1
+            accepted.append(taken)
+            delivered += self._deliver(sequence, min(taken + 1, sequence.remaining_tokens), start, seconds, now)
+        if accepted:
+            drafting.policy.observe(drafted, accepted)
+        return delivered
+
+    def _drawn(self, sequence: Sequence) -> int:
+        """Draft tokens that a sequence accepts in its present verify step if all that can be drafted are."""
+        assert self._sampler is not None
+        if self._sampler.drift is not None:
+            return int(self._sampler.draws(sequence.index, sequence.verify_steps, 1, sequence.computed_tokens)[0])
+        position = sequence.verify_steps - sequence.path_start
+        if not 0 <= position < len(sequence.accepted):
+            position, sequence.path_start = 0, sequence.verify_steps
+            sequence.accepted = self._sampler.draws(sequence.index, sequence.verify_steps, DRAWN_TOGETHER)
+        return int(sequence.accepted[position])
+
     def _commit(self, plan: StepPlan, start: float, seconds: float, now: float) -> int:
         """Hand out the step's tokens; returns how many."""
         log = self._log
@@ -189,9 +248,16 @@ class ExactReplica:
                 continue
             sequence.decoding = True
             delivered += self._deliver(sequence, 1, start, seconds, now)
-            if self._sampler is not None and sequence.remaining_tokens:
+            if self._sampler is not None and self._drafting is None and sequence.remaining_tokens:
                 sequence.path_start = sequence.verify_steps
-                sequence.accepted = self._sampler.path(sequence.index, sequence.remaining_tokens, sequence.verify_steps)
+                sequence.accepted = self._sampler.path(
+                    sequence.index,
+                    sequence.remaining_tokens,
+                    sequence.verify_steps,
+                    context=sequence.computed_tokens,
+                )
+        if self._drafting is not None:
+            return delivered + self._commit_drafted(self._drafting, plan, start, seconds, now)
         for sequence in plan.decodes:
             tokens = 1
             if self._sampler is not None:

@@ -79,7 +79,8 @@ def new_log(
 ) -> RunLog:
     """An empty log for replicas like those of ``pool``."""
     positions = pool.sampler.num_speculative_tokens if pool.sampler is not None else 0
-    return RunLog(stream, StepLog(len(pool.timer.windows), full_step_rows), positions, progress)
+    steps = StepLog(len(pool.timer.windows), full_step_rows, pool.rule is not None)
+    return RunLog(stream, steps, positions, progress)
 
 
 class FleetRun:

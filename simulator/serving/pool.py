@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import simpy
 
 from simulator.errors import ForerunError
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.exact import ExactReplica, Handover
 from simulator.serving.fast import FastReplica
 from simulator.serving.feed import Feed
@@ -33,6 +34,7 @@ class Pool:
     sampler: AcceptanceSampler | None = None
     prefix_caching: bool = False
     swap: SwapSpace | None = None
+    rule: DraftingRule | None = None
     name: str = "all"
     role: Role = "both"
     chips: int = 1
@@ -47,6 +49,7 @@ class Pool:
             and self.scheduler == "vllm-v1"
             and self.swap is None
             and self.role == "both"
+            and (self.rule is None or self.rule.by_batch_alone)
             and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
         )
 
@@ -60,7 +63,7 @@ class Pool:
     def fast_replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> FastReplica:
         """A replica that advances from event to event."""
         cache = self._cache(log)
-        return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log)
+        return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, self.rule)
 
     def exact_replica(
         self,
@@ -85,6 +88,7 @@ class Pool:
             self.limits,
             self.sampler,
             log,
+            self.rule,
             resumed,
             self.role == "prefill",
             handover,

@@ -72,6 +72,8 @@ class Scheduler(ABC):
         """Blocks of all running sequences; a block that several share is counted by each."""
         self.preempted: list[Sequence] = []
         """Sequences thrown out by the latest plan."""
+        self.query_len = limits.query_len
+        """Tokens of a decoding sequence in the next step; a policy changes it from step to step."""
         self.swap = swap
         self.swapped: deque[Sequence] = deque()
         """Sequences in host memory, the first to come back first."""
@@ -145,7 +147,7 @@ class Scheduler(ABC):
     def arrive(self, sequence: Sequence) -> None:
         """The KV of an incoming sequence is here, but for its last token, which the next step computes."""
         self.incoming.remove(sequence)
-        sequence.computed_tokens = sequence.known_tokens - 1
+        sequence.computed_tokens = sequence.drafter_tokens = sequence.known_tokens - 1
         self._cache_prompt(sequence, sequence.computed_tokens)
         self.ready.append(sequence)
 
@@ -161,6 +163,10 @@ class Scheduler(ABC):
     @abstractmethod
     def _plan(self) -> StepPlan:
         """What the batching rule puts in the next step. Empty only when there is nothing to do."""
+
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
+        """The batch by whose size a policy chooses: what is running, though a step may leave some of it out."""
+        return self.running
 
     def release(self, sequence: Sequence) -> None:
         """A finished sequence leaves the batch and gives its blocks back."""
@@ -261,7 +267,7 @@ class Scheduler(ABC):
         while self.swapped and budget > 0 and len(self.running) < limits.max_num_seqs:
             sequence = self.swapped[0]
             self._evict_idle()
-            wanted = limits.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
+            wanted = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
             tokens = min(wanted, budget)
             blocks = limits.blocks(sequence.computed_tokens + tokens)
             if sequence.decoding:
@@ -287,7 +293,7 @@ class Scheduler(ABC):
         """A sequence joins the batch with the cached start of its prompt."""
         self._cache.hold(units)
         sequence.units = units
-        sequence.computed_tokens = cached
+        sequence.computed_tokens = sequence.drafter_tokens = cached
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
         sequence.blocks = blocks
@@ -306,6 +312,10 @@ class UnifiedScheduler(Scheduler):
     in order of admission, preemption from the end, no admission in a step that preempted.
     """
 
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
+        """The sequences that the step schedules, as vLLM looks its table up by ``len(num_scheduled_tokens)``."""
+        return [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
+
     def _plan(self) -> StepPlan:
         """Decodes, then the unfinished prompt, then new prompts, until the budget is spent."""
         limits = self.limits
@@ -314,7 +324,7 @@ class UnifiedScheduler(Scheduler):
         position = 0
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
-            tokens = limits.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
+            tokens = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
             tokens = min(tokens, budget)
             if sequence.decoding:
                 fits = self._allocate_decode(sequence)

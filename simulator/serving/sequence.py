@@ -33,6 +33,8 @@ class Sequence:
     accepted: NDArray[np.int64] = field(default_factory=lambda: NO_STEPS)
     """Accepted draft tokens of the verify steps from ``path_start`` on."""
     path_start: int = 0
+    drafter_tokens: int = 0
+    """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
     swapped_blocks: int = 0
     """Blocks of it in host memory."""
 

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing.drafter import Drafter
+from simulator.timing.adjusted import AdjustedDrafter
+from simulator.timing.drafter import Drafter, DraftStep
+from simulator.timing.remote_drafter import RemoteDrafter
 from simulator.timing.step import Costs, StepTimer
 from simulator.timing.work import StepWork
 
@@ -22,10 +24,13 @@ class EngineTimer(Protocol):
     def windows(self) -> tuple[int | None, ...]:
         """Distinct attention windows of the model; None is full attention."""
 
-    def seconds(self, work: StepWork[Any]) -> Any:
-        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled."""
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
+        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled.
 
-    def costs(self, work: StepWork[IntArray]) -> Costs:
+        ``draft``: what a policy has the drafter do; None where it always proposes the same.
+        """
+
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps: seconds by bound, and work per chip."""
 
 
@@ -35,12 +40,16 @@ class ModelTimer:
 
     target: StepTimer
     drafter: Drafter | None = None
+    adjusted: AdjustedDrafter | None = None
+    """The same drafter under a policy."""
 
     windows: tuple[int | None, ...] = field(init=False)
     """Windows of the target, then those that only the drafter has."""
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
     """Where the drafter's windows stand among all; None where they are the same."""
 
+    _overlap: float = field(init=False, default=0.0)
+    """Share of the drafting that runs beside the target's pass."""
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
 
@@ -48,25 +57,57 @@ class ModelTimer:
         host = self.target.deployment.framework
         self._step_s, self._per_sequence_s = host.step_s, host.per_sequence_s
         self.windows = self.target.windows
+        if isinstance(self.drafter, RemoteDrafter):
+            self._overlap = self.drafter.overlap
         if self.drafter is not None:
             self.windows += tuple(w for w in self.drafter.windows if w not in self.target.windows)
             if self.drafter.windows != self.windows:
                 self._draft_order = tuple(self.windows.index(w) for w in self.drafter.windows)
 
-    def seconds(self, work: StepWork[Any]) -> Any:
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
-        total = self.target.seconds(work) + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        target_s = self.target.seconds(work)
+        total = target_s + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
         if self.drafter is None:
             return total
-        return total + self.drafter.seconds(self._seen_by_draft(work))
+        if draft is None:
+            drafting = self.drafter.seconds(self._seen_by_draft(work))
+        else:
+            assert self.adjusted is not None
+            drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
+        if not self._overlap:
+            return total + drafting
+        return total + drafting - self._overlap * np.minimum(drafting, target_s)
 
-    def costs(self, work: StepWork[IntArray]) -> Costs:
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
         total = self.target.costs(work)
+        target_s = total.device_s
         total.host_s += self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.drafter is not None:
-            total.add(self.drafter.costs(self._seen_by_draft(work)))
+        if self.drafter is None:
+            return total
+        if draft is None:
+            drafting = self.drafter.costs(self._seen_by_draft(work))
+        else:
+            assert self.adjusted is not None
+            drafting = self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
+        if not self._overlap:
+            total.add(drafting)
+            return total
+        seconds = drafting.device_s + drafting.host_s
+        hidden = self._overlap * np.minimum(seconds, target_s)
+        total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
         return total
+
+    def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
+        """The skipped tokens, with the window entries in the drafter's order."""
+        order = self._draft_order
+        if order is None:
+            return draft
+        return draft._replace(
+            skipped_pairs=tuple(draft.skipped_pairs[i] for i in order),
+            skipped_kv_tokens=tuple(draft.skipped_kv_tokens[i] for i in order),
+        )
 
     def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
         """The same tokens, with the window entries in the drafter's order."""

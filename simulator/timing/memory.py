@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafter import DraftMemory
+from simulator.timing.remote_drafter import RemoteDrafter
 
 LOGIT_BYTES = 4.0
 
@@ -45,6 +46,33 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) 
     stream = max_tokens * (4 * architecture.hidden_size + 3 * widest / deployment.tensor_parallel) * ACTIVATION_BYTES
     logits = 2 * max_sampled * architecture.vocab_size * LOGIT_BYTES
     return stream + logits + deployment.framework.reserved_bytes
+
+
+def fit_apart(
+    memory: MemoryPlan, drafter: RemoteDrafter, *, gpu_memory_utilization: float, max_tokens: int
+) -> MemoryPlan:
+    """The plan with no more blocks than a drafter on its own chips has KV for.
+
+    Args:
+        memory: of the target's chips.
+        drafter: on its own.
+        gpu_memory_utilization: share of their memory that the engine may use.
+        max_tokens: most tokens of one pass.
+
+    Raises:
+        ForerunError: the drafter does not fit its chips.
+    """
+    deployment, inner = drafter.deployment, drafter.inner
+    budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
+    left = budget - inner.weight_bytes - activation_bytes(deployment, max_tokens, 0)
+    blocks = int(left // (inner.kv_bytes_per_token * memory.block_size)) if left > 0 else 0
+    if blocks < 1:
+        raise ForerunError(
+            f"chip: {deployment.architecture.name} does not fit {deployment.tensor_parallel} x {deployment.chip.name}: "
+            f"{inner.weight_bytes / 1e9:.1f} GB weights against {budget / 1e9:.1f} GB per chip; raise its "
+            f"tensor_parallel or choose a larger chip"
+        )
+    return replace(memory, num_blocks=min(memory.num_blocks, blocks), draft_weight_bytes=0.0)
 
 
 def plan_memory(

@@ -34,22 +34,13 @@ def stream(prompts, outputs, arrivals=None, concurrency=None, hashes=None):
 
 
 def apart(prefill=1, decode=1, link=LINK, decode_limits=LIMITS, prefill_limits=LIMITS, faults=None, caching=False):
+    def pool(replicas, limits, step_s, name, role):
+        timer = LinearTimer(step_s=step_s)
+        return Pool(replicas, "vllm-v1", "fast", limits, timer, prefix_caching=caching, name=name, role=role)
+
     pools = (
-        Pool(
-            prefill,
-            "vllm-v1",
-            "fast",
-            prefill_limits,
-            LinearTimer(step_s=PREFILL_S),
-            None,
-            caching,
-            None,
-            "p",
-            "prefill",
-        ),
-        Pool(
-            decode, "vllm-v1", "fast", decode_limits, LinearTimer(step_s=DECODE_S), None, caching, None, "d", "decode"
-        ),
+        pool(prefill, prefill_limits, PREFILL_S, "p", "prefill"),
+        pool(decode, decode_limits, DECODE_S, "d", "decode"),
     )
     return Fleet(pools, links={("p", "d"): link}, faults=faults)
 
@@ -201,7 +192,7 @@ def test_pools_differ_in_what_they_can_serve():
     """A prompt that only the second pool holds goes there, whatever the order of replicas."""
     small = dataclasses.replace(LIMITS, num_blocks=4)
     pools = tuple(
-        Pool(1, "vllm-v1", "fast", limit, LinearTimer(), None, False, None, name)
+        Pool(1, "vllm-v1", "fast", limit, LinearTimer(), name=name)
         for name, limit in (("small", small), ("large", LIMITS))
     )
     log = Fleet(pools, "round-robin").run(stream([200, 20, 200, 20], [4] * 4, [0.0, 1.0, 2.0, 3.0]))

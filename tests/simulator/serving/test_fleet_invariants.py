@@ -64,7 +64,17 @@ def pools(draw, stream, role, query_len, sampler):
     swap = draw(st.one_of(st.none(), st.integers(1, 60).map(lambda n: SwapSpace(n, 1e-5, 1e-6))))
     timer = LinearTimer(step_s=draw(st.sampled_from([1e-3, 3e-3])), token_s=3e-6, key_s=2e-8)
     return Pool(
-        draw(st.integers(1, 3)), "vllm-v1", "exact-steps", limits, timer, sampler, True, swap, f"pool-{role}", role
+        draw(st.integers(1, 3)),
+        "vllm-v1",
+        "exact-steps",
+        limits,
+        timer,
+        sampler,
+        True,
+        swap,
+        None,
+        f"pool-{role}",
+        role,
     )
 
 
