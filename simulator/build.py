@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hwprofiles import Chip, KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
+from hwprofiles import Chip, ProfileError, dtype_bytes, load_chip, load_link
+from simulator.assumptions import Assumptions, Factors
 from simulator.drafting import (
     DrafterFactory,
     DraftRequest,
@@ -35,12 +36,14 @@ from simulator.timing import (
     Drafter,
     MemoryPlan,
     ModelTimer,
+    PipelineTimer,
     RemoteDrafter,
     StepTimer,
     fit_apart,
     load_framework,
     plan_memory,
     resolve_weight_dtypes,
+    stage_timers,
 )
 
 BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
@@ -56,8 +59,8 @@ class PoolBuild:
     replicas: int
     chips: int
     """Of one replica."""
-    tensor_parallel: int
-    """Chips of it that share one copy of the work and of the KV."""
+    chips_per_stage: int
+    """Chips of it that share the work of one pipeline stage."""
     chip: Chip
     cluster: Cluster
     memory: MemoryPlan
@@ -98,6 +101,7 @@ def build_cluster(
     seed: int,
     make_drafter: DrafterFactory | None = None,
     make_policy: PolicyFactory | None = None,
+    factors: Factors | None = None,
 ) -> Build:
     """The cluster that a scenario describes, with its memory laid out.
 
@@ -106,18 +110,26 @@ def build_cluster(
         seed: of acceptance.
         make_drafter: replaces the drafter that the scenario names.
         make_policy: replaces its policy.
+        factors: multiply assumed parameters (see ``simulator.assumptions``).
     """
-    _refuse_unmodelled(scenario)
+    _refuse_fleet(scenario)
+    assumed = Assumptions(factors or {})
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
-        chip = load_chip(hardware.chip)
+        chip = assumed.chip(load_chip(hardware.chip))
     link_name = hardware.link or chip.links.scale_up
     with at_field("hardware.link"):
-        link = load_link(link_name) if link_name else None
+        link = assumed.link(load_link(link_name) if link_name else None)
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
-    framework = load_framework(engine.framework).on(chip)
-    kernels = KernelLibrary(chip, engine.framework)
+    framework = assumed.framework(load_framework(engine.framework)).on(chip)
+    if engine.front_end == "offline":
+        framework = framework.without_front_end()
+    if engine.sampling == "top-p":
+        framework = framework.sorting(load_architecture(scenario.model).vocab_size)
+    framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
+    framework = framework.scheduled(engine.async_scheduling)
+    kernels = assumed.kernels(chip, engine.framework, engine.flash_decoding)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(
@@ -130,9 +142,13 @@ def build_cluster(
             weight_dtypes=dtypes,
             kv_dtype=scenario.kv_cache_dtype,
             cuda_graphs=engine.cuda_graphs,
+            expert_parallel=hardware.expert_parallel,
+            attention_data_parallel=hardware.attention_data_parallel,
+            expert_routing=hardware.expert_routing,
         )
 
     architecture = load_architecture(scenario.model)
+    refuse_layout(scenario, architecture)
     target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
     speculation = scenario.speculation
     drafter: Drafter | None = None
@@ -149,6 +165,9 @@ def build_cluster(
             drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
         sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
+    if drafted:
+        graphs = framework.for_engine(engine.max_num_seqs, drafted + 1, engine.cuda_graph_sizes)
+        target = replace(target, framework=graphs)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,
@@ -158,6 +177,7 @@ def build_cluster(
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=most_sampled,
         num_kv_blocks=engine.measured_pages,
+        pipeline_parallel=hardware.pipeline_parallel,
     )
     if isinstance(drafter, RemoteDrafter):
         with at_field("speculation.draft"):
@@ -168,11 +188,19 @@ def build_cluster(
                 max_tokens=engine.max_num_batched_tokens,
             )
     groups = device_groups(scenario.attention_speculation, target)
-    timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
+    if hardware.pipeline_parallel > 1:
+        with at_field("hardware.pipeline_link"):
+            between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
+        first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
+        timer: ModelTimer = PipelineTimer(first, drafter, later=tuple(later), link=between)
+    else:
+        timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
     rule = None
     if speculation is not None and drafter is not None:
         rule = drafting_rule(speculation, timer, make_policy)
         timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
+    if rule is not None and hardware.pipeline_parallel > 1:
+        raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -183,6 +211,10 @@ def build_cluster(
         chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
         query_len=drafted + 1,
         lookahead_tokens=lookahead,
+        intake_s=framework.intake_s,
+        intake_work_s=framework.intake_work_s,
+        intake_per_token_s=framework.intake_per_token_s,
+        schedules_ahead=framework.schedules_ahead,
     )
     cluster = Cluster(
         replicas=hardware.replicas,
@@ -194,7 +226,7 @@ def build_cluster(
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
         router=scenario.router,
-        swap=_swap_space(engine, chip, memory),
+        swap=_swap_space(scenario, chip, memory, assumed),
         rule=rule,
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
@@ -206,7 +238,9 @@ def build_cluster(
             f"those chips are not in chips, cost, utilisation and energy"
         )
     notes += groups.notes if groups is not None else ()
-    if engine.stepping == "fast" and not cluster.fast:
+    if hardware.pipeline_parallel > 1:
+        notes.append("pipeline: batches in flight are simulated one by one, as many as there are stages")
+    elif engine.stepping == "fast" and not cluster.fast:
         why = (
             "this scheduler, swapping or these limits"
             if rule is None or rule.by_batch_alone
@@ -214,14 +248,15 @@ def build_cluster(
         )
         notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
-    chips = hardware.tensor_parallel * hardware.speculative_parallel
+    chips = hardware.chips_per_replica * hardware.speculative_parallel
+    pool = PoolBuild("all", "both", hardware.replicas, chips, hardware.chips_per_stage, chip, cluster, memory, usd)
     return Build(
         cluster=cluster,
         memory=memory,
         basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
         chips=hardware.replicas * chips,
         notes=tuple(notes),
-        pools=(PoolBuild("all", "both", hardware.replicas, chips, target.tensor_parallel, chip, cluster, memory, usd),),
+        pools=(pool,),
         groups=groups,
     )
 
@@ -261,35 +296,71 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     return max(budget, batch)
 
 
-def _swap_space(engine: EngineConfig, chip: Chip, memory: MemoryPlan) -> SwapSpace | None:
+def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> SwapSpace | None:
     """Host memory for preempted sequences; None where they are computed again.
 
+    Attention groups swap beside one another, each over its own chips' links.
+
     Raises:
-        ForerunError: no link to the host is known, or the scheduler does not preempt.
+        ForerunError: no link to the host is known, or these replicas do not swap.
     """
+    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
     if engine.preemption == "recompute":
         return None
     if engine.scheduler != "vllm-v1":
         raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
+    if scenario.hardware.pipeline_parallel > 1:
+        raise ForerunError(
+            "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
+            "hardware.pipeline_parallel at 1"
+        )
     name = engine.host_link or chip.links.host
     if name is None:
         raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
     with at_field("engine.host_link"):
-        link = load_link(name)
+        link = assumed.link(load_link(name))
+    assert link is not None
     block_bytes = memory.kv_bytes_per_token * memory.block_size
     return SwapSpace(
-        int(engine.swap_space_bytes // block_bytes), block_bytes / link.bandwidth_bytes_per_s, link.latency_s
+        num_blocks=groups * int(engine.swap_space_bytes // block_bytes),
+        block_s=block_bytes / link.bandwidth_bytes_per_s / groups,
+        latency_s=link.latency_s,
     )
 
 
-def _refuse_unmodelled(scenario: Scenario) -> None:
+def _refuse_fleet(scenario: Scenario) -> None:
     for name in ("pools", "faults"):
         if getattr(scenario, name) is not None:
             raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
+
+
+def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
+    """Refuse ways of spreading a model over chips that it has no use for, or that its scheduler cannot drive.
+
+    Raises:
+        ForerunError: the field, and what would be right.
+    """
     hardware = scenario.hardware
-    for name in ("pipeline_parallel", "expert_parallel"):
-        if getattr(hardware, name) != 1:
-            raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
+    if not any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups):
+        if hardware.expert_parallel > 1:
+            raise ForerunError(f"hardware.expert_parallel: {architecture.name} has no experts to spread; leave it at 1")
+        if hardware.attention_data_parallel > 1:
+            raise ForerunError(
+                f"hardware.attention_data_parallel: {architecture.name} has no experts that groups could share; more "
+                f"copies of a dense model are hardware.replicas"
+            )
+    if hardware.pipeline_parallel > 1 and scenario.engine.scheduler != "vllm-v1":
+        raise ForerunError(
+            f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
+            f"(got {scenario.engine.scheduler})"
+        )
+    if hardware.speculative_parallel > 1 and hardware.chips_per_replica > hardware.tensor_parallel:
+        raise ForerunError(
+            "hardware.speculative_parallel: two device groups hold whole layers; leave pipeline_parallel and "
+            "attention_data_parallel at 1"
+        )
+    if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
+        raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
 
 
 def _basis(deployments: Sequence[Deployment]) -> str:
@@ -306,6 +377,6 @@ def _basis(deployments: Sequence[Deployment]) -> str:
         kernels = deployment.kernels
         found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
         found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
-        if deployment.tensor_parallel > 1:
+        if deployment.group_chips > 1:
             found.add(kernels.basis("collective", "any"))
     return max(found, key=BASIS_ORDER.index)

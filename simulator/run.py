@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.assumptions import Factors
 from simulator.build import Build, PoolBuild
 from simulator.build_fleet import build_run
 from simulator.drafting import DrafterFactory
@@ -34,7 +35,7 @@ from simulator.timing import (
     Costs,
     ModelTimer,
 )
-from simulator.workload import generate_requests
+from simulator.workload import RequestStream, generate_requests
 
 PRICED_TOGETHER = 1 << 17
 """Steps whose bounds are computed at once: keeps memory flat on long runs."""
@@ -73,6 +74,8 @@ def simulate(
     full_step_rows: int | None = None,
     make_drafter: DrafterFactory | None = None,
     make_policy: PolicyFactory | None = None,
+    factors: Factors | None = None,
+    stream: RequestStream | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -85,6 +88,8 @@ def simulate(
             ``simulator.timing.Drafter`` and ``check_drafter``.
         make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
             ``simulator.speculation.DraftPolicy`` and ``check_policy``.
+        factors: on assumed parameters, for sensitivity studies (see ``simulator.assumptions``); default: none.
+        stream: requests to serve in place of those that the scenario's workload describes.
 
     Raises:
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
@@ -93,8 +98,9 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = time.process_time(), time.perf_counter()
-    build = build_run(scenario, seed, make_drafter, make_policy)
-    stream = generate_requests(scenario.workload, seed)
+    build = build_run(scenario, seed, make_drafter, make_policy, factors)
+    if stream is None:
+        stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     log = (build.fleet or build.cluster).run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
@@ -105,6 +111,9 @@ def simulate(
     steps = _steps(log, build)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
+    if log.stage_open_s:
+        idle = 1.0 - log.stage_busy_s / log.stage_open_s
+        notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
     notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
     restarts = sum(log.restarts)
     if restarts:
@@ -173,7 +182,7 @@ def _steps(log: RunLog, build: Build) -> StepRecords:
             work = steps.work(rows)
             draft = steps.draft(rows)
             part = pool.cluster.timer.costs(work) if draft is None else pool.cluster.timer.costs(work, draft)
-            keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.tensor_parallel
+            keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.chips_per_stage
             for name in Costs.__slots__:
                 getattr(costs, name)[rows] = getattr(part, name)
     count, copies_s = steps.column("steps"), steps.column("copies_s")
@@ -261,7 +270,7 @@ def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: 
         mean_blocks=float((blocks * seconds).sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
-        bytes_per_token=memory.kv_bytes_per_token * build.main.chips,
+        bytes_per_token=memory.replica_kv_bytes_per_token,
         weights_bytes=memory.weight_bytes,
         draft_weights_bytes=memory.draft_weight_bytes,
         activation_bytes=memory.activation_bytes,

@@ -112,7 +112,7 @@ class Scenario(Section):
         """
         data = self.model_dump(exclude_unset=True)
         for path, value in overrides.items():
-            _set(data, path, value, "override")
+            set_value(data, path, value, "override")
         return scenario_from(data, "scenario")
 
 
@@ -140,6 +140,18 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
         ForerunError: the file, a field or an override is wrong; one line that names it and what would be right.
     """
     file = Path(path)
+    data = read_mapping(file)
+    if "scenario" in data:
+        raise ForerunError(f"{file}: is a study file; forerun compare and forerun sweep take it, or run its scenario")
+    return scenario_in(data, file.parent, str(file), overrides)
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The mapping at the top of a YAML or JSON file.
+
+    Raises:
+        ForerunError: no such file, not YAML, or no mapping; one line that names it.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -151,13 +163,22 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     data = parse_yaml(text, str(file))
     if not isinstance(data, dict):
         raise ForerunError(f"{file}: a scenario is a mapping with model, hardware and workload at its top")
-    _resolve_paths(data, file.parent)
+    return data
+
+
+def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of plain data whose relative file names count from ``folder``, with ``a.b=value`` overrides.
+
+    Raises:
+        ForerunError: a field or an override is wrong; one line that starts with ``place`` or the override.
+    """
+    resolve_paths(data, folder)
     for override in overrides:
         name, equals, value = override.partition("=")
         if not equals or not all(name.split(".")):
             raise ForerunError(f"--set {override}: write PATH=VALUE, for example engine.max_num_seqs=128")
-        _set(data, name, parse_yaml(value, f"--set {name}"), "--set")
-    return scenario_from(data, str(file))
+        set_value(data, name, parse_yaml(value, f"--set {name}"), "--set")
+    return scenario_from(data, place)
 
 
 def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
@@ -284,7 +305,12 @@ def _is_model(candidate: Any) -> bool:
     return isinstance(candidate, type) and issubclass(candidate, BaseModel)
 
 
-def _set(data: dict[str, Any], path: str, value: Any, place: str) -> None:
+def set_value(data: dict[str, Any], path: str, value: Any, place: str) -> None:
+    """Set a value of plain scenario data by dotted path; sections on the way are made.
+
+    Raises:
+        ForerunError: a single value stands on the way.
+    """
     *parents, last = path.split(".")
     here = data
     for name in parents:
@@ -297,7 +323,7 @@ def _set(data: dict[str, Any], path: str, value: Any, place: str) -> None:
     here[last] = value
 
 
-def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
+def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
     workload = data["workload"] if isinstance(data.get("workload"), dict) else {}
     speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
@@ -305,12 +331,13 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
     pools = data["pools"].values() if isinstance(data.get("pools"), dict) else ()
     parts = [pool.get(part) for pool in pools if isinstance(pool, dict) for part in ("hardware", "engine")]
     for holder, key in (
-        *((part, key) for part in parts for key in ("chip", "link", "host_link")),
+        *((part, key) for part in parts for key in ("chip", "link", "pipeline_link", "host_link")),
         (transfer, "link"),
         (data.get("engine"), "host_link"),
         (data, "model"),
         (data.get("hardware"), "chip"),
         (data.get("hardware"), "link"),
+        (data.get("hardware"), "pipeline_link"),
         (data.get("workload"), "trace"),
         (workload.get("input_tokens"), "file"),
         (workload.get("output_tokens"), "file"),

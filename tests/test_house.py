@@ -15,6 +15,7 @@ FLOORS = (
     ("simulator.run",),
     ("simulator.build_fleet",),
     ("simulator.build",),
+    ("simulator.assumptions",),
     ("simulator.drafting",),
     ("simulator.scenario",),
     ("simulator.serving",),
@@ -22,7 +23,7 @@ FLOORS = (
     ("simulator.speculation", "simulator.timing", "simulator.workload"),
     ("simulator.llm",),
     ("simulator.settings",),
-    ("simulator.errors",),
+    ("simulator.errors", "simulator.workers"),
     ("hwprofiles",),
     ("traces",),
 )

@@ -79,9 +79,9 @@ class Cluster:
         env = simpy.Environment()
         for index in range(self.replicas):
             own = served[index :: self.replicas]
-            feed: Feed = OpenFeed(own, log)
+            feed: Feed = OpenFeed(own, log, self.limits)
             if stream.max_concurrency is not None:
-                feed = ClosedFeed(own, stream.max_concurrency, log)
+                feed = ClosedFeed(own, stream.max_concurrency, log, self.limits)
             replica = pool.fast_replica if pool.fast else pool.exact_replica
             env.process(replica(env, index, feed, log).serve())
         env.run()

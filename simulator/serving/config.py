@@ -39,7 +39,22 @@ class EngineConfig(Section):
     prefix_cache: Literal["blocks", "radix"] = "blocks"
     """``blocks``: KV is allocated and shared in blocks of ``block_size`` (vLLM). ``radix``: token by token, whatever
     the block size (SGLang's RadixAttention at its default page size of 1)."""
+    async_scheduling: bool | None = None
+    """Whether a step is scheduled while the one before it runs (an arrival then waits one step longer), or after it;
+    default: as the framework does by itself."""
     cuda_graphs: bool = True
+    cuda_graph_sizes: tuple[PositiveInt, ...] | None = None
+    """Sizes of captured graphs, counted as the framework counts them (vLLM: tokens; SGLang and TensorRT-LLM:
+    sequences); default: the framework's own."""
+    flash_decoding: bool = True
+    """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
+    are no more of them than sequences times KV heads."""
+    sampling: Literal["greedy", "top-p"] = "greedy"
+    """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
+    settings ask for and servers do by default."""
+    front_end: Literal["server", "offline"] = "server"
+    """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
+    as throughput benchmarks do."""
     routing: Routing = "round-robin"
     """How requests are spread over ``hardware.replicas``: in turn, by load, by what each was sent before, or by what
     each holds in its KV cache."""

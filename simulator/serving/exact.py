@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -112,10 +112,17 @@ class ExactReplica:
             except simpy.Interrupt:
                 continue
 
-    def fail(self, process: simpy.Process) -> list[Sequence]:
-        """Lose everything now and stand still until ``recover``; returns what was in the queues and the caches."""
-        lost = self.scheduler.everything()
-        lost += [self._sequence(request) for request in self._feed.take(self._env.now)]
+    def fail(self, process: simpy.Process, under_way: Iterable[int]) -> list[Sequence]:
+        """Lose everything now and stand still until ``recover``.
+
+        Args:
+            process: what runs this replica.
+            under_way: requests that were sent here and not yet taken.
+
+        Returns:
+            What was in the queues and the caches, and what was under way.
+        """
+        lost = [*self.scheduler.everything(), *map(self._sequence, under_way)]
         self.scheduler = self._make_scheduler()
         self._back = self._env.event()
         process.interrupt()
@@ -129,21 +136,25 @@ class ExactReplica:
 
     def _steps(self, now: float) -> Generator[simpy.Event, None, None]:
         """Engine steps from ``now`` on."""
-        scheduler, swap = self.scheduler, self.scheduler.swap
+        scheduler, swap, seen = self.scheduler, self.scheduler.swap, now
         while True:
             if self._feed.shared:
                 yield from self._until(Phase(self._env, PLAN))
-            self._collect(now)
+            self._collect(seen)
             drafting = self._drafting
             if drafting is not None:
                 scheduler.query_len = drafting.query_len
             plan = scheduler.plan() if scheduler.has_work else None
             if plan is None or (not plan and not scheduler.preempted):
+                if seen < self._env.now:
+                    # No step runs over which this one was decided.
+                    now = seen = max(now, self._env.now)
+                    continue
                 event = self._feed.wait(self._env)
                 if event is None:
                     return
                 yield from self._until(event)
-                now = max(now, self._env.now)
+                now = seen = max(now, self._env.now)
                 continue
             for victim in scheduler.preempted:
                 self._log.preemptions[victim.index] += 1
@@ -158,6 +169,7 @@ class ExactReplica:
             blocks, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
             waiting += len(scheduler.swapped)
             start, now = now, now + seconds
+            seen = start if self._limits.schedules_ahead else now
             yield from self._until(self._env.timeout(max(0.0, now - self._env.now)))
             tokens = self._commit(plan, start, seconds, now)
             self._log.steps.step(self.index, start, seconds, tokens, running, waiting, blocks, work, draft, copies_s)
@@ -179,11 +191,13 @@ class ExactReplica:
                 if self._back is not None:
                     raise _Failed from None
 
-    def _collect(self, now: float) -> None:
+    def _collect(self, seen: float) -> None:
+        """Take in what arrived by ``seen``, when the step to come is decided."""
         log = self._log
-        for request in self._feed.take(now):
+        for request in self._feed.take(seen):
             log.replica[request] = self.index
             self.scheduler.add(self._sequence(request))
+        self.scheduler.seen_s = seen
 
     def _sequence(self, request: int) -> Sequence:
         resumed = self._resumed.pop(request, None) if self._resumed else None

@@ -123,6 +123,8 @@ class FastReplica:
         self._finishing: dict[int, list[LiveRequest]] = {}
         self._finish_steps: list[int] = []
         self._planned = _Planned()
+        self._last_start = 0.0
+        """When the last step that was run began."""
         self._adaptive = None
         if rule is not None:
             self._adaptive = AdaptiveDrafting(ReplicaDrafting(rule, limits, timer.windows), limits, longest)
@@ -141,17 +143,17 @@ class FastReplica:
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Advance from structural event to structural event until no request will ever come."""
-        now = 0.0
+        now = seen = 0.0
         while True:
             if self._shared:
                 yield from self._wait(Phase(self._env, PLAN))
-            self._collect(now)
+            self._collect(seen)
             if not self._running and not self._waiting:
                 event = self._feed.wait(self._env)
                 if event is None:
                     return
                 yield from self._wait(event)
-                now = max(now, self._env.now)
+                now = seen = max(now, self._env.now)
                 continue
             self._plan(now)
             if self._shared:
@@ -159,12 +161,14 @@ class FastReplica:
                 yield from self._spend()
                 self._in_step = False
             now = self._commit()
+            seen = self._last_start if self._limits.schedules_ahead else now
             if self._step >= self._future.full_at:
                 self._future.forget_before(self._step)
 
-    def _collect(self, now: float) -> None:
+    def _collect(self, seen: float) -> None:
+        """Take in what arrived by ``seen``, when the step to come is decided."""
         log = self._log
-        for request in self._feed.take(now):
+        for request in self._feed.take(seen):
             log.replica[request] = self._index
             self._waiting.append(LiveRequest(request, 0, 0, None, log.input_tokens[request], []))
 
@@ -255,6 +259,7 @@ class FastReplica:
             self._commit_span(planned, planned.span)
             return planned.end
         log, chunks, end = self._log, planned.chunks, planned.end
+        self._last_start = planned.start
         running, waiting = len(self._running), len(self._waiting)
         delivered = planned.delivered
         step = self._step
@@ -294,6 +299,10 @@ class FastReplica:
         first, count = self._step, len(span.ends)
         self._step = first + count
         starts = np.concatenate(((planned.start,), span.ends[:-1]))
+        seen = starts
+        if self._limits.schedules_ahead:
+            seen = np.concatenate(((self._last_start,), starts[:-1]))
+        self._last_start = float(starts[-1])
         delivered: Any = self._decoding
         if self._sampler is not None:
             delivered = self._future.range(self._token_row, first, self._step)
@@ -303,7 +312,7 @@ class FastReplica:
             span.seconds[:count],
             delivered,
             len(self._running),
-            len(self._waiting) + self._feed.pending(starts),
+            len(self._waiting) + self._feed.pending(seen),
             span.blocks[:count],
             self._decoding,
             planned.work.query_len,

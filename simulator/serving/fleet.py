@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from simulator.errors import ForerunError
 from simulator.serving.exact import ExactReplica
 from simulator.serving.faults import Faults, break_down
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet_config import RouterConfig
 from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.pipeline import PipelinedReplica
 from simulator.serving.pool import Pool
 from simulator.serving.router import Router
 from simulator.serving.routing import policy
@@ -120,7 +122,7 @@ class FleetRun:
     def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> RoutedFeed:
         env, log, router, transfers = self._env, self.log, self._router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else router.left
-        feed = RoutedFeed(env, index, pool.limits, left, router.ended)
+        feed = RoutedFeed(env, index, log, pool.limits, left, router.ended)
         if fleet.fast:
             fast = pool.fast_replica(env, index, feed, log)
             feed.cached_tokens = fast.cached_tokens
@@ -133,6 +135,8 @@ class FleetRun:
 
     def _break_down(self, faults: Faults, index: int) -> None:
         feed, replica = self._feeds[index], self.exact[index]
+        if isinstance(replica, PipelinedReplica):
+            raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
 
         def fail() -> None:
             feed.down = True
@@ -140,7 +144,7 @@ class FleetRun:
                 self._transfers.failed(index)
             assert feed.process is not None
             handed_on = {sequence.index for sequence in replica.scheduler.held}
-            lost = replica.fail(feed.process)
+            lost = replica.fail(feed.process, feed.lose())
             for sequence in lost:
                 self._resumed[sequence.index] = sequence.restarted()
                 if sequence.index not in handed_on:

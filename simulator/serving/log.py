@@ -253,6 +253,10 @@ class RunLog:
     transfer_s: float = 0.0
     """Sum over transfers of the seconds from the end of the prompt to the arrival of its KV."""
     exact_steps: int = 0
+    stage_busy_s: float = 0.0
+    """Seconds that pipeline stages worked, over all stages."""
+    stage_open_s: float = 0.0
+    """Seconds of all pipeline stages while any batch was in flight."""
     _drafting: list[int] = field(default_factory=list)
     _accepted: list[IntArray] = field(default_factory=list)
 

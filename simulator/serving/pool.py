@@ -14,12 +14,13 @@ from simulator.serving.feed import Feed
 from simulator.serving.fleet_config import Role
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.scheduler import SCHEDULERS, Scheduler
 from simulator.serving.sequence import Sequence
 from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer
+from simulator.timing import EngineTimer, StagedTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Pool:
             and self.scheduler == "vllm-v1"
             and self.swap is None
             and self.role == "both"
+            and not isinstance(self.timer, StagedTimer)
             and (self.rule is None or self.rule.by_batch_alone)
             and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
         )
@@ -74,7 +76,19 @@ class Pool:
         resumed: dict[int, Sequence] | None = None,
         handover: Handover | None = None,
     ) -> ExactReplica:
-        """A replica that advances step by step."""
+        """A replica that advances step by step; with pipeline stages, batch by batch.
+
+        Raises:
+            ForerunError: replicas with pipeline stages have no part in hand-over, failures or swapping.
+        """
+        if isinstance(self.timer, StagedTimer):
+            if handover is not None or self.swap is not None or self.rule is not None or self.role != "both":
+                raise ForerunError(
+                    f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
+                    f"number of tokens and recompute what they preempt"
+                )
+            scheduler = PipelinedScheduler(self.limits, self._cache(log))
+            return PipelinedReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log)
 
         def make_scheduler() -> Scheduler:
             return SCHEDULERS[self.scheduler](self.limits, self._cache(log), self.swap)

@@ -82,7 +82,9 @@ class Scheduler(ABC):
         self.incoming: list[Sequence] = []
         """Sequences whose KV is on its way here, their blocks reserved."""
         self.ready: deque[Sequence] = deque()
-        """Sequences whose KV has arrived from another replica."""
+        """Sequences whose KV has arrived from another replica, in that order."""
+        self.seen_s = 0.0
+        """Time up to which the next step knows what has arrived."""
         self.held: list[Sequence] = []
         """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
 
@@ -144,9 +146,10 @@ class Scheduler(ABC):
         self.incoming.remove(sequence)
         self._free(sequence)
 
-    def arrive(self, sequence: Sequence) -> None:
+    def arrive(self, sequence: Sequence, now: float) -> None:
         """The KV of an incoming sequence is here, but for its last token, which the next step computes."""
         self.incoming.remove(sequence)
+        sequence.ready_s = now
         sequence.computed_tokens = sequence.drafter_tokens = sequence.known_tokens - 1
         self._cache_prompt(sequence, sequence.computed_tokens)
         self.ready.append(sequence)
@@ -260,6 +263,8 @@ class Scheduler(ABC):
         """
         limits = self.limits
         while self.ready and budget > 0 and len(self.running) < limits.max_num_seqs:
+            if self.ready[0].ready_s > self.seen_s:
+                break
             sequence = self.ready.popleft()
             self.running.append(sequence)
             plan.chunks.append((sequence, 1))

@@ -25,6 +25,8 @@ class Sequence:
     """Prefix-cache units that it holds."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it first ran."""
+    in_flight: int = 0
+    """Batches in a pipeline that it is part of."""
     decoding: bool = False
     """The prompt (and what was generated before a preemption) is in the cache."""
     last_token_s: float | None = None
@@ -37,6 +39,8 @@ class Sequence:
     """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
     swapped_blocks: int = 0
     """Blocks of it in host memory."""
+    ready_s: float = 0.0
+    """When its KV arrived from another replica."""
 
     def restarted(self) -> Sequence:
         """The same request with what it has delivered and nothing in any cache: all of it is computed again."""

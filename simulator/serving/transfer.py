@@ -43,6 +43,8 @@ class _Journey:
     ready_s: float
     port: RoutedFeed | None = None
     """The decode replica it goes to, once chosen."""
+    seen_s: float = 0.0
+    """When the engine there sees it."""
     incoming: Sequence | None = None
     """As the decode replica knows it, once that has reserved its blocks."""
     cancelled: bool = field(default=False)
@@ -51,8 +53,9 @@ class _Journey:
 class Transfers:
     """Prompts wait in their prefill replica until a decode replica has reserved blocks for them.
 
-    Decode replicas are chosen when the prompt is done, and reserve in that order; a prefill replica sends one prompt
-    after the other. Its blocks are free when the KV has arrived: a full decode pool so holds back the prefill pool.
+    Decode replicas are chosen when the prompt is done, and asked then: the request passes their front end as any other
+    (vLLM's and TensorRT-LLM's proxies work so). They reserve in that order; a prefill replica sends one prompt after
+    the other. Its blocks are free when the KV has arrived: a full decode pool so holds back the prefill pool.
 
     Args:
         env: simulated time.
@@ -154,10 +157,27 @@ class Transfers:
             if journey.port is None:
                 journey.port = self._policy.choose(journey.sequence.index, up)
                 journey.port.outstanding += 1
-            if journey.port.index in full or not self._reserve(journey):
+                self._announce(journey, journey.port)
+            if journey.seen_s > self._env.now:
+                left.append(journey)
+            elif journey.port.index in full or not self._reserve(journey):
                 full.add(journey.port.index)
                 left.append(journey)
         self._waiting = left
+
+    def _announce(self, journey: _Journey, port: RoutedFeed) -> None:
+        """The decode replica's front end gets the request; look again when it is through."""
+        now = self._env.now
+        journey.seen_s = port.announce(journey.sequence.index)
+        if journey.seen_s > now:
+            seen = self._env.timeout(journey.seen_s - now)
+            # The time by this clock, which may differ in the last bit.
+            journey.seen_s = now + (journey.seen_s - now)
+            assert seen.callbacks is not None
+            seen.callbacks.append(self._look)
+
+    def _look(self, event: simpy.Event) -> None:
+        self._call()
 
     def _reserve(self, journey: _Journey) -> bool:
         """Blocks at the decode replica and a time on the link, if there is room."""
@@ -190,7 +210,7 @@ class Transfers:
         self._moving.remove(journey)
         journey.source.scheduler.let_go(journey.sequence)
         self._feeds[journey.source.index].wake()
-        self._replicas[journey.port.index].scheduler.arrive(journey.incoming)
+        self._replicas[journey.port.index].scheduler.arrive(journey.incoming, self._env.now)
         self._log.replica[journey.sequence.index] = journey.port.index
         self._log.transfers += 1
         self._log.transfer_s += self._env.now - journey.ready_s

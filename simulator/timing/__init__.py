@@ -2,6 +2,7 @@
 
 from simulator.timing.adjusted import AdjustedDrafter
 from simulator.timing.config import HardwareConfig
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment, resolve_weight_dtypes
 from simulator.timing.draft_overheads import DraftOverhead, load_draft_overhead
 from simulator.timing.draft_parts import HostOverhead, TokenTable, fusion_table, layer_weight_bytes
@@ -16,8 +17,9 @@ from simulator.timing.drafters import (
 from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.framework import Framework, load_framework
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
+from simulator.timing.pipeline import PipelineTimer, StagedTimer, stage_timers
 from simulator.timing.remote_drafter import RemoteDrafter
-from simulator.timing.step import Costs, StepTimer
+from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork, causal_pairs, keys_read
 
 __all__ = [
@@ -39,8 +41,10 @@ __all__ = [
     "MemoryPlan",
     "ModelTimer",
     "ParallelDrafter",
+    "PipelineTimer",
     "RemoteDrafter",
     "SequentialDrafter",
+    "StagedTimer",
     "StepTimer",
     "StepWork",
     "TokenTable",
@@ -54,4 +58,5 @@ __all__ = [
     "load_framework",
     "plan_memory",
     "resolve_weight_dtypes",
+    "stage_timers",
 ]

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
+from simulator.timing.costs import Costs
 from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftStep
-from simulator.timing.step import Costs
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]

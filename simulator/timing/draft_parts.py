@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import dtype_bytes
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import Deployment
 from simulator.timing.drafter import DraftStep
-from simulator.timing.step import Costs, StepTimer
+from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]

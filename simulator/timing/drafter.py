@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing.step import Costs
+from simulator.timing.costs import Costs
 from simulator.timing.work import Number, StepWork
 
 IntArray = NDArray[np.int64]

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import dtype_bytes
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.draft_parts import NO_OVERHEAD, HostOverhead, TokenTable, skipped_costs
 from simulator.timing.drafter import DraftStep, drafting_sequences
-from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, Costs, StepTimer
+from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, StepTimer
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]

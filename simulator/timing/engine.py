@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.timing.adjusted import AdjustedDrafter
+from simulator.timing.costs import Costs
 from simulator.timing.drafter import Drafter, DraftStep
 from simulator.timing.remote_drafter import RemoteDrafter
-from simulator.timing.step import Costs, StepTimer
+from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
@@ -52,10 +54,17 @@ class ModelTimer:
     """Share of the drafting that runs beside the target's pass."""
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
+    _per_prompt_s: float = field(init=False)
+    _beside_s: float = field(init=False)
+    _beside_per_sequence_s: float = field(init=False)
+    """Host work that runs beside the device: the step lasts at least as long."""
 
     def __post_init__(self) -> None:
         host = self.target.deployment.framework
-        self._step_s, self._per_sequence_s = host.step_s, host.per_sequence_s
+        ranks = self.target.deployment.tensor_parallel - 1
+        self._step_s, self._per_sequence_s = host.step_s + ranks * host.rank_s, host.per_sequence_s
+        self._per_prompt_s = host.per_prompt_s
+        self._beside_s, self._beside_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s
         self.windows = self.target.windows
         if isinstance(self.drafter, RemoteDrafter):
             self._overlap = self.drafter.overlap
@@ -67,25 +76,38 @@ class ModelTimer:
     def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
         target_s = self.target.seconds(work)
-        total = target_s + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.drafter is None:
-            return total
-        if draft is None:
-            drafting = self.drafter.seconds(self._seen_by_draft(work))
-        else:
-            assert self.adjusted is not None
-            drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
-        if not self._overlap:
-            return total + drafting
-        return total + drafting - self._overlap * np.minimum(drafting, target_s)
+        sequences = work.decode_seqs + work.prefill_seqs
+        exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        total = target_s + exposed
+        if self.drafter is not None:
+            if draft is None:
+                drafting = self.drafter.seconds(self._seen_by_draft(work))
+            else:
+                assert self.adjusted is not None
+                drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
+            total = total + drafting
+            if self._overlap:
+                total = total - self._overlap * np.minimum(drafting, target_s)
+        beside = self._beside_s + self._beside_per_sequence_s * sequences
+        return np.maximum(total, beside) if isinstance(total, np.ndarray) else max(total, beside)
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
         total = self.target.costs(work)
         target_s = total.device_s
-        total.host_s += self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.drafter is None:
-            return total
+        sequences = work.decode_seqs + work.prefill_seqs
+        total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        if self.drafter is not None:
+            self._add_drafting(total, target_s, work, draft)
+        beside = self._beside_s + self._beside_per_sequence_s * sequences
+        total.host_s += np.maximum(0.0, beside - total.device_s - total.host_s)
+        return total
+
+    def _add_drafting(
+        self, total: Costs, target_s: FloatArray, work: StepWork[IntArray], draft: DraftStep[IntArray] | None
+    ) -> None:
+        """Add what the drafter costs, less what runs beside the target's pass."""
+        assert self.drafter is not None
         if draft is None:
             drafting = self.drafter.costs(self._seen_by_draft(work))
         else:
@@ -93,11 +115,10 @@ class ModelTimer:
             drafting = self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
         if not self._overlap:
             total.add(drafting)
-            return total
+            return
         seconds = drafting.device_s + drafting.host_s
         hidden = self._overlap * np.minimum(seconds, target_s)
         total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
-        return total
 
     def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
         """The skipped tokens, with the window entries in the drafter's order."""

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import Link
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import Deployment
 from simulator.timing.drafter import DraftStep, drafting_sequences
 from simulator.timing.drafters import ParallelDrafter, SequentialDrafter
-from simulator.timing.step import Costs
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]

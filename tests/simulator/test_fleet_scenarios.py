@@ -2,14 +2,18 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from hwprofiles import load_link
 from simulator.build import build_cluster
 from simulator.build_fleet import build_run
 from simulator.errors import ForerunError
 from simulator.metrics.document import run_document
 from simulator.run import simulate
 from simulator.scenario import scenario_from
+from simulator.timing import StepWork, load_framework
+from simulator.workload import RequestStream
 
 WORKLOAD = {
     "arrivals": {"process": "poisson", "request_rate": 20.0},
@@ -21,6 +25,8 @@ APART = {
     "prompts": {"role": "prefill", "hardware": {"chip": "h200-sxm", "replicas": 2}, "usd_per_chip_hour": 4.0},
     "answers": {"role": "decode", "hardware": {"tensor_parallel": 2}},
 }
+
+STAGED = {"chip": "h100-sxm", "pipeline_parallel": 2}
 
 
 def scenario(**changes):
@@ -50,6 +56,66 @@ def test_a_single_pool_is_the_scenario_itself():
     assert pooled["summary"] == plain["summary"]
     assert pooled["kv_cache"] == plain["kv_cache"]
     assert pooled["engine"]["exact_steps"] == 0
+
+
+def test_layouts_of_pools_are_counted_by_their_chips():
+    """A stage of four chips in two attention groups, two stages: experts' work and KV are those of all of them."""
+    moe = {"model": "qwen3-30b-a3b", "workload": WORKLOAD | {"num_requests": 8}}
+    hardware = {"chip": "h100-sxm", "tensor_parallel": 2, "attention_data_parallel": 2, "expert_parallel": 4}
+    grouped = scenario(hardware=hardware, **moe)
+    pooled = scenario(pools={"only": {"hardware": hardware}}, **moe)
+    build = build_run(pooled, 0)
+    assert (build.chips, build.pools[0].chips, build.pools[0].chips_per_stage) == (4, 4, 4)
+    alone, one = simulate(grouped), simulate(pooled)
+    assert one.steps.flops.sum() == alone.steps.flops.sum()
+    assert one.kv == alone.kv
+    apart = {"a": {"role": "prefill", "hardware": hardware}, "b": {"role": "decode", "hardware": hardware}}
+    links = build_run(scenario(pools=apart, **moe), 0).fleet.links
+    assert links["a", "b"].bytes_per_token == build.memory.replica_kv_bytes_per_token == alone.kv.bytes_per_token
+
+
+def test_pipelines_stand_in_pools_that_do_all_of_the_work():
+    pools = {"staged": {"hardware": STAGED}, "plain": {"hardware": {"replicas": 2}}}
+    result = simulate(scenario(pools=pools, engine={"routing": "least-outstanding"}))
+    assert result.chips == 2 + 2
+    assert np.isfinite(result.requests.finished_s).all()
+    assert {use.pool for use in result.replicas if use.requests} == {"staged", "plain"}
+    assert any("pipeline" in note for note in result.notes)
+
+
+def test_assumed_parameters_reach_every_pool():
+    """Twice the latency of the link, twice the host's work per step: both show, in each pool."""
+    offline = scenario(pools=APART, engine={"front_end": "offline"}, kv_transfer={"link": "infiniband-ndr"})
+    link = load_link("infiniband-ndr")
+    factors = {"infiniband-ndr.latency_s": 2.0, "vllm.step_s": 2.0}
+    plain, scaled = build_run(offline, 0), build_run(offline, 0, factors=factors)
+    assert scaled.fleet.links["prompts", "answers"].latency_s == 2 * link.latency_s
+    work = StepWork(0, 0, (0,), (0,), 0, (0,), 4, 1, (4000,))
+    added = load_framework("vllm").step_s
+    for before, after in zip(plain.pools, scaled.pools, strict=True):
+        more = after.cluster.timer.seconds(work) - before.cluster.timer.seconds(work)
+        assert more == pytest.approx(added)
+
+
+def test_a_stream_is_served_by_a_fleet():
+    stream = RequestStream(np.array([0.0, 0.5]), np.array([100, 200]), np.array([3, 4]), None)
+    result = simulate(scenario(pools=APART), stream=stream)
+    assert result.requests.input_tokens.tolist() == [100, 200]
+    assert result.transfers is not None
+    assert result.transfers.transfers == 2
+
+
+def test_the_way_into_the_engine_counts_in_fleets():
+    """vLLM's intake of 6 ms, at a prefill and a decode replica; offline, there is none."""
+    workload = WORKLOAD | {"num_requests": 1}
+    server, offline = (
+        simulate(scenario(pools=APART, workload=workload, engine={"front_end": front, "async_scheduling": False}))
+        for front in ("server", "offline")
+    )
+    framework = load_framework("vllm")
+    way = framework.intake_s + framework.intake_work_s + 800 * framework.intake_per_token_s
+    later = server.requests.first_token_s - offline.requests.first_token_s
+    assert later[0] == pytest.approx(2 * way, rel=1e-6)
 
 
 def test_first_token_follows_the_framework():
@@ -128,6 +194,9 @@ def test_a_wrong_field_is_refused_by_name(changes, message):
         ({"pools": APART, "engine": {"scheduler": "static"}}, "pools.prompts.engine.scheduler"),
         ({"engine": {"preemption": "swap", "scheduler": "static"}}, "engine.preemption: the static scheduler"),
         ({"engine": {"preemption": "swap", "host_link": "rope"}}, "engine.host_link: no link 'rope'"),
+        ({"engine": {"preemption": "swap"}, "hardware": STAGED}, "engine.preemption: replicas with pipeline stages"),
+        ({"faults": {"mtbf_s": 9.0, "mttr_s": 1.0}, "hardware": STAGED}, "hardware.pipeline_parallel: failures are"),
+        ({"pools": APART, "hardware": STAGED}, "pools.prompts: hardware.pipeline_parallel: a prefill pool"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(changes, message):

@@ -170,6 +170,48 @@ def test_random_failures_come_as_often_as_they_should():
     assert next(iter(faults.of(1))) != events[0]
 
 
+WAY = dataclasses.replace(LIMITS, intake_s=0.125, intake_work_s=0.0625)
+
+
+def test_a_prompt_passes_both_front_ends():
+    """The decode replica is asked when the prompt is done; its KV travels when the request is through there."""
+    log = apart(prefill_limits=WAY, decode_limits=dataclasses.replace(LIMITS, intake_s=0.5)).run(stream([100], [5]))
+    assert_allclose(log.first_token_s[0], 0.1875 + PREFILL_S)
+    assert_allclose(log.finished_s[0], 0.1875 + PREFILL_S + 0.5 + travel(100) + 4 * DECODE_S)
+    assert_allclose(log.transfer_s, 0.5 + travel(100))
+
+
+@pytest.mark.parametrize(("ahead", "steps"), [(False, 1), (True, 2)])
+def test_kv_that_arrives_in_a_step_waits_for_the_next_that_knows_of_it(ahead, steps):
+    """Two prefill replicas finish at 0.25 s and send for 0.101 and 0.108 s: the second arrives in the first's step."""
+    limits = dataclasses.replace(LIMITS, schedules_ahead=ahead)
+    log = apart(prefill=2, decode_limits=limits).run(stream([100, 107], [40, 2]))
+    assert_allclose(log.finished_s[1], PREFILL_S + travel(100) + (steps + 1) * DECODE_S)
+
+
+def test_an_idle_replica_schedules_what_came_in_its_last_step_at_once():
+    """One ahead, but with nothing to run meanwhile: the answer ends with the step in which the second KV arrives."""
+    limits = dataclasses.replace(LIMITS, schedules_ahead=True)
+    log = apart(prefill=2, decode_limits=limits).run(stream([100, 107], [2, 2]))
+    assert_allclose(log.finished_s[:], PREFILL_S + travel(100) + np.array([1, 2]) * DECODE_S)
+
+
+def test_requests_are_lost_with_the_front_end_that_works_on_them():
+    """The replica fails at 1/8 s with the prompt half-way in; the other one's front end takes it from the start."""
+    pool = Pool(2, "vllm-v1", "fast", WAY, LinearTimer(step_s=0.5))
+    log = Fleet((pool,), faults=fail_at((0, 0.125, 100.0))).run(stream([10], [3]))
+    assert list(log.restarts) == [1]
+    assert_allclose(log.first_token_s[0], 0.125 + 0.1875 + 0.5)
+
+
+def test_a_front_end_starts_afresh_after_a_failure():
+    """Eight prompts keep the front end busy until 0.5 s; after a failure at 1/16 s it begins anew with all of them."""
+    limits = dataclasses.replace(LIMITS, intake_work_s=0.0625)
+    pool = Pool(1, "vllm-v1", "fast", limits, LinearTimer(step_s=0.001))
+    log = Fleet((pool,), faults=fail_at((0, 0.03125, 0.03125))).run(stream([10] * 8, [1] * 8))
+    assert_allclose(log.first_token_s[:], 0.0625 * np.arange(2, 10) + 0.001)
+
+
 def test_refusal_when_every_replica_is_full():
     log = single(2, max_outstanding=1, when_full="refuse").run(stream([10] * 3, [4] * 3, [0.0, 0.1, 0.2]))
     assert list(log.failed) == [0, 0, 1]
