@@ -12,6 +12,7 @@ from simulator.cli import (
     calibrations,
     catalogues,
     compares,
+    dashboard,
     kernels,
     measures,
     plans,
@@ -46,6 +47,7 @@ calibrations.register(app)
 measures.register(app)
 validations.register(app)
 catalogues.register(app)
+dashboard.register(app)
 
 
 def _print_version(asked: bool) -> None:
