@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import simpy
 
+from simulator.serving.batching import UnifiedScheduler
 from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.exact import ExactReplica
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
-from simulator.serving.scheduler import StepPlan, UnifiedScheduler
+from simulator.serving.scheduler import StepPlan
 from simulator.serving.sequence import Sequence
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StagedTimer, StepWork

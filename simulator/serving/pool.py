@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import simpy
 
 from simulator.errors import ForerunError
+from simulator.serving.batching import SCHEDULERS
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.exact import ExactReplica, Handover
 from simulator.serving.fast import FastReplica
@@ -16,7 +17,7 @@ from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
-from simulator.serving.scheduler import SCHEDULERS, Scheduler
+from simulator.serving.scheduler import Scheduler
 from simulator.serving.sequence import Sequence
 from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler

@@ -12,8 +12,8 @@ are used before cached ones are evicted, where vLLM takes both in one LRU order.
 import pytest
 
 from simulator.serving import EngineLimits
+from simulator.serving.batching import UnifiedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
-from simulator.serving.scheduler import UnifiedScheduler
 from simulator.serving.sequence import Sequence
 from traces import PrefixHashes
 
