@@ -26,6 +26,7 @@ from hwprofiles.parameters import (
     PrefillParameters,
 )
 from hwprofiles.results import AttentionShape, CollectiveTime, KernelTime, Limits
+from hwprofiles.routing import read_routing
 from hwprofiles.schema import Chip, Link
 
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -59,12 +60,13 @@ class KernelLibrary:
     Args:
         chip: a profile, a catalogue name or a path.
         library: generic, vllm, sglang, trtllm ...
+        split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
 
     Raises:
         ProfileError: no such chip.
     """
 
-    def __init__(self, chip: Chip | str, library: str = "generic") -> None:
+    def __init__(self, chip: Chip | str, library: str = "generic", split_kv: bool = True) -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
         if library not in known:
@@ -72,6 +74,7 @@ class KernelLibrary:
                 f"no kernel library '{library}'{did_you_mean(library, known)} (one of {', '.join(known)})"
             )
         self.library = library
+        self._split_kv = split_kv
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
@@ -208,6 +211,23 @@ class KernelLibrary:
 
         return seconds
 
+    def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
+        """``attention_mixed(...).seconds`` of one shape where a single kernel serves prompt chunks and single queries,
+        as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0; else None.
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        if parameters.mixed != "one-pass":
+            return None
+        limits = self._attention_limit(shape.dtype, parameters.native_math)
+
+        def seconds(*sizes: Num) -> Num:
+            return one_pass_time(SCALAR, limits, parameters, shape, *sizes).seconds
+
+        return seconds
+
     def attention_mixed(
         self,
         shape: AttentionShape,
@@ -262,6 +282,7 @@ class KernelLibrary:
         tensor_parallel: Num = 1,
         gated: bool = True,
         active_experts: Num | None = None,
+        routing: str = "uniform",
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -275,12 +296,14 @@ class KernelLibrary:
             expert_parallel: chips that share the experts.
             tensor_parallel: chips that share each expert.
             gated: gate and up projections instead of up alone.
-            active_experts: experts of the layer the tokens touch, where known; None = as even random routing does.
+            active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
+            routing: how tokens spread over the experts: balanced, uniform (random) or power-law-ALPHA.
 
         Raises:
-            ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
+            ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
         """
         parameters = cast(MoeParameters, self.parameters("moe", dtype))
+        spread = read_routing(routing)
         limits = self.limits(dtype)
         weight = dtype_bytes(dtype)
         sizes: tuple[Num, ...] = (
@@ -297,7 +320,7 @@ class KernelLibrary:
         return _evaluate(
             sizes,
             lambda xp, n, e, k, h, i, ep, tp, active=None: moe_time(
-                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active
+                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread
             ),
         )
 
@@ -339,7 +362,10 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            self._chosen[key] = self._find(family, dtype)
+            found, basis = self._find(family, dtype)
+            if isinstance(found, DecodeParameters) and not self._split_kv:
+                found = found.model_copy(update={"max_splits": 1.0})
+            self._chosen[key] = (found, basis)
         return self._chosen[key]
 
     def _find(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
@@ -355,10 +381,14 @@ class KernelLibrary:
         for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
             found = _first(self.chip, libraries, family, names)
             if found is not None:
+                found = self._widening(found, self.chip, libraries, dtype) if names is near else found
                 return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
         if self.chip.like is not None:
             model = load_chip(self.chip.like)
-            found = _first(model, libraries, family, exact) or _first(model, libraries, family, near)
+            found = _first(model, libraries, family, exact)
+            other = _first(model, libraries, family, near)
+            if found is None and other is not None:
+                found = self._widening(other, model, libraries, dtype)
             if found is not None:
                 found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz, "fit": None})
                 found = found.carried(model.compute.asynchronous, self.chip.compute.asynchronous)
@@ -366,6 +396,16 @@ class KernelLibrary:
         defaults = load_defaults(self.chip.kind)[family]
         name = next(name for name in (*exact, *near, *defaults) if name in defaults)
         return defaults[name].at_clock(self.chip.compute.clock_hz), "datasheet"
+
+    def _widening(
+        self, found: FamilyParameters, chip: Chip, libraries: tuple[str, ...], dtype: str
+    ) -> FamilyParameters:
+        """A 16-bit product's set that stands in for weights stored narrower and multiplied in 16 bits."""
+        if not isinstance(found, GemmParameters) or dtype == "any" or dtype_bytes(dtype) >= 2:
+            return found
+        plain = _first(chip, libraries, "gemm", ("bf16", "fp16"))
+        narrow = self.chip.math_dtype(dtype) in ("bf16", "fp16")
+        return found.dequantising() if found is plain and narrow else found
 
     def limits(self, dtype: str) -> Limits:
         """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.

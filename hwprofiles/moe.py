@@ -3,6 +3,9 @@
 from hwprofiles.numeric import Functions, Num, smooth_maximum
 from hwprofiles.parameters import MoeParameters
 from hwprofiles.results import KernelTime, Limits
+from hwprofiles.routing import ExpertLoads, Routing, expert_loads
+
+EVEN = Routing("uniform")
 
 
 def distinct_experts(xp: Functions, tokens: Num, num_experts: Num, experts_per_token: Num) -> Num:
@@ -29,13 +32,14 @@ def moe_time(
     tensor_parallel: Num = 1,
     gated: bool = True,
     active_experts: Num | None = None,
+    routing: Routing = EVEN,
 ) -> KernelTime:
-    """Time of one layer's routed feed-forward on one chip, both projections.
+    """Time of one layer's routed feed-forward on the fullest chip, both projections.
 
-    ``tokens`` are those of the whole expert-parallel group; this chip holds ``num_experts / expert_parallel``
-    experts and gets its even share of the assignments. Weights of every touched expert are read once; the tokens of
-    one expert fill whole tiles (the library picks the tile rows that are fastest); activations are gathered and
-    scattered around the products.
+    ``tokens`` are those of the whole expert-parallel group; a chip holds ``num_experts / expert_parallel`` experts,
+    and the one that the routing loads most is priced. Weights of every touched expert are read once; the tokens of
+    each expert fill whole tiles of their own (the library picks the tile rows that are fastest); activations are
+    gathered and scattered around the products.
 
     Args:
         xp: scalar or array functions.
@@ -51,15 +55,17 @@ def moe_time(
         expert_parallel: chips that share the experts.
         tensor_parallel: chips that share each expert.
         gated: gate and up projections (SwiGLU) instead of up alone.
-        active_experts: experts of the layer the tokens touch, where known; None = as many as even random routing
-            touches.
+        active_experts: experts of the layer the tokens touch, where known, all equally; None = as the routing does.
+        routing: how tokens spread over the experts.
     """
     width = intermediate / tensor_parallel
     first = 2.0 * width if gated else width
     if active_experts is None:
-        active_experts = distinct_experts(xp, tokens, num_experts, experts_per_token)
-    active = active_experts / expert_parallel
-    assignments = tokens * experts_per_token / expert_parallel
+        reached = expert_loads(xp, routing, tokens, num_experts, experts_per_token, expert_parallel)
+    else:
+        even = tokens * experts_per_token / expert_parallel
+        reached = ExpertLoads(active_experts / expert_parallel, even, (tokens * experts_per_token / active_experts,))
+    active, assignments = reached.active, reached.assignments
     matrix = hidden * (first + width)
     flops = 2.0 * assignments * matrix
     moved = weight_bytes * active * matrix + 2.0 * activation_bytes * xp.minimum(tokens, assignments) * hidden
@@ -69,7 +75,7 @@ def moe_time(
     for rows, columns in parameters.tiles:
         arithmetic = 2.0 * rows * columns / core_flops
         operands = (activation_bytes * rows + weight_bytes * columns) / core_on_chip
-        blocks = active * xp.ceil(assignments / active / rows)
+        blocks = active * sum(xp.ceil(load / rows) for load in reached.loads) / len(reached.loads)
         steps = xp.maximum(1.0, blocks * xp.ceil(first / columns) / limits.cores) * hidden
         steps = steps + xp.maximum(1.0, blocks * xp.ceil(hidden / columns) / limits.cores) * width
         choice = steps * xp.maximum(arithmetic, operands)

@@ -19,16 +19,17 @@ class Functions:
     minimum: Callable[[Num, Num], Num]
     ceil: Callable[[Num], Num]
     where: Callable[[Num, Num, Num], Num]
+    log2: Callable[[Num], Num]
 
 
 def _choose(condition: Num, yes: Num, no: Num) -> Num:
     return yes if condition else no
 
 
-SCALAR = Functions(maximum=max, minimum=min, ceil=math.ceil, where=_choose)
+SCALAR = Functions(maximum=max, minimum=min, ceil=math.ceil, where=_choose, log2=math.log2)
 """Plain numbers: no numpy call, a fraction of a microsecond each."""
 
-ARRAY = Functions(maximum=np.maximum, minimum=np.minimum, ceil=np.ceil, where=np.where)
+ARRAY = Functions(maximum=np.maximum, minimum=np.minimum, ceil=np.ceil, where=np.where, log2=np.log2)
 """Numpy arrays, elementwise."""
 
 

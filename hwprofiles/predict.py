@@ -12,6 +12,7 @@ from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.library import KernelLibrary
 from hwprofiles.numeric import SCALAR
 from hwprofiles.results import AttentionShape, KernelTime
+from hwprofiles.routing import read_routing
 from hwprofiles.schema import Chip
 
 
@@ -35,12 +36,19 @@ _OPERATIONS: dict[str, _Operation] = {
     "moe": _Operation(
         "moe",
         ("tokens", "num_experts", "experts_per_token", "hidden", "intermediate"),
-        {"dtype": "bf16", "expert_parallel": 1, "tensor_parallel": 1, "gated": True, "active_experts": None},
+        {
+            "dtype": "bf16",
+            "expert_parallel": 1,
+            "tensor_parallel": 1,
+            "gated": True,
+            "active_experts": None,
+            "routing": "uniform",
+        },
     ),
     "elementwise": _Operation("elementwise", ("bytes_moved",), {"launches": 1}),
     **{name: _Operation("collective", ("message_bytes", "world_size"), {"link": None}) for name in OPERATIONS},
 }
-_TEXT = {"dtype", "kv_dtype", "link"}
+_TEXT = {"dtype", "kv_dtype", "link", "routing"}
 _TRUTH = {"warm": False, "gated": True}
 _MAY_BE_ZERO = {"window"}
 _WHOLE_OR_NOT = {"bytes_moved", "message_bytes", "active_experts"}
@@ -120,7 +128,9 @@ def _read(op: str, operation: _Operation, values: Mapping[str, Any]) -> dict[str
 def _value(op: str, key: str, value: Any) -> Any:
     if key in _TEXT:
         text = str(value)
-        if key != "link" and text not in DTYPES:
+        if key == "routing":
+            read_routing(text)
+        elif key != "link" and text not in DTYPES:
             raise ProfileError(
                 f"{op}: {key}: no dtype '{text}'{did_you_mean(text, DTYPES)} (one of {', '.join(DTYPES)})"
             )

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hwprofiles import KernelLibrary, ProfileError, dtype_bytes, load_chip, load_link
-from simulator.drafting import DrafterFactory, DraftRequest, build_drafter, drafting_notes, lookahead_tokens, models_of
+from hwprofiles import ProfileError, dtype_bytes, load_chip, load_link
+from simulator.assumptions import Assumptions, Factors
+from simulator.drafting import (
+    DrafterFactory,
+    DraftRequest,
+    adjusted_drafter,
+    build_drafter,
+    drafting_notes,
+    drafting_rule,
+    lookahead_tokens,
+    models_of,
+)
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario
@@ -16,17 +26,21 @@ from simulator.serving import (
     EngineLimits,
 )
 from simulator.serving.config import EngineConfig
-from simulator.speculation import AcceptanceSampler, draft_survival, proposal
+from simulator.speculation import PolicyFactory, draft_survival, proposal, sampler_of
 from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
     Drafter,
     MemoryPlan,
     ModelTimer,
+    PipelineTimer,
+    RemoteDrafter,
     StepTimer,
+    fit_apart,
     load_framework,
     plan_memory,
     resolve_weight_dtypes,
+    stage_timers,
 )
 
 BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
@@ -46,19 +60,37 @@ class Build:
     """Device groups of attention-level speculation, where there are any."""
 
 
-def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | None = None) -> Build:
-    """The cluster that a scenario describes, with its memory laid out; ``make_drafter`` replaces its drafter."""
-    _refuse_unmodelled(scenario)
+def build_cluster(
+    scenario: Scenario,
+    seed: int,
+    make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+    factors: Factors | None = None,
+) -> Build:
+    """The cluster that a scenario describes, with its memory laid out.
+
+    Args:
+        scenario: what to build.
+        seed: of acceptance.
+        make_drafter: replaces the drafter that the scenario names.
+        make_policy: replaces its policy.
+        factors: multiply assumed parameters (see ``simulator.assumptions``).
+    """
+    assumed = Assumptions(factors or {})
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
-        chip = load_chip(hardware.chip)
+        chip = assumed.chip(load_chip(hardware.chip))
     link_name = hardware.link or chip.links.scale_up
     with at_field("hardware.link"):
-        link = load_link(link_name) if link_name else None
+        link = assumed.link(load_link(link_name) if link_name else None)
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
-    framework = load_framework(engine.framework).on(chip)
-    kernels = KernelLibrary(chip, engine.framework)
+    framework = assumed.framework(load_framework(engine.framework)).on(chip)
+    if engine.front_end == "offline":
+        framework = framework.without_front_end()
+    framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
+    framework = framework.scheduled(engine.async_scheduling)
+    kernels = assumed.kernels(chip, engine.framework, engine.flash_decoding)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(
@@ -71,9 +103,13 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
             weight_dtypes=dtypes,
             kv_dtype=scenario.kv_cache_dtype,
             cuda_graphs=engine.cuda_graphs,
+            expert_parallel=hardware.expert_parallel,
+            attention_data_parallel=hardware.attention_data_parallel,
+            expert_routing=hardware.expert_routing,
         )
 
     architecture = load_architecture(scenario.model)
+    refuse_layout(scenario, architecture)
     target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
     speculation = scenario.speculation
     drafter: Drafter | None = None
@@ -89,7 +125,10 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         with at_field("speculation.draft"):
             drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
-        sampler = AcceptanceSampler(draft_survival(speculation), seed, speculation.acceptance.spread or 0.0)
+        sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
+    if drafted:
+        graphs = framework.for_engine(engine.max_num_seqs, drafted + 1, engine.cuda_graph_sizes)
+        target = replace(target, framework=graphs)
     most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
     memory = plan_memory(
         target,
@@ -99,9 +138,30 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=most_sampled,
         num_kv_blocks=engine.num_kv_blocks,
+        pipeline_parallel=hardware.pipeline_parallel,
     )
+    if isinstance(drafter, RemoteDrafter):
+        with at_field("speculation.draft"):
+            memory = fit_apart(
+                memory,
+                drafter,
+                gpu_memory_utilization=engine.gpu_memory_utilization,
+                max_tokens=engine.max_num_batched_tokens,
+            )
     groups = device_groups(scenario.attention_speculation, target)
-    timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
+    if hardware.pipeline_parallel > 1:
+        with at_field("hardware.pipeline_link"):
+            between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
+        first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
+        timer: ModelTimer = PipelineTimer(first, drafter, later=tuple(later), link=between)
+    else:
+        timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
+    rule = None
+    if speculation is not None and drafter is not None:
+        rule = drafting_rule(speculation, timer, make_policy)
+        timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
+    if rule is not None and hardware.pipeline_parallel > 1:
+        raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -112,6 +172,10 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
         query_len=drafted + 1,
         lookahead_tokens=lookahead,
+        intake_s=framework.intake_s,
+        intake_work_s=framework.intake_work_s,
+        intake_per_token_s=framework.intake_per_token_s,
+        schedules_ahead=framework.schedules_ahead,
     )
     cluster = Cluster(
         replicas=hardware.replicas,
@@ -122,17 +186,27 @@ def build_cluster(scenario: Scenario, seed: int, make_drafter: DrafterFactory | 
         timer=timer,
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
+        rule=rule,
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
+    if isinstance(drafter, RemoteDrafter):
+        apart = drafter.deployment
+        notes.append(
+            f"the drafter runs on {apart.tensor_parallel} x {apart.chip.name} per replica over {drafter.link.name}: "
+            f"those chips are not in chips, cost, utilisation and energy"
+        )
     notes += groups.notes if groups is not None else ()
-    if engine.stepping == "fast" and not cluster.fast:
-        notes.append("the fast path does not cover this scheduler or these limits: every step was simulated one by one")
+    if hardware.pipeline_parallel > 1:
+        notes.append("pipeline: batches in flight are simulated one by one, as many as there are stages")
+    elif engine.stepping == "fast" and not cluster.fast:
+        why = "this scheduler or these limits" if rule is None or rule.by_batch_alone else "a policy that learns"
+        notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     return Build(
         cluster=cluster,
         memory=memory,
-        basis="extrapolated" if groups else _basis(kernels, [target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.tensor_parallel * hardware.speculative_parallel,
+        basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
+        chips=hardware.replicas * hardware.chips_per_replica * hardware.speculative_parallel,
         notes=tuple(notes),
         groups=groups,
     )
@@ -173,14 +247,36 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     return max(budget, batch)
 
 
-def _refuse_unmodelled(scenario: Scenario) -> None:
+def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
+    """Refuse ways of spreading a model over chips that it has no use for, or that its scheduler cannot drive.
+
+    Raises:
+        ForerunError: the field, and what would be right.
+    """
     hardware = scenario.hardware
-    for name in ("pipeline_parallel", "expert_parallel"):
-        if getattr(hardware, name) != 1:
-            raise ForerunError(f"hardware.{name}: only 1 is modelled so far (got {getattr(hardware, name)})")
+    if not any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups):
+        if hardware.expert_parallel > 1:
+            raise ForerunError(f"hardware.expert_parallel: {architecture.name} has no experts to spread; leave it at 1")
+        if hardware.attention_data_parallel > 1:
+            raise ForerunError(
+                f"hardware.attention_data_parallel: {architecture.name} has no experts that groups could share; more "
+                f"copies of a dense model are hardware.replicas"
+            )
+    if hardware.pipeline_parallel > 1 and scenario.engine.scheduler != "vllm-v1":
+        raise ForerunError(
+            f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
+            f"(got {scenario.engine.scheduler})"
+        )
+    if hardware.speculative_parallel > 1 and hardware.chips_per_replica > hardware.tensor_parallel:
+        raise ForerunError(
+            "hardware.speculative_parallel: two device groups hold whole layers; leave pipeline_parallel and "
+            "attention_data_parallel at 1"
+        )
+    if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
+        raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
 
 
-def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
+def _basis(deployments: Sequence[Deployment]) -> str:
     """The weakest ground that the kernels of these models rest on, in the dtypes that they run in.
 
     Routers are left out: their work is a thousandth of a layer's.
@@ -191,8 +287,9 @@ def _basis(kernels: KernelLibrary, deployments: Sequence[Deployment]) -> str:
         mlps = [group.layer.mlp for group in deployment.architecture.layer_groups]
         parts = {"attention", "lm_head"} | {"expert" if isinstance(mlp, MoeMlp) else "mlp" for mlp in mlps}
         parts |= {"shared_expert" for mlp in mlps if isinstance(mlp, MoeMlp) and mlp.shared_intermediate_size}
+        kernels = deployment.kernels
         found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
         found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
-        if deployment.tensor_parallel > 1:
+        if deployment.group_chips > 1:
             found.add(kernels.basis("collective", "any"))
     return max(found, key=BASIS_ORDER.index)

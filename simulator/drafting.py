@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+from hwprofiles import KernelLibrary, load_chip, load_link
+from simulator.errors import ForerunError
 from simulator.llm import (
+    Architecture,
     DraftHead,
     HeadSizes,
     eagle3_head,
@@ -15,16 +18,24 @@ from simulator.llm import (
     parallel_head,
     published_head,
 )
-from simulator.speculation import DraftConfig, Proposal, SpeculationConfig
+from simulator.serving import DraftingRule
+from simulator.speculation import DraftConfig, PolicyFactory, Proposal, SpeculationConfig, policy_factory
+from simulator.speculation.policy_config import named
 from simulator.timing import (
+    ACTIVATION_BYTES,
+    AdjustedDrafter,
     Deployment,
     Drafter,
+    DraftStep,
     HeadsDrafter,
     HostDrafter,
     HostOverhead,
+    ModelTimer,
     ParallelDrafter,
+    RemoteDrafter,
     SequentialDrafter,
     StepTimer,
+    StepWork,
     TokenTable,
     fusion_table,
     layer_weight_bytes,
@@ -70,6 +81,23 @@ class DraftRequest:
         known = load_draft_overhead(self.target.framework.name, self.config.method)
         return HostOverhead(_given(self.draft.step_s, known.step_s), _given(self.draft.pass_s, known.pass_s))
 
+    def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> Deployment:
+        """A drafter's model on the chips that the scenario gives it."""
+        draft, target = self.draft, self.target
+        if draft.chip is None:
+            tensor_parallel = draft.tensor_parallel or target.tensor_parallel
+            return replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=tensor_parallel)
+        chip = load_chip(draft.chip)
+        return replace(
+            target,
+            architecture=architecture,
+            weight_dtypes=dtypes,
+            tensor_parallel=draft.tensor_parallel or 1,
+            chip=chip,
+            kernels=KernelLibrary(chip, target.framework.name),
+            link=load_link(chip.links.scale_up) if chip.links.scale_up else None,
+        )
+
     @property
     def max_pass_tokens(self) -> int:
         """Most tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
@@ -83,12 +111,61 @@ def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
 
 def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
     """What a reader of results should know about how a method is described."""
+    return _policy_notes(config) + _lookup_notes(config)
+
+
+def _policy_notes(config: SpeculationConfig) -> tuple[str, ...]:
+    policy = named(config.policy)
+    if config.method == "none" or policy.name == "fixed":
+        return ()
+    follows = policy.while_off == "follow"
+    idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
+    return (
+        f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; a "
+        f"drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout",
+    )
+
+
+def _lookup_notes(config: SpeculationConfig) -> tuple[str, ...]:
     if config.method not in ("ngram", "suffix"):
         return ()
     return (
         f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
         f"acceptance is counted per step; a step without a match is a draft of which nothing is accepted",
     )
+
+
+def drafting_rule(
+    config: SpeculationConfig, timer: ModelTimer, make_policy: PolicyFactory | None = None
+) -> DraftingRule | None:
+    """The policy of a scenario; None where K never changes.
+
+    Args:
+        config: the ``speculation`` section.
+        timer: prices the steps that a policy weighs against each other.
+        make_policy: a policy of one's own.
+    """
+    policy, most = named(config.policy), config.depth
+
+    def step_seconds(seqs: int, tokens: int, context: int) -> float:
+        """Seconds of a decode step in which each sequence verifies, and drafts, ``tokens`` tokens."""
+        query_len = tokens + 1
+        keys = tuple(
+            seqs * (context + query_len if w is None else min(context + query_len, w + query_len - 1))
+            for w in timer.windows
+        )
+        none = (0,) * len(keys)
+        work = StepWork(0, 0, none, none, 0, none, seqs, query_len, keys)
+        return float(timer.seconds(work, DraftStep(tokens, 0, 0, 0, none, none)))
+
+    factory = make_policy or policy_factory(policy, most, step_seconds)
+    return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
+
+
+def adjusted_drafter(config: SpeculationConfig, drafter: Drafter) -> AdjustedDrafter:
+    """The drafter under the scenario's policy."""
+    policy = named(config.policy)
+    return AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0)
 
 
 def build_drafter(request: DraftRequest) -> Drafter:
@@ -111,6 +188,8 @@ def build_drafter(request: DraftRequest) -> Drafter:
 
 def models_of(drafter: Drafter | None) -> list[Deployment]:
     """Models that a drafter runs beside the target."""
+    if isinstance(drafter, RemoteDrafter):
+        return [drafter.deployment]
     return [drafter.step.deployment] if isinstance(drafter, SequentialDrafter | ParallelDrafter) else []
 
 
@@ -119,20 +198,33 @@ def draft_model(request: DraftRequest) -> Drafter:
     draft = request.draft
     assert draft.model is not None
     architecture = load_architecture(draft.model)
-    deployment = replace(
-        request.target,
-        architecture=architecture,
-        weight_dtypes=resolve_weight_dtypes(architecture, draft.weights_dtype),
-        tensor_parallel=draft.tensor_parallel or request.target.tensor_parallel,
-    )
-    return SequentialDrafter(
+    deployment = request.deployment(architecture, resolve_weight_dtypes(architecture, draft.weights_dtype))
+    weights, kv, itself = deployment.weight_bytes, deployment.kv_bytes_per_token, False
+    if draft.kv_tokens is not None:
+        itself = deployment == request.target
+        cache = draft.kv_tokens * request.max_num_seqs * kv
+        weights, kv = cache + (0.0 if itself else weights), 0.0
+        deployment = replace(deployment, architecture=_windowed(architecture, draft.kv_tokens))
+    drafter = SequentialDrafter(
         StepTimer(deployment, request.max_pass_tokens),
         request.proposal.depth,
         request.proposal.pass_widths,
-        deployment.weight_bytes,
-        deployment.kv_bytes_per_token,
+        weights,
+        kv,
         request.overhead,
+        reads_target_cache=itself,
     )
+    return placed(request, drafter, 0)
+
+
+def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
+    """The model with every attention layer reading at most ``kv_tokens`` keys."""
+    groups = []
+    for group in architecture.layer_groups:
+        attention = group.layer.attention
+        window = kv_tokens if attention.window is None else min(attention.window, kv_tokens)
+        groups.append(replace(group, layer=replace(group.layer, attention=replace(attention, window=window))))
+    return replace(architecture, layer_groups=tuple(groups))
 
 
 def lookup(request: DraftRequest) -> Drafter:
@@ -194,22 +286,43 @@ def trained_head(request: DraftRequest) -> Drafter:
     dtypes = resolve_weight_dtypes(head.architecture, draft.weights_dtype)
     if not head.own_lm_head:
         dtypes["lm_head"] = _lm_head_dtype(target)
-    deployment = replace(
-        target,
-        architecture=head.architecture,
-        weight_dtypes=dtypes,
-        tensor_parallel=draft.tensor_parallel or target.tensor_parallel,
-    )
+    deployment = request.deployment(head.architecture, dtypes)
     weights = layer_weight_bytes(deployment, head.own_lm_head, head.fused_hidden_states)
+    if draft.chip is not None:  # the target's tables lie on other chips
+        weights = max(weights, deployment.weight_bytes)
+    states = max(1, head.fused_hidden_states)
     kv = deployment.kv_bytes_per_token
     fusion: TokenTable | None = None
     if head.fused_hidden_states:
         fusion = fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
     if request.config.method == "parallel-draft":
         most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
-        return ParallelDrafter(StepTimer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+        parallel = ParallelDrafter(StepTimer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+        return placed(request, parallel, states)
     step = StepTimer(deployment, request.max_pass_tokens)
-    return SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
+    drafter = SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
+    return placed(request, drafter, states)
+
+
+def placed(request: DraftRequest, drafter: SequentialDrafter | ParallelDrafter, hidden_states: int) -> Drafter:
+    """The drafter where the scenario puts it: on the target's chips, or on its own over a link.
+
+    Args:
+        request: what is built.
+        drafter: on the chips that it runs on.
+        hidden_states: states of the target that it reads for each token.
+
+    Raises:
+        ForerunError: no link leads from the target's chips.
+    """
+    draft, target = request.draft, request.target
+    if draft.chip is None:
+        return drafter
+    name = draft.link or target.chip.links.host or target.chip.links.scale_out
+    if name is None:
+        raise ForerunError(f"link: chip '{target.chip.name}' names no host link; name one (forerun chips list)")
+    state_bytes = hidden_states * target.architecture.hidden_size * ACTIVATION_BYTES
+    return RemoteDrafter(drafter, load_link(name), state_bytes, draft.overlap or 0.0)
 
 
 def _head_sizes(request: DraftRequest) -> HeadSizes:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simulator.assumptions import Factors
 from simulator.build import Build, build_cluster
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError
@@ -16,7 +18,6 @@ from simulator.serving import (
     FULL_ROWS,
     Cluster,
     EngineCounters,
-    EngineLimits,
     GapCounts,
     KvCacheReport,
     RequestRecords,
@@ -24,12 +25,13 @@ from simulator.serving import (
     SpeculationCounters,
     StepRecords,
 )
+from simulator.speculation import PolicyFactory
 from simulator.timing import (
     Costs,
     EngineTimer,
     ModelTimer,
 )
-from simulator.workload import generate_requests
+from simulator.workload import RequestStream, generate_requests
 
 PRICED_TOGETHER = 1 << 17
 """Steps whose bounds are computed at once: keeps memory flat on long runs."""
@@ -59,6 +61,9 @@ def simulate(
     progress: Callable[[int, int], None] | None = None,
     full_step_rows: int | None = None,
     make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+    factors: Factors | None = None,
+    stream: RequestStream | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -69,6 +74,10 @@ def simulate(
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
+        make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
+            ``simulator.speculation.DraftPolicy`` and ``check_policy``.
+        factors: on assumed parameters, for sensitivity studies (see ``simulator.assumptions``); default: none.
+        stream: requests to serve in place of those that the scenario's workload describes.
 
     Raises:
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
@@ -77,8 +86,9 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = time.process_time(), time.perf_counter()
-    build = build_cluster(scenario, seed, make_drafter)
-    stream = generate_requests(scenario.workload, seed)
+    build = build_cluster(scenario, seed, make_drafter, make_policy, factors)
+    if stream is None:
+        stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     log = build.cluster.run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
@@ -86,9 +96,12 @@ def simulate(
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
         raise ForerunError(f"workload: no request can be served here ({reasons})")
     requests = _requests(log, build.cluster)
-    steps = _steps(log, build.cluster.timer, scenario.hardware.tensor_parallel)
+    steps = _steps(log, build.cluster.timer, scenario.hardware.chips_per_stage)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
+    if log.stage_open_s:
+        idle = 1.0 - log.stage_busy_s / log.stage_open_s
+        notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
     notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
     notes += _decode_ranges(build, steps)
     return RunResult(
@@ -98,7 +111,7 @@ def simulate(
         steps=steps,
         gaps=_gaps(log, build.cluster.fast),
         kv=_kv_report(build, steps, requests, log),
-        speculation=_speculation(log, build.cluster.limits) if build.cluster.sampler is not None else None,
+        speculation=_speculation(log, build.cluster) if build.cluster.sampler is not None else None,
         engine=EngineCounters(
             steps=int(steps.steps.sum()),
             spans=log.steps.spans,
@@ -126,7 +139,7 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
         preemptions=np.asarray(log.preemptions, dtype=np.int64),
         cached_tokens=np.asarray(log.cached_tokens, dtype=np.int64),
         drafts=drafts,
-        draft_tokens=drafts * (cluster.limits.query_len - 1),
+        draft_tokens=_draft_tokens(log, cluster),
         accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
         failed=np.asarray(log.failed, dtype=bool),
     )
@@ -142,7 +155,8 @@ def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
     parts, keys = [], []
     for start in range(0, max(1, len(steps)), PRICED_TOGETHER):
         work = steps.work(start, start + PRICED_TOGETHER)
-        parts.append(timer.costs(work))
+        draft = steps.draft(start, start + PRICED_TOGETHER)
+        parts.append(timer.costs(work) if draft is None else timer.costs(work, draft))
         keys.append(work.decode_kv_tokens[0])
     costs = Costs(*(np.concatenate([getattr(part, name) for part in parts]) for name in Costs.__slots__))
     count = steps.column("steps")
@@ -198,13 +212,20 @@ def _gaps(log: RunLog, fast: bool) -> GapCounts:
     )
 
 
-def _speculation(log: RunLog, limits: EngineLimits) -> SpeculationCounters:
+def _draft_tokens(log: RunLog, cluster: Cluster) -> NDArray[np.int64]:
+    """Tokens drafted for each request."""
+    if cluster.rule is not None:
+        return np.asarray(log.draft_tokens, dtype=np.int64)
+    return np.asarray(log.drafts, dtype=np.int64) * (cluster.limits.query_len - 1)
+
+
+def _speculation(log: RunLog, cluster: Cluster) -> SpeculationCounters:
     counts = log.accepted_counts
     drafts = int(counts.sum())
     at_least = np.cumsum(counts[::-1])[::-1][1:]
     return SpeculationCounters(
         num_drafts=drafts,
-        draft_tokens=drafts * (limits.query_len - 1),
+        draft_tokens=int(_draft_tokens(log, cluster).sum()),
         accepted_tokens=int(at_least.sum()),
         accepted_per_position=tuple(int(n) for n in at_least),
     )
@@ -220,7 +241,7 @@ def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: 
         mean_blocks=float((steps.kv_blocks * steps.seconds).sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
-        bytes_per_token=memory.kv_bytes_per_token * (build.chips / build.cluster.replicas),
+        bytes_per_token=memory.replica_kv_bytes_per_token,
         weights_bytes=memory.weight_bytes,
         draft_weights_bytes=memory.draft_weight_bytes,
         activation_bytes=memory.activation_bytes,

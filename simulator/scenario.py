@@ -71,7 +71,7 @@ class Scenario(Section):
         """
         data = self.model_dump(exclude_unset=True)
         for path, value in overrides.items():
-            _set(data, path, value, "override")
+            set_value(data, path, value, "override")
         return scenario_from(data, "scenario")
 
 
@@ -84,6 +84,18 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
         ForerunError: the file, a field or an override is wrong; one line that names it and what would be right.
     """
     file = Path(path)
+    data = read_mapping(file)
+    if "scenario" in data:
+        raise ForerunError(f"{file}: is a study file; forerun compare and forerun sweep take it, or run its scenario")
+    return scenario_in(data, file.parent, str(file), overrides)
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The mapping at the top of a YAML or JSON file.
+
+    Raises:
+        ForerunError: no such file, not YAML, or no mapping; one line that names it.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -95,13 +107,22 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     data = parse_yaml(text, str(file))
     if not isinstance(data, dict):
         raise ForerunError(f"{file}: a scenario is a mapping with model, hardware and workload at its top")
-    _resolve_paths(data, file.parent)
+    return data
+
+
+def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of plain data whose relative file names count from ``folder``, with ``a.b=value`` overrides.
+
+    Raises:
+        ForerunError: a field or an override is wrong; one line that starts with ``place`` or the override.
+    """
+    resolve_paths(data, folder)
     for override in overrides:
         name, equals, value = override.partition("=")
         if not equals or not all(name.split(".")):
             raise ForerunError(f"--set {override}: write PATH=VALUE, for example engine.max_num_seqs=128")
-        _set(data, name, parse_yaml(value, f"--set {name}"), "--set")
-    return scenario_from(data, str(file))
+        set_value(data, name, parse_yaml(value, f"--set {name}"), "--set")
+    return scenario_from(data, place)
 
 
 def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
@@ -194,7 +215,7 @@ _StrictLoader.add_implicit_resolver(
 def _wrong_branch(kind: str, value: Any) -> bool:
     """Whether a complaint comes from the branch of a union that the value was not meant for."""
     if isinstance(value, dict | list):
-        return kind in ("int_type", "string_type", "float_type", "none_required")
+        return kind in ("int_type", "string_type", "float_type", "none_required", "literal_error")
     return kind in ("model_type", "dict_type", "list_type", "none_required")
 
 
@@ -225,7 +246,12 @@ def _is_model(candidate: Any) -> bool:
     return isinstance(candidate, type) and issubclass(candidate, BaseModel)
 
 
-def _set(data: dict[str, Any], path: str, value: Any, place: str) -> None:
+def set_value(data: dict[str, Any], path: str, value: Any, place: str) -> None:
+    """Set a value of plain scenario data by dotted path; sections on the way are made.
+
+    Raises:
+        ForerunError: a single value stands on the way.
+    """
     *parents, last = path.split(".")
     here = data
     for name in parents:
@@ -238,7 +264,7 @@ def _set(data: dict[str, Any], path: str, value: Any, place: str) -> None:
     here[last] = value
 
 
-def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
+def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
     workload = data["workload"] if isinstance(data.get("workload"), dict) else {}
     speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
@@ -246,10 +272,13 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
         (data, "model"),
         (data.get("hardware"), "chip"),
         (data.get("hardware"), "link"),
+        (data.get("hardware"), "pipeline_link"),
         (data.get("workload"), "trace"),
         (workload.get("input_tokens"), "file"),
         (workload.get("output_tokens"), "file"),
         (speculation.get("draft"), "model"),
+        (speculation.get("draft"), "chip"),
+        (speculation.get("draft"), "link"),
         (speculation.get("acceptance"), "log"),
     ):
         if isinstance(holder, dict) and isinstance(holder.get(key), str):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.timing import Costs, StepWork
+from simulator.timing import Costs, DraftStep, StepWork
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,27 @@ class LinearTimer:
     key_s: float = 0.0
     draft_s: float = 0.0
     """Added per step in which anything is sampled: all draft passes together."""
+    drafted_s: float = 0.0
+    """Under a policy: seconds per draft token of a step."""
+    skipped_s: float = 0.0
+    """Under a policy: seconds per key and token that a resting drafter makes up for."""
 
-    def seconds(self, work: StepWork[Any]) -> Any:
+    def seconds(self, work: StepWork[Any], draft: DraftStep[Any] | None = None) -> Any:
         tokens = work.prefill_tokens + work.decode_seqs * work.query_len
         total = self.step_s + self.token_s * tokens
         for pairs, keys in zip(work.prefill_pairs, work.prefill_kv_tokens, strict=True):
             total = total + self.pair_s * pairs + self.key_s * keys
         for keys in work.decode_kv_tokens:
             total = total + self.key_s * keys
+        if draft is not None:
+            total = total + self.drafted_s * draft.tokens + 1e-4 * draft.switched
+            made_up = draft.skipped_tokens + draft.skipped_seqs
+            for pairs, keys in zip(draft.skipped_pairs, draft.skipped_kv_tokens, strict=True):
+                made_up = made_up + pairs + keys
+            total = total + self.skipped_s * made_up
         return total + self.draft_s * ((work.decode_seqs + work.sampled_prefills) > 0)
 
-    def costs(self, work: StepWork[Any]) -> Costs:
+    def costs(self, work: StepWork[Any], draft: DraftStep[Any] | None = None) -> Costs:
         total = Costs.zeros(len(work.decode_seqs))
-        total.host_s += self.seconds(work)
+        total.host_s += self.seconds(work, draft)
         return total

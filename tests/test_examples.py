@@ -28,6 +28,23 @@ def test_lossless_sampling(project_root):
     assert output_of("lossless_sampling.py", root=project_root)
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("capacity_plan_azure.py", ("--requests", 150, "--growth", 2), "is the cheapest layout that holds p99 TTFT"),
+        ("agents_mooncake.py", ("--requests", 40), "On this traffic the prefix cache"),
+        ("equal_cost_chips.py", ("--requests", 60, "--usd-per-hour", 2.7), "For $2.70 an hour"),
+        ("eagle3_on_or_off.py", ("--requests", 60), "EAGLE-3 pays"),
+        ("mtp_deepseek_v3.py", ("--requests", 1), "Best MTP depth of DeepSeek-V3"),
+        ("draft_n150_verify_h100.py", ("--requests", 1), "Drafting on an N150"),
+        ("reasoning_outputs.py", ("--requests", 8, "--longest", 9000), "serves"),
+        ("laptop_inference.py", ("--requests", 1), "On an M3 Max these write faster"),
+    ],
+)
+def test_studies(script, arguments, words, project_root):
+    assert words in output_of(script, *arguments, root=project_root).splitlines()[-1]
+
+
 def test_attention_level_speculation(project_root, tmp_path):
     page = tmp_path / "alspec.html"
     text = output_of("alspec_n150.py", "--output", page, "--trials", 20, root=project_root)

@@ -14,6 +14,7 @@ FLOORS = (
     ("simulator.metrics",),
     ("simulator.run",),
     ("simulator.build",),
+    ("simulator.assumptions",),
     ("simulator.drafting",),
     ("simulator.scenario",),
     ("simulator.serving",),
@@ -21,7 +22,7 @@ FLOORS = (
     ("simulator.speculation", "simulator.timing", "simulator.workload"),
     ("simulator.llm",),
     ("simulator.settings",),
-    ("simulator.errors",),
+    ("simulator.errors", "simulator.workers"),
     ("hwprofiles",),
     ("traces",),
 )

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import calibrations, catalogues, kernels, measures, replays, runs, validations
+from simulator.cli import (
+    calibrations,
+    catalogues,
+    compares,
+    kernels,
+    measures,
+    plans,
+    replays,
+    runs,
+    sweeps,
+    validations,
+)
 from simulator.cli.output import silence_stdout
 from simulator.errors import ForerunError
 
@@ -26,6 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 runs.register(app)
+compares.register(app)
+plans.register(app)
+sweeps.register(app)
 kernels.register(app)
 replays.register(app)
 calibrations.register(app)

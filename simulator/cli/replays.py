@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from simulator.cli import replay_requests, replay_steps
 from simulator.cli.output import JsonOption, checked_outputs, emit
 
 EXIT_GATE_FAILED = 1
@@ -21,6 +22,8 @@ def register(app: typer.Typer) -> None:
         "kernels",
         epilog="Example: forerun replay kernels gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
     )(kernels)
+    replay_requests.register(replay)
+    replay_steps.register(replay)
 
 
 FilesArgument = Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit
-from simulator.cli.workers import Workers, cores
+from simulator.workers import Workers, cores
 
 if TYPE_CHECKING:
     from simulator.run import RunResult

@@ -16,6 +16,7 @@ from simulator.llm.load import (
     architecture_names,
     load_architecture,
     published_parameters,
+    published_repositories,
 )
 from simulator.llm.published_heads import PublishedHead, published_head, published_head_names
 
@@ -47,4 +48,5 @@ __all__ = [
     "published_head",
     "published_head_names",
     "published_parameters",
+    "published_repositories",
 ]

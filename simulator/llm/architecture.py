@@ -71,11 +71,20 @@ class Architecture:
     mtp: MtpModule | None = None
     notes: tuple[str, ...] = ()
     """What a reader of results should know about how this model is described."""
+    layer_order: tuple[int, ...] = ()
+    """Group of each layer, from the first to the last; empty where the groups follow one another."""
 
     @property
     def num_layers(self) -> int:
         """Transformer layers, MTP layers not counted."""
         return sum(group.count for group in self.layer_groups)
+
+    def layers_between(self, first: int, last: int) -> tuple[LayerGroup, ...]:
+        """Layers ``first`` to ``last - 1``, identical ones together, in the order of ``layer_groups``."""
+        groups = self.layer_groups
+        order = self.layer_order or tuple(i for i, group in enumerate(groups) for _ in range(group.count))
+        counts = [order[first:last].count(index) for index in range(len(groups))]
+        return tuple(LayerGroup(group.layer, n) for group, n in zip(groups, counts, strict=True) if n)
 
     @property
     def kv_elements_per_token(self) -> int:

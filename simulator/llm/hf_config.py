@@ -11,7 +11,7 @@ from simulator.llm.fields import Fields
 from simulator.llm.hf_families import FAMILIES, GENERIC, REFUSED_FIELDS, REFUSED_TYPES, Family, Flag
 from simulator.llm.hf_layers import read_attention, read_layer_mlps, read_windows
 from simulator.llm.hf_quantization import checkpoint_dtypes
-from simulator.llm.layers import Layer, Tensor, group_layers
+from simulator.llm.layers import Layer, Tensor, group_layers, layer_order
 
 MOST_LAYERS = 2000
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
@@ -59,6 +59,7 @@ def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source
         hidden_size=hidden,
         vocab_size=fields.whole("vocab_size"),
         layer_groups=group_layers(layers),
+        layer_order=layer_order(layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
         max_position=max_position,
         source=source,

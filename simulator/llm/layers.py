@@ -248,3 +248,9 @@ def group_layers(layers: list[Layer]) -> tuple[LayerGroup, ...]:
     for layer in layers:
         counts[layer] = counts.get(layer, 0) + 1
     return tuple(LayerGroup(layer, count) for layer, count in counts.items())
+
+
+def layer_order(layers: list[Layer]) -> tuple[int, ...]:
+    """For every layer, from the first to the last, the group of ``group_layers`` that it belongs to."""
+    groups = {layer: index for index, layer in enumerate(dict.fromkeys(layers))}
+    return tuple(groups[layer] for layer in layers)

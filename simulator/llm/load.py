@@ -59,6 +59,12 @@ def architecture_aliases() -> dict[str, str]:
     return aliases
 
 
+def published_repositories(model: str) -> tuple[str, ...]:
+    """Hugging Face repositories of a catalogue model, as they are spelled there; empty for any other model."""
+    name = _catalogue_name(model)
+    return tuple(alias for alias in _catalogue_entry(name).texts("aliases") if "/" in alias) if name else ()
+
+
 def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
     """Find and read a model.
 

@@ -25,8 +25,6 @@ CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
 }
 """Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
 MIN_CORE_ROWS = 16
-BALANCED = "balanced"
-"""Routing that physics prices; uneven routing is left to the learned correction."""
 
 _WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution")
 
@@ -134,6 +132,4 @@ def core_rows(family: str, table: KernelTable) -> NDArray[np.bool_]:
     for name, (low, high) in CORE.get(family, {}).items():
         values = table.size(name)
         core &= (values >= low) & (values <= high)
-    if family == "moe":
-        core &= table.word("distribution").equals(BALANCED) | table.word("distribution").equals("")
     return core if core.sum() >= MIN_CORE_ROWS else np.ones(len(table), dtype=bool)

@@ -253,6 +253,7 @@ def moe_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> Ke
         dtype=_text(table, "dtype", rows[0]),
         gated=bool(table.size("projections")[rows[0]] != 2),
         active_experts=active if active[0] > 0 else None,
+        routing=_text(table, "distribution", rows[0]) or "uniform",
     )
 
 

@@ -2,6 +2,7 @@
 
 from simulator.serving.cluster import Cluster
 from simulator.serving.config import EngineConfig
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import FULL_ROWS, RunLog, StepLog
 from simulator.serving.records import (
@@ -16,6 +17,7 @@ from simulator.serving.records import (
 __all__ = [
     "FULL_ROWS",
     "Cluster",
+    "DraftingRule",
     "EngineConfig",
     "EngineCounters",
     "EngineLimits",

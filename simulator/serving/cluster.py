@@ -9,15 +9,17 @@ import simpy
 
 from simulator.errors import ForerunError
 from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.exact import ExactReplica
 from simulator.serving.fast import FastReplica
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed, RoutedFeed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.scheduler import SCHEDULERS
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer
+from simulator.timing import EngineTimer, StagedTimer
 from simulator.workload import RequestStream
 
 
@@ -34,6 +36,8 @@ class Cluster:
     timer: EngineTimer
     sampler: AcceptanceSampler | None = None
     prefix_caching: bool = False
+    rule: DraftingRule | None = None
+    """The policy that chooses the draft tokens of each step; None where their number never changes."""
 
     @property
     def fast(self) -> bool:
@@ -42,7 +46,9 @@ class Cluster:
         return (
             self.stepping == "fast"
             and self.scheduler == "vllm-v1"
+            and not isinstance(self.timer, StagedTimer)
             and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
+            and (self.rule is None or self.rule.by_batch_alone)
         )
 
     def run(
@@ -59,7 +65,9 @@ class Cluster:
             full_step_rows: step records beyond which decode steps of one batch share a row.
         """
         positions = self.sampler.num_speculative_tokens if self.sampler is not None else 0
-        log = RunLog(stream, StepLog(len(self.timer.windows), full_step_rows), positions, progress)
+        log = RunLog(
+            stream, StepLog(len(self.timer.windows), full_step_rows, self.rule is not None), positions, progress
+        )
         served = []
         for request, (prompt, output) in enumerate(zip(log.input_tokens, log.output_tokens, strict=True)):
             reason = self.limits.refusal(prompt, output)
@@ -72,9 +80,9 @@ class Cluster:
         if self.replicas == 1 or (self.routing == "round-robin" and not closed_loop):
             for index in range(self.replicas):
                 own = served[index :: self.replicas]
-                feed: Feed = OpenFeed(own, log)
+                feed: Feed = OpenFeed(own, log, self.limits)
                 if stream.max_concurrency is not None:
-                    feed = ClosedFeed(own, stream.max_concurrency, log)
+                    feed = ClosedFeed(own, stream.max_concurrency, log, self.limits)
                 env.process(self.replica(env, index, feed, log))
         else:
             _Router(self, env, served, log)
@@ -85,10 +93,13 @@ class Cluster:
     def replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> Generator[simpy.Event]:
         """The process of one replica."""
         cache = self._prefix_cache(log)
+        if isinstance(self.timer, StagedTimer):
+            staged = PipelinedScheduler(self.limits, cache)
+            return PipelinedReplica(env, index, feed, staged, self.timer, self.limits, self.sampler, log).serve()
         if self.fast:
-            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log).serve()
+            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, self.rule).serve()
         scheduler = SCHEDULERS[self.scheduler](self.limits, cache)
-        return ExactReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log).serve()
+        return ExactReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log, self.rule).serve()
 
     def _prefix_cache(self, log: RunLog) -> NoPrefixCache:
         hashes = log.stream.prefix_hashes
@@ -114,7 +125,7 @@ class _Router:
         self._next = 0
         self._due = 0
         """Requests to send in this instant."""
-        self._feeds = [RoutedFeed(env, log, self._on_finished) for _ in range(cluster.replicas)]
+        self._feeds = [RoutedFeed(env, log, cluster.limits, self._on_finished) for _ in range(cluster.replicas)]
         for index, feed in enumerate(self._feeds):
             feed.replica = env.process(cluster.replica(env, index, feed, log))
         if log.stream.max_concurrency is None:

@@ -35,6 +35,18 @@ class EngineConfig(Section):
     """Share of the blocks that admission leaves free (vLLM V1 has none; V0 kept 0.01)."""
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    async_scheduling: bool | None = None
+    """Whether a step is scheduled while the one before it runs (an arrival then waits one step longer), or after it;
+    default: as the framework does by itself."""
     cuda_graphs: bool = True
+    cuda_graph_sizes: tuple[PositiveInt, ...] | None = None
+    """Sizes of captured graphs, counted as the framework counts them (vLLM: tokens; SGLang and TensorRT-LLM:
+    sequences); default: the framework's own."""
+    flash_decoding: bool = True
+    """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
+    are no more of them than sequences times KV heads."""
+    front_end: Literal["server", "offline"] = "server"
+    """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
+    as throughput benchmarks do."""
     routing: Literal["round-robin", "least-outstanding"] = "round-robin"
     """How requests are spread over ``hardware.replicas``."""

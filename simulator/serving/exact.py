@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+import numpy as np
 import simpy
 
 from simulator.serving.clock import PLAN, Phase, on_grid
+from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.scheduler import Scheduler, StepPlan
 from simulator.serving.sequence import Sequence
-from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer
+from simulator.speculation import AcceptanceSampler, Batch
+from simulator.timing import DraftStep, EngineTimer
+
+DRAWN_TOGETHER = 64
+"""Verify steps whose acceptance is drawn at once under a policy."""
 
 
 class ExactReplica:
@@ -28,6 +33,7 @@ class ExactReplica:
         limits: tokens, sequences, blocks.
         sampler: accepted draft tokens, or None without speculation.
         log: where results go.
+        rule: the policy that chooses the draft tokens of each step, or None where their number never changes.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class ExactReplica:
         limits: EngineLimits,
         sampler: AcceptanceSampler | None,
         log: RunLog,
+        rule: DraftingRule | None = None,
     ) -> None:
         self._env = env
         self._index = index
@@ -49,34 +56,45 @@ class ExactReplica:
         self._limits = limits
         self._sampler = sampler
         self._log = log
+        self._drafting = None if rule is None else ReplicaDrafting(rule, limits, timer.windows)
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Plan a step, spend its time, hand out its tokens, until no request will ever come."""
         scheduler = self._scheduler
-        now = 0.0
+        now = seen = 0.0
         while True:
             if self._feed.shared:
                 yield from self._until(Phase(self._env, PLAN))
-            self._collect(now)
+            self._collect(seen)
             if not scheduler.has_work:
                 event = self._feed.wait(self._env)
                 if event is None:
                     return
                 yield from self._until(event)
-                now = max(now, self._env.now)
+                now = seen = max(now, self._env.now)
                 continue
+            drafting = self._drafting
+            if drafting is not None:
+                scheduler.query_len = drafting.query_len
             plan = scheduler.plan()
             for victim in scheduler.preempted:
                 self._log.preemptions[victim.index] += 1
-            seconds, work = 0.0, plan.work(self._limits.query_len, self._timer.windows)
+            seconds, work = 0.0, plan.work(scheduler.query_len, self._timer.windows)
+            draft = None if drafting is None else self._choose(drafting, plan)
             if plan:
-                seconds = on_grid(self._timer.seconds(work))
+                seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
             blocks, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
             start, now = now, now + seconds
+            seen = start if self._limits.schedules_ahead else now
             yield from self._until(self._env.timeout(max(0.0, now - self._env.now)))
             tokens = self._commit(plan, start, seconds, now)
-            self._log.steps.step(self._index, start, seconds, tokens, running, waiting, blocks, work)
+            self._log.steps.step(self._index, start, seconds, tokens, running, waiting, blocks, work, draft)
             self._log.exact_steps += 1
+            if drafting is not None and draft is not None:
+                drafting.tokens = draft.tokens
+                if not drafting.rests(draft.tokens):
+                    for sequence in scheduler.in_step(plan):
+                        sequence.drafter_tokens = sequence.computed_tokens
 
     def _until(self, event: simpy.Event) -> Generator[simpy.Event, None, None]:
         """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""
@@ -86,11 +104,54 @@ class ExactReplica:
             except simpy.Interrupt:
                 continue
 
-    def _collect(self, now: float) -> None:
+    def _collect(self, seen: float) -> None:
+        """Take in what arrived by ``seen``, when the step to come is decided."""
         log = self._log
-        for request in self._feed.take(now):
+        for request in self._feed.take(seen):
             log.replica[request] = self._index
             self._scheduler.add(Sequence(request, log.input_tokens[request], log.output_tokens[request]))
+
+    def _choose(self, drafting: ReplicaDrafting, plan: StepPlan) -> DraftStep[int]:
+        """What the drafter does at the end of the planned step; what it skipped before is made up for."""
+        batch = self._scheduler.in_step(plan)
+        if not batch:
+            return drafting.step(drafting.tokens)
+        tokens = drafting.policy.choose(Batch(len(batch), sum(s.computed_tokens for s in batch)))
+        if drafting.rests(tokens):
+            return drafting.step(tokens)
+        return drafting.step(tokens, [(s.drafter_tokens, s.computed_tokens) for s in batch])
+
+    def _commit_drafted(
+        self, drafting: ReplicaDrafting, plan: StepPlan, start: float, seconds: float, now: float
+    ) -> int:
+        """Hand out what the decoding sequences accept of the tokens that the policy had drafted; returns how many."""
+        log, drafted = self._log, drafting.tokens
+        nodes = drafting.query_len - 1
+        delivered, accepted = 0, []
+        for sequence in plan.decodes:
+            taken = 0
+            if drafted:
+                taken = min(self._drawn(sequence), drafted)
+                log.count_drafts(sequence.index, np.array([taken]))
+                log.draft_tokens[sequence.index] += nodes
+            sequence.verify_steps += 1
+            sequence.computed_tokens += taken + 1
+            accepted.append(taken)
+            delivered += self._deliver(sequence, min(taken + 1, sequence.remaining_tokens), start, seconds, now)
+        if accepted:
+            drafting.policy.observe(drafted, accepted)
+        return delivered
+
+    def _drawn(self, sequence: Sequence) -> int:
+        """Draft tokens that a sequence accepts in its present verify step if all that can be drafted are."""
+        assert self._sampler is not None
+        if self._sampler.drift is not None:
+            return int(self._sampler.draws(sequence.index, sequence.verify_steps, 1, sequence.computed_tokens)[0])
+        position = sequence.verify_steps - sequence.path_start
+        if not 0 <= position < len(sequence.accepted):
+            position, sequence.path_start = 0, sequence.verify_steps
+            sequence.accepted = self._sampler.draws(sequence.index, sequence.verify_steps, DRAWN_TOGETHER)
+        return int(sequence.accepted[position])
 
     def _commit(self, plan: StepPlan, start: float, seconds: float, now: float) -> int:
         """Hand out the step's tokens; returns how many."""
@@ -105,9 +166,16 @@ class ExactReplica:
                 continue
             sequence.decoding = True
             delivered += self._deliver(sequence, 1, start, seconds, now)
-            if self._sampler is not None and sequence.remaining_tokens:
+            if self._sampler is not None and self._drafting is None and sequence.remaining_tokens:
                 sequence.path_start = sequence.verify_steps
-                sequence.accepted = self._sampler.path(sequence.index, sequence.remaining_tokens, sequence.verify_steps)
+                sequence.accepted = self._sampler.path(
+                    sequence.index,
+                    sequence.remaining_tokens,
+                    sequence.verify_steps,
+                    context=sequence.computed_tokens,
+                )
+        if self._drafting is not None:
+            return delivered + self._commit_drafted(self._drafting, plan, start, seconds, now)
         for sequence in plan.decodes:
             tokens = 1
             if self._sampler is not None:

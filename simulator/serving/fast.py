@@ -18,14 +18,16 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from simulator.serving.adaptive import AdaptiveDrafting
 from simulator.serving.clock import PLAN, Phase, on_grid
+from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
 from simulator.serving.future import FutureTotals, LiveRequest
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
+from simulator.timing import DraftStep, EngineTimer, StepWork, causal_pairs, keys_read
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -51,12 +53,14 @@ class _Span:
 class _Planned:
     """What a replica is about to do, or doing: one step, or a span that begins with it. Filled anew for each."""
 
-    __slots__ = ("chunks", "delivered", "end", "held", "seconds", "span", "start", "work")
+    __slots__ = ("chunks", "delivered", "draft", "end", "held", "seconds", "span", "start", "work")
 
     chunks: list[tuple[LiveRequest, int]]
     """Sequences in prefill and their tokens."""
     delivered: int
     """Tokens for the decoding requests."""
+    draft: DraftStep[int] | None
+    """What a policy has the drafter do; None where it always proposes the same."""
     end: float
     held: int
     """KV blocks in use."""
@@ -83,6 +87,7 @@ class FastReplica:
         sampler: AcceptanceSampler | None,
         cache: NoPrefixCache,
         log: RunLog,
+        rule: DraftingRule | None = None,
     ) -> None:
         self._env = env
         self._index = index
@@ -102,6 +107,7 @@ class FastReplica:
         context = np.arange(longest, dtype=np.int64)
         keys = [context if w is None else np.minimum(context, w + limits.query_len - 1) for w in self._windows]
         blocks = -(-(context + limits.lookahead_tokens) // limits.block_size)
+        self._query_len = limits.query_len
         self._needs = np.vstack([*keys, blocks])
         """Keys read (per window) and blocks held by a sequence whose decode step ends at each context length."""
         self._block_row = len(self._windows)
@@ -117,31 +123,39 @@ class FastReplica:
         self._finishing: dict[int, list[LiveRequest]] = {}
         self._finish_steps: list[int] = []
         self._planned = _Planned()
+        self._last_start = 0.0
+        """When the last step that was run began."""
+        self._adaptive = None
+        if rule is not None:
+            self._adaptive = AdaptiveDrafting(ReplicaDrafting(rule, limits, timer.windows), limits, longest)
+            self._verify(self._adaptive)
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Advance from structural event to structural event until no request will ever come."""
-        now = 0.0
+        now = seen = 0.0
         while True:
             if self._shared:
                 yield from self._wait(Phase(self._env, PLAN))
-            self._collect(now)
+            self._collect(seen)
             if not self._running and not self._waiting:
                 event = self._feed.wait(self._env)
                 if event is None:
                     return
                 yield from self._wait(event)
-                now = max(now, self._env.now)
+                now = seen = max(now, self._env.now)
                 continue
             self._plan(now)
             if self._shared:
                 yield from self._spend()
             now = self._commit()
+            seen = self._last_start if self._limits.schedules_ahead else now
             if self._step >= self._future.full_at:
                 self._future.forget_before(self._step)
 
-    def _collect(self, now: float) -> None:
+    def _collect(self, seen: float) -> None:
+        """Take in what arrived by ``seen``, when the step to come is decided."""
         log = self._log
-        for request in self._feed.take(now):
+        for request in self._feed.take(seen):
             log.replica[request] = self._index
             self._waiting.append(LiveRequest(request, 0, 0, None, log.input_tokens[request], []))
 
@@ -152,7 +166,7 @@ class FastReplica:
         if totals[self._block_row] + self._partial_blocks - self._cache.shared_blocks > limits.num_blocks:
             totals, preempted = self._make_room(now), True
         held = totals[self._block_row]
-        budget = limits.max_num_batched_tokens - self._decoding * limits.query_len
+        budget = limits.max_num_batched_tokens - self._decoding * self._query_len
         chunks: list[tuple[LiveRequest, int]] = []
         partial = self._partial
         if partial is not None:
@@ -173,10 +187,14 @@ class FastReplica:
         planned.held = held - self._cache.shared_blocks
         planned.delivered = self._decoding if self._sampler is None else totals[-1]
         planned.work = self._work(chunks, totals)
-        planned.seconds = on_grid(self._timer.seconds(planned.work))
+        planned.draft = draft = None if self._adaptive is None else self._propose(self._adaptive, chunks)
+        if draft is None:
+            planned.seconds = on_grid(self._timer.seconds(planned.work))
+        else:
+            planned.seconds = on_grid(self._timer.seconds(planned.work, draft))
         planned.end = now + planned.seconds
         planned.span = None
-        if not chunks and not preempted:
+        if not chunks and not preempted and (draft is None or not draft.switched):
             self._plan_span(planned)
 
     def _plan_span(self, planned: _Planned) -> None:
@@ -198,7 +216,8 @@ class FastReplica:
         if int(blocks[-1]) > room:
             stop = first + max(1, int(np.searchsorted(blocks, room, side="right")))
         keys = tuple(self._future.range(w, first, stop) for w in range(len(self._windows)))
-        seconds = on_grid(self._timer.seconds(planned.work._replace(decode_kv_tokens=keys)))
+        work, draft = planned.work._replace(decode_kv_tokens=keys), planned.draft
+        seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
         ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
         if arrival < inf:
             ends = ends[: int(np.searchsorted(ends, arrival)) + 1]
@@ -227,12 +246,15 @@ class FastReplica:
             self._commit_span(planned, planned.span)
             return planned.end
         log, chunks, end = self._log, planned.chunks, planned.end
+        self._last_start = planned.start
         running, waiting = len(self._running), len(self._waiting)
         delivered = planned.delivered
         step = self._step
         self._step = step + 1
         if self._caching:
             self._evict_idle(planned.held)
+        if planned.draft is not None and planned.draft.switched:
+            self._switch(planned.draft.tokens, end)
         if chunks:
             self._partial = None
             for live, tokens in chunks:
@@ -248,7 +270,15 @@ class FastReplica:
         if step in self._finishing:
             self._complete(step, end)
         log.steps.step(
-            self._index, planned.start, planned.seconds, delivered, running, waiting, planned.held, planned.work
+            self._index,
+            planned.start,
+            planned.seconds,
+            delivered,
+            running,
+            waiting,
+            planned.held,
+            planned.work,
+            planned.draft,
         )
         return end
 
@@ -256,6 +286,10 @@ class FastReplica:
         first, count = self._step, len(span.ends)
         self._step = first + count
         starts = np.concatenate(((planned.start,), span.ends[:-1]))
+        seen = starts
+        if self._limits.schedules_ahead:
+            seen = np.concatenate(((self._last_start,), starts[:-1]))
+        self._last_start = float(starts[-1])
         delivered: Any = self._decoding
         if self._sampler is not None:
             delivered = self._future.range(self._token_row, first, self._step)
@@ -265,11 +299,12 @@ class FastReplica:
             span.seconds[:count],
             delivered,
             len(self._running),
-            len(self._waiting) + self._feed.pending(starts),
+            len(self._waiting) + self._feed.pending(seen),
             span.blocks[:count],
             self._decoding,
             planned.work.query_len,
             tuple(keys[:count] for keys in span.keys),
+            planned.draft,
         )
         self._evict_idle(int(span.blocks[count - 1]))
         self._complete(self._step - 1, planned.end)
@@ -290,6 +325,7 @@ class FastReplica:
         assert victim is not None
         self._partial = None
         victim.computed = 0
+        victim.drafter_tokens = -1
         self._evict_idle(self._limits.num_blocks)
         self._cache.release(victim.units)
         del self._running[victim.index]
@@ -309,7 +345,7 @@ class FastReplica:
         if self._sampler is not None:
             assert victim.path is not None
             taken = victim.path[:done]
-            self._log.count_drafts(index, taken)
+            self._count_drafts(index, taken)
             delivered += int(taken.sum())
         generated = victim.generated + delivered
         target = self._log.input_tokens[index] + generated
@@ -358,7 +394,7 @@ class FastReplica:
     def _work(self, chunks: list[tuple[LiveRequest, int]], totals: list[int]) -> StepWork[Any]:
         """What a step with these prompt chunks beside the decoding batch computes."""
         decode_keys = tuple(totals[: self._block_row])
-        zeros, decoding, query_len = self._zeros, self._decoding, self._limits.query_len
+        zeros, decoding, query_len = self._zeros, self._decoding, self._query_len
         if not chunks:
             return StepWork(0, 0, zeros, zeros, 0, zeros, decoding, query_len, decode_keys)
         windows = self._windows
@@ -403,13 +439,18 @@ class FastReplica:
             log.finish(live.index, now)
             self._feed.finished(now)
             return
+        self._decoding += 1
+        self._decode(live, remaining)
+
+    def _decode(self, live: LiveRequest, remaining: int) -> None:
+        """Add the future of a request that decodes ``remaining`` tokens from the present step on."""
         live.start = self._step
         live.steps = remaining
         if self._sampler is not None:
-            live.path = self._sampler.path(live.index, remaining, live.verify_steps)
+            most = None if self._adaptive is None else self._adaptive.tokens
+            live.path = self._sampler.path(live.index, remaining, live.verify_steps, most, live.target)
             live.steps = len(live.path)
         self._contribute(live, 0, np.add)
-        self._decoding += 1
         last = live.start + live.steps - 1
         if last in self._finishing:
             self._finishing[last].append(live)
@@ -426,11 +467,52 @@ class FastReplica:
             return
         assert live.path is not None
         delivered = live.path + 1
-        context = live.target + self._limits.query_len + np.cumsum(delivered) - delivered
+        context = live.target + self._query_len + np.cumsum(delivered) - delivered
         remaining = self._log.output_tokens[live.index] - live.generated
         delivered[-1] -= int(delivered.sum()) - remaining
         apply(future[:-1], self._needs[:, context[done:]], out=future[:-1])
         apply(future[-1], delivered[done:], out=future[-1])
+
+    def _propose(self, adaptive: AdaptiveDrafting, chunks: list[tuple[LiveRequest, int]]) -> DraftStep[int]:
+        """What the policy has the drafter do at the end of the planned step."""
+        return adaptive.propose(self._decoding + len(chunks), self._running, chunks, self._step)
+
+    def _switch(self, tokens: int, now: float) -> None:
+        """From the next step on, ``tokens`` are verified: derive the futures of the decoding requests anew."""
+        adaptive = self._adaptive
+        assert adaptive is not None
+        self._complete(self._step - 1, now)
+        decoding = [live for live in self._running.values() if live.start >= 0]
+        for live in decoding:
+            done = self._step - live.start
+            self._contribute(live, done, np.subtract)
+            self._finishing[live.start + live.steps - 1].remove(live)
+            assert live.path is not None
+            taken = live.path[:done]
+            self._count_drafts(live.index, taken)
+            delivered = done + int(taken.sum())
+            live.generated += delivered
+            live.target += delivered
+            live.verify_steps += done
+            if done:
+                live.last_token_s = now
+        adaptive.drafting.tokens = tokens
+        self._verify(adaptive)
+        for live in decoding:
+            self._decode(live, self._log.output_tokens[live.index] - live.generated)
+
+    def _verify(self, adaptive: AdaptiveDrafting) -> None:
+        """Take over what the policy's present choice means for a step."""
+        self._query_len = adaptive.drafting.query_len
+        self._needs = adaptive.needs(self._query_len)
+
+    def _count_drafts(self, request: int, accepted: IntArray) -> None:
+        """Note the verify steps of a request under the present number of draft tokens."""
+        if self._adaptive is not None:
+            if not self._adaptive.tokens:
+                return
+            self._log.draft_tokens[request] += len(accepted) * (self._query_len - 1)
+        self._log.count_drafts(request, accepted)
 
     @property
     def _partial_blocks(self) -> int:
@@ -452,7 +534,7 @@ class FastReplica:
             self._cache.release(live.units)
             if self._sampler is not None:
                 assert live.path is not None
-                log.count_drafts(live.index, live.path)
+                self._count_drafts(live.index, live.path)
             log.finish(live.index, now)
             self._feed.finished(now)
 

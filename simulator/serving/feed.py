@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
@@ -11,6 +12,8 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from simulator.serving.clock import on_grid
+from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 
 FloatArray = NDArray[np.float64]
@@ -24,7 +27,7 @@ class Feed(Protocol):
     """Whether a router acts on the replica while it runs; if not, the replica is alone in its simulated time."""
 
     def take(self, now: float) -> Sequence[int]:
-        """Requests that have arrived by ``now`` and were not taken before, in order of arrival."""
+        """Requests that the engine has seen by ``now`` and did not take before, in order of arrival."""
 
     def next_s(self) -> float:
         """Earliest time at which another request may arrive unannounced by an interrupt; inf if none is known."""
@@ -39,19 +42,66 @@ class Feed(Protocol):
         """Event at which to look again when there is nothing to do, or None when no request will ever come."""
 
 
+class DueRequests:
+    """Requests under way to an engine: its front end works on one after another, in the order of sending.
+
+    Args:
+        limits: how long that takes.
+        log: where the prompts' lengths stand.
+    """
+
+    def __init__(self, limits: EngineLimits, log: RunLog) -> None:
+        self._limits = limits
+        self._input_tokens = log.input_tokens
+        self._latency_s = on_grid(limits.intake_s)
+        self._free_s = 0.0
+        """When the front end has done what it has."""
+        self._requests: deque[int] = deque()
+        self._times_s: deque[float] = deque()
+
+    def add(self, request: int, now: float) -> None:
+        """A request is sent at ``now``."""
+        self._free_s = max(self._free_s, now) + on_grid(self._limits.intake_work(self._input_tokens[request]))
+        self._requests.append(request)
+        self._times_s.append(self._free_s + self._latency_s)
+
+    def take(self, now: float) -> Sequence[int]:
+        """Requests seen by ``now``; they are no longer under way."""
+        taken = []
+        while self._times_s and self._times_s[0] <= now:
+            self._times_s.popleft()
+            taken.append(self._requests.popleft())
+        return taken
+
+    @property
+    def next_s(self) -> float:
+        """When the next one is seen; inf for none."""
+        return self._times_s[0] if self._times_s else inf
+
+    def pending(self, times_s: FloatArray) -> IntArray:
+        """How many are seen by each time."""
+        return np.searchsorted(np.asarray(self._times_s), times_s, side="right")
+
+
 class OpenFeed:
     """Arrivals at times that nothing in the replica can change.
 
     Args:
         requests: indices in order of arrival.
         log: where the arrival times stand.
+        limits: how long a request is under way to the engine.
     """
 
     shared = False
 
-    def __init__(self, requests: Sequence[int], log: RunLog) -> None:
+    def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
         self._requests = requests
         self._times_s = np.frombuffer(log.arrival_s)[np.asarray(requests, dtype=np.int64)]
+        if not limits.instant_intake:
+            work = on_grid(np.array([limits.intake_work(log.input_tokens[request]) for request in requests]))
+            done = np.cumsum(work)
+            begins = np.maximum.accumulate(self._times_s - (done - work))
+            self._times_s = begins + done + on_grid(limits.intake_s)
         self._arrival_s = [*self._times_s.tolist(), inf]
         self._next = 0
 
@@ -85,22 +135,21 @@ class ClosedFeed:
 
     shared = False
 
-    def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog) -> None:
+    def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog, limits: EngineLimits) -> None:
         self._requests = requests
         self._arrival_s = log.arrival_s
         self._sent = 0
-        self._arrived: list[int] = []
+        self._due = DueRequests(limits, log)
         for _ in range(min(max_concurrency, len(requests))):
             self._send(0.0)
 
     def take(self, now: float) -> Sequence[int]:
-        """Requests sent so far."""
-        taken, self._arrived = self._arrived, []
-        return taken
+        """Requests sent and seen by ``now``."""
+        return self._due.take(now)
 
     def next_s(self) -> float:
-        """Requests are sent only when one of this replica's ends."""
-        return inf
+        """When the engine sees the next request that is under way; others are sent only when one of its own ends."""
+        return self._due.next_s
 
     def finished(self, now: float) -> None:
         """Send the next request."""
@@ -108,17 +157,17 @@ class ClosedFeed:
             self._send(now)
 
     def pending(self, times_s: FloatArray) -> IntArray:
-        """Nothing arrives but when a request ends, and then it is taken at once."""
-        return np.zeros(len(times_s), dtype=np.int64)
+        """Requests under way that the engine has seen by each time."""
+        return self._due.pending(times_s)
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
-        """An idle replica has answered everything."""
-        return None
+        """The next request under way; None when everything has been answered."""
+        return None if self._due.next_s == inf else env.timeout(max(0.0, self._due.next_s - env.now))
 
     def _send(self, now: float) -> None:
         request = self._requests[self._sent]
         self._arrival_s[request] = now
-        self._arrived.append(request)
+        self._due.add(request, now)
         self._sent += 1
 
 
@@ -127,11 +176,12 @@ class RoutedFeed:
 
     shared = True
 
-    def __init__(self, env: simpy.Environment, log: RunLog, on_finished: Callable[[], None]) -> None:
+    def __init__(
+        self, env: simpy.Environment, log: RunLog, limits: EngineLimits, on_finished: Callable[[], None]
+    ) -> None:
         self._env = env
-        self._arrival_s = log.arrival_s
         self._on_finished = on_finished
-        self._arrived: list[int] = []
+        self._due = DueRequests(limits, log)
         self._wake: simpy.Event | None = None
         """What the idle replica waits for."""
         self._closed = False
@@ -142,7 +192,7 @@ class RoutedFeed:
 
     def put(self, request: int) -> None:
         """Hand over a request now."""
-        self._arrived.append(request)
+        self._due.add(request, self._env.now)
         self.outstanding += 1
         if self._wake is not None:
             if not self._wake.triggered:
@@ -157,14 +207,13 @@ class RoutedFeed:
             self._wake.succeed()
 
     def take(self, now: float) -> Sequence[int]:
-        """Requests handed over so far."""
+        """Requests handed over and seen by ``now``."""
         self._wake = None
-        taken, self._arrived = self._arrived, []
-        return taken
+        return self._due.take(now)
 
     def next_s(self) -> float:
-        """Arrivals announce themselves by interrupting the replica."""
-        return inf
+        """When the engine sees the next request under way; others announce themselves by interrupting the replica."""
+        return self._due.next_s
 
     def finished(self, now: float) -> None:
         """Tell the router."""
@@ -172,12 +221,13 @@ class RoutedFeed:
         self._on_finished()
 
     def pending(self, times_s: FloatArray) -> IntArray:
-        """Requests handed over and not taken, by each time."""
-        arrived = np.asarray([self._arrival_s[request] for request in self._arrived])
-        return np.searchsorted(arrived, times_s, side="right")
+        """Requests handed over, seen and not taken, by each time."""
+        return self._due.pending(times_s)
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
-        """The next hand-over."""
+        """The next request under way, or the next hand-over."""
+        if self._due.next_s < inf:
+            return env.timeout(max(0.0, self._due.next_s - env.now))
         if self._closed:
             return None
         self._wake = env.event()

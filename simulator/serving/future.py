@@ -32,6 +32,8 @@ class LiveRequest:
     """Prompt tokens found in the prefix cache when it first ran."""
     path: IntArray | None = None
     """Accepted draft tokens of each of them; None without speculation."""
+    drafter_tokens: int = -1
+    """Tokens in the drafter's cache while it rests; -1 while it keeps up."""
 
 
 class FutureTotals:

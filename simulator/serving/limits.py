@@ -22,6 +22,23 @@ class EngineLimits:
     """Tokens of a decoding sequence in one step: 1, or K+1 in a verify step."""
     lookahead_tokens: int = 0
     """KV slots beyond the step's own tokens, for the drafts of the next step."""
+    intake_s: float = 0.0
+    """Seconds from sending a request until the scheduler can see it, beside the work below: network, hand-over."""
+    intake_work_s: float = 0.0
+    """Work of the server's front end on one request, which takes them one after another."""
+    intake_per_token_s: float = 0.0
+    """The part of that work that grows with the prompt: tokenisation."""
+    schedules_ahead: bool = False
+    """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
+
+    def intake_work(self, input_tokens: int) -> float:
+        """Seconds that the front end works on a request of so many prompt tokens."""
+        return self.intake_work_s + self.intake_per_token_s * input_tokens
+
+    @property
+    def instant_intake(self) -> bool:
+        """Whether the scheduler sees a request the moment it is sent."""
+        return not (self.intake_s or self.intake_work_s or self.intake_per_token_s)
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that hold ``tokens`` tokens."""

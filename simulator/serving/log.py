@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing import StepWork
+from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream
 
 FloatArray = NDArray[np.float64]
@@ -35,6 +35,9 @@ SCALARS = (
 )
 """Columns of a step row; four more follow for each attention window."""
 
+DRAFT_SCALARS = 4
+"""Counts of a ``DraftStep`` before those by window."""
+
 COUNTED_TOGETHER = 4096
 """Requests whose drafts are counted at once."""
 
@@ -52,8 +55,10 @@ class StepLog:
     and tokens are summed, keys and waiting requests averaged, blocks as of the last step.
     """
 
-    def __init__(self, windows: int, full_rows: int = FULL_ROWS) -> None:
+    def __init__(self, windows: int, full_rows: int = FULL_ROWS, drafting: bool = False) -> None:
         self._windows = windows
+        self._drafts = np.empty((1024, DRAFT_SCALARS + 2 * windows), dtype=np.int64) if drafting else None
+        """What the drafter did in each row's steps, where a policy decides it."""
         self._full_rows = full_rows
         self._table = np.empty((1024, len(SCALARS) + 4 * windows))
         self._rows = 0
@@ -73,10 +78,13 @@ class StepLog:
         waiting: int,
         kv_blocks: int,
         work: StepWork[int],
+        draft: DraftStep[int] | None = None,
     ) -> None:
         """Append one step."""
         if self._rows == len(self._table):
             self._grow(1)
+        if draft is not None:
+            self._note_draft(draft, 1)
         prefill_seqs, prefill_tokens, pairs, prefill_kv, sampled, sampled_kv, decode_seqs, query_len, decode_kv = work
         self._table[self._rows] = (
             replica,
@@ -112,6 +120,7 @@ class StepLog:
         decode_seqs: int,
         query_len: int,
         decode_kv: tuple[IntArray, ...],
+        draft: DraftStep[int] | None = None,
     ) -> None:
         """Append a run of pure decode steps of one batch."""
         count = len(seconds)
@@ -127,6 +136,8 @@ class StepLog:
             count = len(firsts)
         if self._rows + count > len(self._table):
             self._grow(count)
+        if draft is not None:
+            self._note_draft(draft, count)
         rows = self._table[self._rows : self._rows + count]
         rows[:] = 0.0
         rows[:, 0] = replica
@@ -169,10 +180,31 @@ class StepLog:
             by_window[3],
         )
 
+    def draft(self, start: int, stop: int) -> DraftStep[IntArray] | None:
+        """What the drafter did in steps ``start`` to ``stop``; None where no policy decides it."""
+        if self._drafts is None:
+            return None
+        columns = self._drafts[start : min(stop, self._rows)].T
+        by_window = columns[DRAFT_SCALARS:].reshape(2, self._windows, -1)
+        tokens, switched, seqs, skipped = columns[:DRAFT_SCALARS]
+        return DraftStep(tokens, switched, seqs, skipped, tuple(by_window[0]), tuple(by_window[1]))
+
+    def _note_draft(self, draft: DraftStep[int], count: int) -> None:
+        """What the drafter does in the next ``count`` rows."""
+        assert self._drafts is not None
+        if self._rows + count > len(self._drafts):
+            table = np.empty((max(2 * len(self._drafts), self._rows + count), self._drafts.shape[1]), dtype=np.int64)
+            table[: self._rows] = self._drafts[: self._rows]
+            self._drafts = table
+        self._drafts[self._rows : self._rows + count] = (*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)
+
     def _grow(self, count: int) -> None:
         table = np.empty((max(2 * len(self._table), self._rows + count), self._table.shape[1]))
         table[: self._rows] = self._table[: self._rows]
         self._table = table
+
+
+COUNTED = ("replica", "preemptions", "drafts", "accepted_tokens", "draft_tokens", "failed", "cached_tokens")
 
 
 @dataclass(slots=True)
@@ -194,6 +226,8 @@ class RunLog:
     preemptions: array[int] = field(init=False)
     drafts: array[int] = field(init=False)
     accepted_tokens: array[int] = field(init=False)
+    draft_tokens: array[int] = field(init=False)
+    """Tokens drafted for each request; kept only where a policy changes their number, else drafts times K."""
     failed: array[int] = field(init=False)
     cached_tokens: array[int] = field(init=False)
     gaps_s: array[float] = field(init=False)
@@ -204,6 +238,10 @@ class RunLog:
     refusals: Counter[str] = field(init=False)
     completed: int = 0
     exact_steps: int = 0
+    stage_busy_s: float = 0.0
+    """Seconds that pipeline stages worked, over all stages."""
+    stage_open_s: float = 0.0
+    """Seconds of all pipeline stages while any batch was in flight."""
     _drafting: list[int] = field(default_factory=list)
     _accepted: list[IntArray] = field(default_factory=list)
 
@@ -215,7 +253,7 @@ class RunLog:
         self.scheduled_s = array("d", [NAN]) * count
         self.first_token_s = array("d", [NAN]) * count
         self.finished_s = array("d", [NAN]) * count
-        for name in ("replica", "preemptions", "drafts", "accepted_tokens", "failed", "cached_tokens"):
+        for name in COUNTED:
             setattr(self, name, array("q", [0]) * count)
         self.gaps_s = array("d")
         self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)

@@ -61,6 +61,8 @@ class Scheduler(ABC):
         """Blocks of all running sequences; a block that several share is counted by each."""
         self.preempted: list[Sequence] = []
         """Sequences thrown out by the latest plan."""
+        self.query_len = limits.query_len
+        """Tokens of a decoding sequence in the next step; a policy changes it from step to step."""
 
     def add(self, sequence: Sequence) -> None:
         """A request joins the queue."""
@@ -86,6 +88,10 @@ class Scheduler(ABC):
     @abstractmethod
     def _plan(self) -> StepPlan:
         """What the batching rule puts in the next step. Empty only when there is nothing to do."""
+
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
+        """The batch by whose size a policy chooses: what is running, though a step may leave some of it out."""
+        return self.running
 
     def release(self, sequence: Sequence) -> None:
         """A finished sequence leaves the batch and gives its blocks back."""
@@ -156,7 +162,7 @@ class Scheduler(ABC):
         """A sequence joins the batch with the cached start of its prompt."""
         self._cache.hold(units)
         sequence.units = units
-        sequence.computed_tokens = cached
+        sequence.computed_tokens = sequence.drafter_tokens = cached
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
         sequence.blocks = blocks
@@ -175,6 +181,10 @@ class UnifiedScheduler(Scheduler):
     in order of admission, preemption from the end, no admission in a step that preempted.
     """
 
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
+        """The sequences that the step schedules, as vLLM looks its table up by ``len(num_scheduled_tokens)``."""
+        return [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
+
     def _plan(self) -> StepPlan:
         """Decodes, then the unfinished prompt, then new prompts, until the budget is spent."""
         limits = self.limits
@@ -183,7 +193,7 @@ class UnifiedScheduler(Scheduler):
         position = 0
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
-            tokens = limits.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
+            tokens = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
             tokens = min(tokens, budget)
             if sequence.decoding:
                 fits = self._allocate_decode(sequence)

@@ -25,6 +25,8 @@ class Sequence:
     """Prefix-cache units that it holds."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it first ran."""
+    in_flight: int = 0
+    """Batches in a pipeline that it is part of."""
     decoding: bool = False
     """The prompt (and what was generated before a preemption) is in the cache."""
     last_token_s: float | None = None
@@ -33,6 +35,8 @@ class Sequence:
     accepted: NDArray[np.int64] = field(default_factory=lambda: NO_STEPS)
     """Accepted draft tokens of the verify steps from ``path_start`` on."""
     path_start: int = 0
+    drafter_tokens: int = 0
+    """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
 
     @property
     def known_tokens(self) -> int:

@@ -1,11 +1,19 @@
 """Speculative decoding: what a drafter proposes, what the target accepts, what that is worth."""
 
-from simulator.speculation.acceptance import AcceptanceSampler, acceptance_sampler, survival_rates
+from simulator.speculation.acceptance import (
+    AcceptanceSampler,
+    ContextDrift,
+    acceptance_sampler,
+    sampler_of,
+    survival_rates,
+)
 from simulator.speculation.closed_form import expected_length, expected_tokens, iid_alpha, speedup
 from simulator.speculation.config import AcceptanceConfig, DraftConfig, SpeculationConfig
 from simulator.speculation.curves import Curve, curve_names, load_curve
 from simulator.speculation.engine_logs import AcceptanceLog, read_acceptance
 from simulator.speculation.level_decay import AcceptanceFit, LevelDecay, fit_lengths, fit_survival
+from simulator.speculation.policies import Batch, DraftPolicy, PolicyFactory, check_policy, policy_factory
+from simulator.speculation.policy_config import PolicyConfig
 from simulator.speculation.proposal import Proposal, draft_survival, proposal, tree_survival
 from simulator.speculation.tree_config import TreeConfig
 
@@ -14,13 +22,19 @@ __all__ = [
     "AcceptanceFit",
     "AcceptanceLog",
     "AcceptanceSampler",
+    "Batch",
+    "ContextDrift",
     "Curve",
     "DraftConfig",
+    "DraftPolicy",
     "LevelDecay",
+    "PolicyConfig",
+    "PolicyFactory",
     "Proposal",
     "SpeculationConfig",
     "TreeConfig",
     "acceptance_sampler",
+    "check_policy",
     "curve_names",
     "draft_survival",
     "expected_length",
@@ -29,8 +43,10 @@ __all__ = [
     "fit_survival",
     "iid_alpha",
     "load_curve",
+    "policy_factory",
     "proposal",
     "read_acceptance",
+    "sampler_of",
     "speedup",
     "survival_rates",
     "tree_survival",

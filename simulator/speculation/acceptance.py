@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import log2
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,7 +56,15 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
 
 def acceptance_sampler(acceptance: AcceptanceConfig, num_speculative_tokens: int, seed: int) -> AcceptanceSampler:
     """The sampler that a scenario's acceptance section describes."""
-    return AcceptanceSampler(survival_rates(acceptance, num_speculative_tokens), seed, acceptance.spread or 0.0)
+    return sampler_of(acceptance, survival_rates(acceptance, num_speculative_tokens), seed)
+
+
+def sampler_of(acceptance: AcceptanceConfig, survival: FloatArray, seed: int) -> AcceptanceSampler:
+    """The sampler of these survival rates with the spread and the drift of an acceptance section."""
+    drift = None
+    if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
+        drift = ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
+    return AcceptanceSampler(survival, seed, acceptance.spread or 0.0, drift)
 
 
 def _continued(marginal: list[float], positions: int, extrapolate: bool, field: str) -> FloatArray:
@@ -87,6 +98,43 @@ def _from_log(path: str, positions: int, extrapolate: bool) -> FloatArray:
     return LevelDecay(1.0).with_length(log.acceptance_length, positions).survival(positions)
 
 
+TRAINED_CONTEXT = 2048
+"""Context up to which rates hold unless told: what EAGLE heads see in training (released code of arXiv:2401.15077)."""
+CELLS_PER_DOUBLING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ContextDrift:
+    """Acceptance that falls as the context grows beyond what the drafter was trained on.
+
+    The factor is constant within cells of a quarter doubling, so that a run of verify steps is drawn at once.
+    """
+
+    decay: float
+    """Factor of every conditional rate per doubling of the context."""
+    start: int
+    """Context up to which the rates hold as given, tokens."""
+
+    def cell(self, context_tokens: int) -> int:
+        """Cell of a context; -1 up to ``start``."""
+        if context_tokens <= self.start:
+            return -1
+        return int(CELLS_PER_DOUBLING * log2(context_tokens / self.start))
+
+    def end(self, cell: int) -> int:
+        """First context beyond a cell, tokens; -1 lasts to ``start`` itself."""
+        if cell < 0:
+            return self.start + 1
+        end = int(self.start * 2.0 ** ((cell + 1) / CELLS_PER_DOUBLING))
+        while self.cell(end) <= cell:
+            end += 1
+        return end
+
+    def factor(self, cell: int) -> float:
+        """Factor of a conditional rate in a cell: that of its middle."""
+        return 1.0 if cell < 0 else float(self.decay ** ((cell + 0.5) / CELLS_PER_DOUBLING))
+
+
 class AcceptanceSampler:
     """Accepted draft tokens of every verify step of every request.
 
@@ -97,18 +145,24 @@ class AcceptanceSampler:
         survival: chance that at least i tokens are accepted, i = 1..K, pooled over all drafts.
         seed: the run's seed.
         spread: standard deviation of the first position's rate across requests; see ``request_classes``.
+        drift: how rates fall with the context of a verify step, or None.
     """
 
-    def __init__(self, survival: FloatArray, seed: int, spread: float = 0.0) -> None:
+    def __init__(self, survival: FloatArray, seed: int, spread: float = 0.0, drift: ContextDrift | None = None) -> None:
         self.num_speculative_tokens = len(survival)
         self._key = int(np.random.SeedSequence([seed, 0x5EC]).generate_state(1, np.uint64)[0])
-        self._thresholds = _shares_of_range(survival)
-        self._by_class = _shares_of_range(request_classes(survival, spread)) if spread else None
+        self.drift = drift
+        self._rates = request_classes(survival, spread) if spread else survival
+        self._cells = {-1: _shares_of_range(self._rates)}
+        """Acceptance thresholds by cell of the drift; one row per class of requests where they differ."""
+        self._spread = bool(spread)
         self._steps_per_token = 1.15 / (1.0 + float(np.sum(survival)))
         """Verify steps drawn at first per token needed: somewhat more than the mean."""
         self._class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
-    def path(self, request: int, tokens: int, first_step: int = 0) -> IntArray:
+    def path(
+        self, request: int, tokens: int, first_step: int = 0, most: int | None = None, context: int = 0
+    ) -> IntArray:
         """Accepted tokens of each verify step that request ``request`` needs to generate ``tokens`` more tokens.
 
         Each step yields its accepted tokens and one more, so the path ends at the first step whose running total of
@@ -118,25 +172,57 @@ class AcceptanceSampler:
             request: index of the request, >= 0.
             tokens: tokens to generate by decoding, >= 0.
             first_step: verify steps that the request has already had.
+            most: draft tokens of each step; fewer than usual cut the draws off.
+            context: tokens in the cache before the first of these steps.
         """
+        if self.drift is None:
+            return self._path(request, tokens, first_step, most, -1)
+        parts = []
+        while tokens > 0:
+            cell = self.drift.cell(context)
+            part = self._path(request, min(tokens, self.drift.end(cell) - context), first_step, most, cell)
+            delivered = len(part) + int(part.sum())
+            parts.append(part)
+            first_step += len(part)
+            context += delivered
+            tokens -= delivered
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def _path(self, request: int, tokens: int, first_step: int, most: int | None, cell: int) -> IntArray:
+        """The same within one cell of the drift."""
         if not tokens:
             return np.empty(0, dtype=np.int64)
+        if most == 0:
+            return np.zeros(tokens, dtype=np.int64)
         steps = min(tokens, int(tokens * self._steps_per_token) + 8)
         while True:
             bits = counter_bits(self._key, request, first_step, steps)
-            accepted = self.num_speculative_tokens - np.searchsorted(self._of(request), bits, side="right")
+            accepted = self.num_speculative_tokens - np.searchsorted(self._of(request, cell), bits, side="right")
+            if most is not None:
+                accepted = np.minimum(accepted, most)
             delivered = np.cumsum(accepted + 1)
             if delivered[-1] >= tokens:
                 return accepted[: int(np.searchsorted(delivered, tokens)) + 1]
             steps = min(tokens, 2 * steps)
 
-    def _of(self, request: int) -> NDArray[np.uint64]:
+    def draws(self, request: int, first_step: int, steps: int, context: int = 0) -> IntArray:
+        """Tokens accepted in ``steps`` verify steps of a request at one context if all that can be drafted is."""
+        cell = -1 if self.drift is None else self.drift.cell(context)
+        bits = counter_bits(self._key, request, first_step, steps)
+        return self.num_speculative_tokens - np.searchsorted(self._of(request, cell), bits, side="right")
+
+    def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
         """Ascending acceptance thresholds of a request, as shares of 2^64."""
-        if self._by_class is None:
-            return self._thresholds
+        thresholds = self._cells.get(cell)
+        if thresholds is None:
+            assert self.drift is not None
+            falls = self.drift.factor(cell) ** np.arange(1, self.num_speculative_tokens + 1)
+            thresholds = self._cells[cell] = _shares_of_range(self._rates * falls)
+        if not self._spread:
+            return thresholds
         row = int(counter_uniforms(self._class_key, request, 0, 1)[0] * CLASSES)
-        thresholds: NDArray[np.uint64] = self._by_class[row]
-        return thresholds
+        own: NDArray[np.uint64] = thresholds[row]
+        return own
 
 
 def _shares_of_range(rates: FloatArray) -> NDArray[np.uint64]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from simulator.settings import PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import MOST_DECAY
+from simulator.speculation.policy_config import PolicyConfig, PolicyName, named
 from simulator.speculation.tree_config import TreeConfig
 
 Rates = Annotated[list[Share], Field(min_length=1)]
@@ -20,20 +21,33 @@ OF_THIS_TREE = ("per_position", "acceptance_length", "log")
 """Sources that say what was accepted of the very chain or tree that is drafted; the others describe the drafter's first
 candidates, and ``other_ranks`` says what their siblings catch."""
 TREE_METHODS = ("draft-model", "medusa", "eagle", "eagle2", "eagle3", "mtp")
+TREE_POLICIES = ("fixed", "disable-above-batch")
+"""Policies that draft all or nothing, so that they go with trees too."""
 HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+APART = ("chip", "link", "overlap")
 DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
-    "draft-model": ("model", "weights_dtype", "tensor_parallel", "step_s", "pass_s"),
+    "draft-model": ("model", "weights_dtype", "tensor_parallel", *APART, "kv_tokens", "step_s", "pass_s"),
     "ngram": ("step_s", "per_sequence_s", "per_context_token_s"),
     "suffix": ("step_s", "per_sequence_s", "per_context_token_s"),
     "medusa": ("weights_dtype", "num_layers", "step_s", "pass_s"),
-    "eagle": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle2": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle3": ("model", "weights_dtype", "tensor_parallel", *HEAD_SIZES, "draft_vocab_size", "step_s", "pass_s"),
+    "eagle": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle2": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "step_s", "pass_s"),
+    "eagle3": (
+        "model",
+        "weights_dtype",
+        "tensor_parallel",
+        *APART,
+        *HEAD_SIZES,
+        "draft_vocab_size",
+        "step_s",
+        "pass_s",
+    ),
     "mtp": ("weights_dtype", "tensor_parallel", "modules", "step_s", "pass_s"),
     "parallel-draft": (
         "model",
         "weights_dtype",
         "tensor_parallel",
+        *APART,
         *HEAD_SIZES,
         "draft_vocab_size",
         "step_s",
@@ -55,7 +69,15 @@ class DraftConfig(Section):
     tensor_parallel: PositiveInt | None = None
     """Chips that share one drafter; default: as the target."""
     chip: str | None = None
-    """Other chips than the target's are not modelled yet."""
+    """Chip of the drafter's own, catalogue name or path; its weights and KV then lie there, and ``tensor_parallel`` is
+    1 unless given. Default: it shares the target's chips."""
+    link: str | None = None
+    """With ``chip``: link between the drafter's chips and the target's; default: the target chip's host link."""
+    overlap: Share | None = None
+    """With ``chip``: share of the drafting that runs while the target verifies; 1 is an ideal pipeline, default 0."""
+    kv_tokens: PositiveInt | None = None
+    """Draft model: tokens of KV that it keeps of each sequence (StreamingLLM: the first and the latest), as MagicDec.
+    The target's own model then drafts for itself: no weights and no prefill of its own."""
     num_layers: PositiveInt | None = None
     """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
     intermediate_size: PositiveInt | None = None
@@ -75,14 +97,12 @@ class DraftConfig(Section):
     per_context_token_s: Seconds | None = None
     """Look-up on the host: seconds per context token scanned in each step."""
 
-    @field_validator("chip")
-    @classmethod
-    def _same_chips(cls, chip: str | None) -> str | None:
-        if chip is not None:
-            raise ValueError(
-                "a drafter on other chips is not modelled yet; remove it, and the drafter shares the target's"
-            )
-        return chip
+    @model_validator(mode="after")
+    def _apart(self) -> DraftConfig:
+        for name in ("link", "overlap"):
+            if self.chip is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} goes with chip: a drafter on the target's own chips sends nothing")
+        return self
 
 
 class AcceptanceConfig(Section):
@@ -110,6 +130,13 @@ class AcceptanceConfig(Section):
     spread: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] | None = None
     """Standard deviation of the first position's rate across requests (beta-distributed); default 0, all alike."""
 
+    context_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor of every conditional rate for each doubling of the context beyond ``context_from`` tokens, taken in steps
+    of a quarter doubling; default 1. Public so far: 0.987 from 4096 tokens on for a draft that keeps 512 tokens of KV
+    (LLaMA-3.1-8B on PG-19, 0.84 at 4k to 0.79 at 100k tokens: Infini-AI-Lab/MagicDec)."""
+    context_from: PositiveInt | None = None
+    """Context up to which the rates hold as given; default 2048, the length that EAGLE heads were trained at."""
+
     @model_validator(mode="after")
     def _exactly_one(self) -> AcceptanceConfig:
         given = [name for name in ACCEPTANCE_SOURCES if getattr(self, name) is not None]
@@ -124,6 +151,8 @@ class AcceptanceConfig(Section):
                     )
         if self.decay is not None and given[0] not in DECAYING:
             raise ValueError(f"{given[0]} has a decay of its own; decay goes with {' or '.join(DECAYING)}")
+        if self.context_from is not None and self.context_decay is None:
+            raise ValueError("context_from goes with context_decay")
         if self.extrapolate and given[0] in DECAYING:
             raise ValueError(f"{given[0]} holds for any number of positions; remove extrapolate, or give decay")
         if self.extrapolate and len(self.per_position or self.conditional or (0, 0)) < 2:
@@ -162,7 +191,8 @@ class SpeculationConfig(Section):
     """A tree instead."""
     draft: DraftConfig | None = None
     acceptance: AcceptanceConfig | None = None
-    policy: Literal["fixed"] = "fixed"
+    policy: PolicyName | PolicyConfig = "fixed"
+    """How many of them each step drafts: a policy's name, or a mapping with its parameters."""
 
     @field_validator("tree", mode="before")
     @classmethod
@@ -186,6 +216,11 @@ class SpeculationConfig(Section):
             raise ValueError(f"method '{self.method}' needs acceptance")
         self._check_draft()
         self._check_depth(self.acceptance)
+        if self.tree is not None and named(self.policy).name not in TREE_POLICIES:
+            raise ValueError(
+                f"policy '{named(self.policy).name}' shortens a chain; with tree choose one of "
+                f"{', '.join(TREE_POLICIES)}, or give num_speculative_tokens"
+            )
         return self
 
     @property

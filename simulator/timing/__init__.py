@@ -1,31 +1,36 @@
 """One engine step into kernels into seconds, with the bound that limits each."""
 
+from simulator.timing.adjusted import AdjustedDrafter
 from simulator.timing.config import HardwareConfig
-from simulator.timing.deployment import Deployment, resolve_weight_dtypes
+from simulator.timing.costs import Costs
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment, resolve_weight_dtypes
 from simulator.timing.draft_overheads import DraftOverhead, load_draft_overhead
-from simulator.timing.drafter import Drafter, DraftMemory
+from simulator.timing.draft_parts import HostOverhead, TokenTable, fusion_table, layer_weight_bytes
+from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftMemory, DraftStep
 from simulator.timing.drafter_check import check_drafter
 from simulator.timing.drafters import (
     HeadsDrafter,
     HostDrafter,
-    HostOverhead,
     ParallelDrafter,
     SequentialDrafter,
-    TokenTable,
-    fusion_table,
-    layer_weight_bytes,
 )
 from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.framework import Framework, load_framework
-from simulator.timing.memory import MemoryPlan, plan_memory
-from simulator.timing.step import Costs, StepTimer
+from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
+from simulator.timing.pipeline import PipelineTimer, StagedTimer, stage_timers
+from simulator.timing.remote_drafter import RemoteDrafter
+from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork, causal_pairs, keys_read
 
 __all__ = [
+    "ACTIVATION_BYTES",
+    "AdjustableDrafter",
+    "AdjustedDrafter",
     "Costs",
     "Deployment",
     "DraftMemory",
     "DraftOverhead",
+    "DraftStep",
     "Drafter",
     "EngineTimer",
     "Framework",
@@ -36,12 +41,16 @@ __all__ = [
     "MemoryPlan",
     "ModelTimer",
     "ParallelDrafter",
+    "PipelineTimer",
+    "RemoteDrafter",
     "SequentialDrafter",
+    "StagedTimer",
     "StepTimer",
     "StepWork",
     "TokenTable",
     "causal_pairs",
     "check_drafter",
+    "fit_apart",
     "fusion_table",
     "keys_read",
     "layer_weight_bytes",
@@ -49,4 +58,5 @@ __all__ = [
     "load_framework",
     "plan_memory",
     "resolve_weight_dtypes",
+    "stage_timers",
 ]

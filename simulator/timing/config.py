@@ -15,11 +15,32 @@ class HardwareConfig(Section):
     chip: str
     """Catalogue name or path of a chip profile."""
     tensor_parallel: PositiveInt = 1
+    """Chips that share every layer's attention and dense matrices."""
     pipeline_parallel: PositiveInt = 1
+    """Stages that the layers are split into, each on chips of its own."""
     expert_parallel: PositiveInt = 1
+    """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert."""
+    attention_data_parallel: PositiveInt = 1
+    """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own;
+    the experts are spread over all of them. Limits of the engine are those of all groups together."""
+    expert_routing: str = "uniform"
+    """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random) or ``power-law-ALPHA``
+    (NVIDIA's aiconfigurator measures 1.01 and 1.2)."""
     speculative_parallel: PositiveInt = 1
     """Device groups of attention-level speculation."""
     replicas: Annotated[int, Field(gt=0, le=10_000)] = 1
     """Independent copies of the whole engine behind one router."""
     link: str | None = None
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
+    pipeline_link: str | None = None
+    """Link between pipeline stages: catalogue name or path; default: the link between the chips of a stage."""
+
+    @property
+    def chips_per_stage(self) -> int:
+        """Chips that hold one pipeline stage."""
+        return self.tensor_parallel * self.attention_data_parallel
+
+    @property
+    def chips_per_replica(self) -> int:
+        """Chips of one copy of the engine."""
+        return self.chips_per_stage * self.pipeline_parallel

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
-from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, dtype_bytes
+from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
+from hwprofiles.routing import read_routing
 from simulator.errors import ForerunError
 from simulator.llm import PARTS, Architecture
-from simulator.llm.layers import Attention, Layer, Tensor
+from simulator.llm.layers import Attention, Layer, MoeMlp, Tensor
 from simulator.timing.framework import Framework
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
@@ -45,15 +47,69 @@ class Deployment:
     weight_dtypes: Mapping[str, str]
     kv_dtype: str
     cuda_graphs: bool = True
+    expert_parallel: int = 1
+    attention_data_parallel: int = 1
+    expert_routing: str = "uniform"
+    first_stage: bool = True
+    """Whether it holds the embedding."""
+    last_stage: bool = True
+    """Whether it holds the final norm and the LM head."""
 
     def __post_init__(self) -> None:
+        _check_experts(self)
         for group in self.architecture.layer_groups:
             _check_divisible(self.architecture.name, group.layer.attention, self.tensor_parallel)
-        if self.tensor_parallel > 1 and self.link is None:
+        if self.group_chips > 1 and self.link is None:
             raise ForerunError(
                 f"hardware.link: chip '{self.chip.name}' has no scale-up link of its own; name one to use "
-                f"tensor_parallel {self.tensor_parallel} (forerun chips list)"
+                f"{self.group_chips} chips together (forerun chips list)"
             )
+
+    @property
+    def group_chips(self) -> int:
+        """Chips that hold one copy of these layers: every attention group."""
+        return self.tensor_parallel * self.attention_data_parallel
+
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """Chips that share one expert."""
+        return self.group_chips // self.expert_parallel
+
+    def stages(self, count: int) -> tuple[Deployment, ...]:
+        """The model cut into ``count`` pipeline stages of whole layers.
+
+        Layers that do not divide evenly go to the stages before the last, from the back, because the last also runs
+        the LM head (``get_pp_indices`` in ``vllm/distributed/utils.py``). A tied table lies on the first stage and on
+        the last.
+
+        Raises:
+            ForerunError: fewer layers than stages.
+        """
+        layers = self.architecture.num_layers
+        if count > layers:
+            raise ForerunError(
+                f"hardware.pipeline_parallel: {self.architecture.name} has {layers} layers, not enough for {count} "
+                f"stages; use at most {layers}"
+            )
+        if count == 1:
+            return (self,)
+        sizes = [layers // count] * count
+        for index in range(layers % count):
+            sizes[-2 - index] += 1
+        ends = list(accumulate(sizes))
+        return tuple(
+            replace(
+                self,
+                architecture=replace(
+                    self.architecture,
+                    layer_groups=self.architecture.layers_between(end - size, end),
+                    layer_order=(),
+                ),
+                first_stage=index == 0,
+                last_stage=index == count - 1,
+            )
+            for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        )
 
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:
         """Weight matrices of a layer that every token passes through (routed experts excluded), one chip's slice."""
@@ -101,12 +157,16 @@ class Deployment:
 
     @property
     def layer_weight_bytes(self) -> float:
-        """Weight bytes of the layers on ONE chip: column, row and expert tensors divide by TP, replicated do not."""
+        """Weight bytes of the layers on ONE chip.
+
+        Column and row tensors divide by TP, experts by all chips of the group (whole experts by EP, each by the rest),
+        replicated ones not at all.
+        """
         architecture = self.architecture
         total = 0.0
         for group in architecture.layer_groups:
             for tensor in group.layer.tensors(architecture.hidden_size):
-                share = 1 if tensor.split == "replicated" else self.tensor_parallel
+                share = {"replicated": 1, "expert": self.group_chips}.get(tensor.split, self.tensor_parallel)
                 elements = tensor.out_features * tensor.in_features * tensor.copies / share
                 total += group.count * elements * dtype_bytes(self.weight_dtypes[tensor.part])
         return total
@@ -117,8 +177,10 @@ class Deployment:
         architecture = self.architecture
         total = self.layer_weight_bytes
         table = architecture.vocab_size * architecture.hidden_size / self.tensor_parallel
-        total += table * dtype_bytes(self.weight_dtypes["embedding"])
-        if not architecture.tie_word_embeddings:
+        tied = architecture.tie_word_embeddings
+        if self.first_stage or (self.last_stage and tied):
+            total += table * dtype_bytes(self.weight_dtypes["embedding"])
+        if self.last_stage and not tied:
             total += table * dtype_bytes(self.weight_dtypes["lm_head"])
         return total
 
@@ -165,6 +227,28 @@ def _check_dtype(field: str, dtype: str) -> None:
         dtype_bytes(dtype)
     except ValueError as error:
         raise ForerunError(f"{field}: {error}") from None
+
+
+def _check_experts(deployment: Deployment) -> None:
+    """Refuse spreads of experts that the model or the chips do not divide into."""
+    name, ep = deployment.architecture.name, deployment.expert_parallel
+    try:
+        read_routing(deployment.expert_routing)
+    except ProfileError as error:
+        raise ForerunError(f"hardware.expert_routing: {error}") from None
+    if deployment.group_chips % ep:
+        raise ForerunError(
+            f"hardware.expert_parallel: {ep} does not divide the {deployment.group_chips} chips of a stage "
+            f"(tensor_parallel x attention_data_parallel)"
+        )
+    for group in deployment.architecture.layer_groups:
+        mlp = group.layer.mlp
+        if isinstance(mlp, MoeMlp) and mlp.num_experts % ep:
+            fitting = [str(n) for n in range(1, mlp.num_experts + 1) if mlp.num_experts % n == 0]
+            raise ForerunError(
+                f"hardware.expert_parallel: {mlp.num_experts} experts of {name} do not divide by {ep} "
+                f"(one of {', '.join(fitting)})"
+            )
 
 
 def _check_divisible(model: str, attention: Attention, tensor_parallel: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing.step import Costs
-from simulator.timing.work import StepWork
+from simulator.timing.costs import Costs
+from simulator.timing.work import Number, StepWork
 
 IntArray = NDArray[np.int64]
 
@@ -55,6 +55,36 @@ class Drafter(DraftMemory, Protocol):
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
         """The same of many steps, by bound, and the work on one chip."""
+
+
+@runtime_checkable
+class AdjustableDrafter(Drafter, Protocol):
+    """A drafter that a policy can run for fewer tokens, and that can catch up after a rest."""
+
+    def with_tokens(self, count: int) -> Drafter:
+        """The same drafter proposing a chain of ``count`` tokens: 1 to what it proposes as built."""
+
+    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
+        """Costs of putting the skipped tokens into its KV cache, for many steps; all zero if it keeps none."""
+
+
+class DraftStep(NamedTuple, Generic[Number]):
+    """What the drafter does at the end of one engine step, or of many, where a policy decides it.
+
+    A tuple over windows is ordered as in ``StepWork``.
+    """
+
+    tokens: Number
+    """Draft tokens proposed for each sequence; 0: none."""
+    switched: Number
+    """1 where that is another number than the step itself verifies, else 0."""
+    skipped_seqs: Number
+    """Sequences whose latest tokens the drafter has not seen because it rested."""
+    skipped_tokens: Number
+    skipped_pairs: tuple[Number, ...]
+    """(query, key) pairs of these tokens, per window."""
+    skipped_kv_tokens: tuple[Number, ...]
+    """Keys that they read, per window."""
 
 
 def drafting_sequences(work: StepWork[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simulator.errors import ForerunError
-from simulator.timing.drafter import Drafter
+from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftStep
 from simulator.timing.work import StepWork
 
 TOLERANCE = 0.02
@@ -21,7 +21,8 @@ def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
 
     Checked are: that costs and memory are finite and not negative, that a step without work costs nothing, that a step
     costs the same alone, in a run of decode steps and among many (``costs``), that more sequences and longer contexts
-    never cost less, and that a drafter on the host holds no chip memory and runs no pass.
+    never cost less, that a shorter chain never costs more where it can be asked for, and that a drafter on the host
+    holds no chip memory and runs no pass.
 
     Args:
         drafter: the drafter to check.
@@ -59,6 +60,8 @@ def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
     if drafter.runs_on == "host" and (costs.device_s > 0.0).any():
         raise ForerunError(f"{name}: runs on the host but takes device time")
     _check_growth(name, drafter, query_len, max_seqs)
+    if isinstance(drafter, AdjustableDrafter):
+        _check_shorter(name, drafter, works["a batch"], alone["a batch"])
 
 
 def _check_description(name: str, drafter: Drafter) -> None:
@@ -74,6 +77,17 @@ def _check_description(name: str, drafter: Drafter) -> None:
             raise ForerunError(f"{name}: {field} is {value}")
     if drafter.runs_on == "host" and (drafter.weight_bytes or drafter.kv_bytes_per_token or drafter.pass_tokens):
         raise ForerunError(f"{name}: runs on the host but has weights, a KV cache or passes on the chips")
+
+
+def _check_shorter(name: str, drafter: AdjustableDrafter, work: StepWork[int], full_s: float) -> None:
+    """A shorter chain never costs more, and catching up with nothing costs nothing."""
+    shorter = drafter.with_tokens(1).seconds(work)
+    if not 0.0 <= shorter <= full_s * (1.0 + TOLERANCE):
+        raise ForerunError(f"{name}: drafting one token costs {shorter} s, the full proposal {full_s} s")
+    one, windows = np.zeros(1, dtype=np.int64), len(drafter.windows)
+    nothing = drafter.catch_up(DraftStep(one, one, one, one, (one,) * windows, (one,) * windows))
+    if (nothing.device_s + nothing.host_s).any():
+        raise ForerunError(f"{name}: catching up with no skipped token costs {nothing.device_s + nothing.host_s} s")
 
 
 def _check_growth(name: str, drafter: Drafter, query_len: int, max_seqs: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -10,72 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import dtype_bytes
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
-from simulator.timing.drafter import drafting_sequences
-from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, Costs, StepTimer
+from simulator.timing.draft_parts import NO_OVERHEAD, HostOverhead, TokenTable, skipped_costs
+from simulator.timing.drafter import DraftStep, drafting_sequences
+from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, StepTimer
 from simulator.timing.work import StepWork
 
 IntArray = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class HostOverhead:
-    """Host time that a drafter adds and no kernel hides, in seconds."""
-
-    step_s: float = 0.0
-    """Per step that drafts."""
-    pass_s: float = 0.0
-    """Per sequential pass."""
-
-
-NO_OVERHEAD = HostOverhead()
-
-
-@dataclass(slots=True)
-class TokenTable:
-    """Costs that depend on one count alone, looked up."""
-
-    costs: Costs
-    """One row per count, from 0."""
-    _seconds: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._seconds = self.costs.device_s.tolist()
-
-    def seconds(self, count: int) -> float:
-        """Device seconds at ``count``."""
-        return self._seconds[count]
-
-    def rows(self, counts: IntArray) -> Costs:
-        """Costs at many counts."""
-        return self.costs.rows(counts)
-
-
-def fusion_table(deployment: Deployment, hidden_states: int, max_tokens: int) -> TokenTable:
-    """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip."""
-    tokens = np.arange(max_tokens + 1, dtype=np.int64)
-    hidden = deployment.architecture.hidden_size
-    total = Costs.zeros(len(tokens))
-    gemm = deployment.kernels.gemm(tokens, hidden, hidden_states * hidden, deployment.weight_dtypes["attention"])
-    total.add_kernel(gemm)
-    return TokenTable(total)
-
-
-def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_states: int = 0) -> float:
-    """Bytes on one chip of a drafter that shares the target's embedding.
-
-    Args:
-        deployment: the drafter's.
-        own_lm_head: whether it holds an LM head.
-        fused_hidden_states: hidden states that a projection turns into one; 0 for none.
-    """
-    architecture = deployment.architecture
-    total = deployment.layer_weight_bytes
-    if own_lm_head:
-        head = architecture.vocab_size * architecture.hidden_size / deployment.tensor_parallel
-        total += head * dtype_bytes(deployment.weight_dtypes["lm_head"])
-    fused = fused_hidden_states * architecture.hidden_size**2
-    return total + fused * dtype_bytes(deployment.weight_dtypes["attention"])
 
 
 @dataclass(slots=True)
@@ -99,6 +41,11 @@ class SequentialDrafter:
     fusion: TokenTable | None = None
     """Projection of the target's hidden states, by tokens of the first pass."""
     separate_modules: bool = False
+    longest_accepted: int | None = None
+    """Draft tokens that the step itself can have accepted; default: as many as are proposed."""
+    reads_target_cache: bool = False
+    """The target drafts for itself with a part of its own KV: nothing to prefill or to catch up on, ``depth`` passes
+    over one token each."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
     _groups: tuple[tuple[int, int, int], ...] = field(init=False)
@@ -116,21 +63,28 @@ class SequentialDrafter:
     @property
     def pass_tokens(self) -> tuple[int, ...]:
         """Tokens per decoding sequence of every pass."""
-        caught_up = (self.depth + 1,)
-        return caught_up * self.depth if self.separate_modules else caught_up + self.pass_widths
+        if self.reads_target_cache:
+            return (1,) * self.depth
+        caught_up = (self._longest + 1,)
+        return caught_up * self._modules if self.separate_modules else caught_up + self.pass_widths
 
     def seconds(self, work: StepWork[Any]) -> Any:
         """Seconds that drafting adds to one step."""
         drafting = drafting_sequences(work)
+        if self.reads_target_cache:
+            if not drafting or not self.depth:
+                return 0.0
+            one = self.step.seconds(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
+            return self.depth * (one + self.overhead.pass_s) + self.overhead.step_s
         seen = self._caught_up(work)
-        first = self.step.seconds(seen, drafting)
+        first = self.step.seconds(seen, drafting if self.depth else 0)
         if self.fusion is not None:
             first = first + self.fusion.seconds(seen.prefill_tokens + seen.decode_seqs * seen.query_len)
         if not drafting:
             return first
         overhead = self.overhead.step_s + len(self.pass_tokens) * self.overhead.pass_s
         if self.separate_modules:
-            return self.depth * first + overhead
+            return self._modules * first + overhead
         total = first
         for width, passes, grown in self._groups:
             total = total + passes * self.step.seconds(self._pass(seen, drafting, width, grown), drafting * width)
@@ -140,14 +94,21 @@ class SequentialDrafter:
         """Costs of many steps."""
         drafting = drafting_sequences(work)
         present = np.where(drafting > 0, 1.0, 0.0)
+        if self.reads_target_cache:
+            total = Costs.zeros(len(drafting))
+            if self.depth:
+                one = self.step.costs(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
+                total.add(one, present * self.depth)
+                total.host_s += present * (self.depth * self.overhead.pass_s + self.overhead.step_s)
+            return total
         seen = self._caught_up(work)
-        first = self.step.costs(seen, drafting)
+        first = self.step.costs(seen, drafting if self.depth else 0 * drafting)
         if self.fusion is not None:
             first.add(self.fusion.rows(seen.prefill_tokens + seen.decode_seqs * seen.query_len))
         total = Costs.zeros(len(drafting))
         total.add(first)
         if self.separate_modules:
-            total.add(first, present * (self.depth - 1.0))
+            total.add(first, present * (self._modules - 1.0))
         else:
             for width, passes, grown in self._groups:
                 one = self.step.costs(self._pass(seen, drafting, width, grown), drafting * width)
@@ -155,10 +116,31 @@ class SequentialDrafter:
         total.host_s += present * (self.overhead.step_s + len(self.pass_tokens) * self.overhead.pass_s)
         return total
 
+    def with_tokens(self, count: int) -> SequentialDrafter:
+        """The same drafter for a chain of ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
+        return replace(self, depth=count, pass_widths=(1,) * (count - 1), longest_accepted=self._longest)
+
+    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
+        """Costs of the tokens skipped while it rested, in every module."""
+        total = Costs.zeros(len(draft.skipped_tokens))
+        if self.reads_target_cache:
+            return total
+        total.add(skipped_costs(self.step, self.fusion, draft), float(self._modules))
+        return total
+
+    @property
+    def _longest(self) -> int:
+        return self.depth if self.longest_accepted is None else self.longest_accepted
+
+    @property
+    def _modules(self) -> int:
+        """Modules that keep a cache of their own."""
+        return max(1, self.depth) if self.separate_modules else 1
+
     def _caught_up(self, work: StepWork[Any]) -> StepWork[Any]:
         """The step without the verified tokens that no accepted path can hold."""
         query_len = work.query_len
-        longest = self.depth + 1
+        longest = self._longest + 1
         if isinstance(query_len, np.ndarray):
             kept: Any = np.minimum(query_len, longest)
         else:
@@ -226,9 +208,17 @@ class ParallelDrafter:
         total.host_s += np.where(drafting > 0, self.overhead.step_s + self.overhead.pass_s, 0.0)
         return total
 
+    def with_tokens(self, count: int) -> ParallelDrafter:
+        """The same drafter for ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
+        return replace(self, num_speculative_tokens=count)
+
+    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
+        """Costs of the tokens skipped while it rested."""
+        return skipped_costs(self.step, self.fusion, draft)
+
     def _masked(self, work: StepWork[Any]) -> StepWork[Any]:
         """The step with the masked positions behind every sequence that drafts; they see each other causally."""
-        masked = self.num_speculative_tokens - 1
+        masked = max(0, self.num_speculative_tokens - 1)
         sampled, decoding = work.sampled_prefills, work.decode_seqs
         added = sampled * masked
         among = sampled * (masked * (masked - 1) // 2)
@@ -290,6 +280,14 @@ class HeadsDrafter:
         total.host_s += np.where(drafting > 0, self.overhead.step_s + self.overhead.pass_s, 0.0)
         return total
 
+    def with_tokens(self, count: int) -> HeadsDrafter:
+        """The first ``count`` heads."""
+        return replace(self, num_heads=count, overhead=self.overhead if count else NO_OVERHEAD)
+
+    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
+        """Nothing: heads look at the last hidden state alone."""
+        return Costs.zeros(len(draft.skipped_tokens))
+
     def _head_costs(self, seqs: IntArray) -> Costs:
         deployment = self.target
         kernels = deployment.kernels
@@ -330,6 +328,14 @@ class HostDrafter:
             return 0.0
         scanned = work.decode_kv_tokens[0] + work.sampled_kv_tokens[0]
         return self.step_s + self.per_sequence_s * drafting + self.per_context_token_s * scanned
+
+    def with_tokens(self, count: int) -> HostDrafter:
+        """The same look-up, whatever it proposes; none where it proposes nothing."""
+        return self if count else HostDrafter(0.0, 0.0)
+
+    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
+        """Nothing: the context lies on the host."""
+        return Costs.zeros(len(draft.skipped_tokens))
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
         """Costs of many steps."""

@@ -8,10 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing.drafter import Drafter
-from simulator.timing.step import Costs, StepTimer
+from simulator.timing.adjusted import AdjustedDrafter
+from simulator.timing.costs import Costs
+from simulator.timing.drafter import Drafter, DraftStep
+from simulator.timing.remote_drafter import RemoteDrafter
+from simulator.timing.step import StepTimer
 from simulator.timing.work import StepWork
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
@@ -22,10 +26,13 @@ class EngineTimer(Protocol):
     def windows(self) -> tuple[int | None, ...]:
         """Distinct attention windows of the model; None is full attention."""
 
-    def seconds(self, work: StepWork[Any]) -> Any:
-        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled."""
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
+        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled.
 
-    def costs(self, work: StepWork[IntArray]) -> Costs:
+        ``draft``: what a policy has the drafter do; None where it always proposes the same.
+        """
+
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps: seconds by bound, and work per chip."""
 
 
@@ -35,38 +42,89 @@ class ModelTimer:
 
     target: StepTimer
     drafter: Drafter | None = None
+    adjusted: AdjustedDrafter | None = None
+    """The same drafter under a policy."""
 
     windows: tuple[int | None, ...] = field(init=False)
     """Windows of the target, then those that only the drafter has."""
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
     """Where the drafter's windows stand among all; None where they are the same."""
 
+    _overlap: float = field(init=False, default=0.0)
+    """Share of the drafting that runs beside the target's pass."""
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
+    _per_prompt_s: float = field(init=False)
+    _beside_s: float = field(init=False)
+    _beside_per_sequence_s: float = field(init=False)
+    """Host work that runs beside the device: the step lasts at least as long."""
 
     def __post_init__(self) -> None:
         host = self.target.deployment.framework
-        self._step_s, self._per_sequence_s = host.step_s, host.per_sequence_s
+        ranks = self.target.deployment.tensor_parallel - 1
+        self._step_s, self._per_sequence_s = host.step_s + ranks * host.rank_s, host.per_sequence_s
+        self._per_prompt_s = host.per_prompt_s
+        self._beside_s, self._beside_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s
         self.windows = self.target.windows
+        if isinstance(self.drafter, RemoteDrafter):
+            self._overlap = self.drafter.overlap
         if self.drafter is not None:
             self.windows += tuple(w for w in self.drafter.windows if w not in self.target.windows)
             if self.drafter.windows != self.windows:
                 self._draft_order = tuple(self.windows.index(w) for w in self.drafter.windows)
 
-    def seconds(self, work: StepWork[Any]) -> Any:
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
-        total = self.target.seconds(work) + self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        if self.drafter is None:
-            return total
-        return total + self.drafter.seconds(self._seen_by_draft(work))
+        target_s = self.target.seconds(work)
+        sequences = work.decode_seqs + work.prefill_seqs
+        total = target_s + self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        if self.drafter is not None:
+            if draft is None:
+                drafting = self.drafter.seconds(self._seen_by_draft(work))
+            else:
+                assert self.adjusted is not None
+                drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
+            total += drafting
+            if self._overlap:
+                total -= self._overlap * np.minimum(drafting, target_s)
+        beside = self._beside_s + self._beside_per_sequence_s * sequences
+        return np.maximum(total, beside) if isinstance(total, np.ndarray) else max(total, beside)
 
-    def costs(self, work: StepWork[IntArray]) -> Costs:
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
         total = self.target.costs(work)
-        total.host_s += self._step_s + self._per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        target_s = total.device_s
+        sequences = work.decode_seqs + work.prefill_seqs
+        total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self.drafter is not None:
-            total.add(self.drafter.costs(self._seen_by_draft(work)))
+            if draft is None:
+                drafting = self.drafter.costs(self._seen_by_draft(work))
+            else:
+                assert self.adjusted is not None
+                drafting = self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
+            self._add_drafting(total, drafting, target_s)
+        beside = self._beside_s + self._beside_per_sequence_s * sequences
+        total.host_s += np.maximum(0.0, beside - total.device_s - total.host_s)
         return total
+
+    def _add_drafting(self, total: Costs, drafting: Costs, target_s: FloatArray) -> None:
+        """Add what the drafter costs beyond the share that runs beside the target's pass."""
+        if not self._overlap:
+            total.add(drafting)
+            return
+        seconds = drafting.device_s + drafting.host_s
+        hidden = self._overlap * np.minimum(seconds, target_s)
+        total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
+
+    def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
+        """The skipped tokens, with the window entries in the drafter's order."""
+        order = self._draft_order
+        if order is None:
+            return draft
+        return draft._replace(
+            skipped_pairs=tuple(draft.skipped_pairs[i] for i in order),
+            skipped_kv_tokens=tuple(draft.skipped_kv_tokens[i] for i in order),
+        )
 
     def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
         """The same tokens, with the window entries in the drafter's order."""

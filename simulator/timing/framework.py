@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -35,21 +36,103 @@ class Framework(BaseModel):
     per_sequence_s: float = Field(ge=0)
     kernels_per_layer: int = Field(ge=0)
     eager_launch_s: float = Field(ge=0)
-    max_captured_tokens: int = Field(ge=0)
-    captured_multiple: int = Field(ge=1)
+    captured_sizes: tuple[tuple[int, int, int], ...]
+    """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
+    captured_unit: Literal["tokens", "sequences"] = "tokens"
+    """What the sizes count."""
+    captured_steps: Literal["all", "decode"] = "all"
+    """Steps that may replay a graph: all, or those without prompt chunks."""
+    captured_per_seq: float = Field(default=0.0, ge=0)
+    """Largest size over ``max_num_seqs`` (times the tokens of a verify step); 0 = no such limit."""
+    captured: tuple[int, ...] = ()
+    """Sizes in tokens under an engine's limits (``for_engine``); empty = the defaults."""
     reserved_bytes: float = Field(ge=0)
+    per_prompt_s: float = Field(default=0.0, ge=0)
+    rank_s: float = Field(default=0.0, ge=0)
+    overlapped_s: float = Field(default=0.0, ge=0)
+    overlapped_per_sequence_s: float = Field(default=0.0, ge=0)
+    intake_s: float = Field(default=0.0, ge=0)
+    intake_work_s: float = Field(default=0.0, ge=0)
+    intake_per_token_s: float = Field(default=0.0, ge=0)
+    schedules_ahead: bool = False
+    scheduling_s: float = Field(default=0.0, ge=0)
+    """Part of the host work of a step that asynchronous scheduling runs beside the device."""
+    scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
     source: FrameworkSource
 
-    def padded_tokens(self, tokens: NDArray[np.int64], cuda_graphs: bool) -> NDArray[np.int64]:
-        """Tokens that the linear layers really compute: padded to the next captured size where a graph is replayed.
+    def without_front_end(self) -> Framework:
+        """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""
+        return self.model_copy(
+            update={
+                "intake_s": 0.0,
+                "intake_work_s": 0.0,
+                "intake_per_token_s": 0.0,
+                "per_prompt_s": 0.0,
+                "overlapped_per_sequence_s": 0.0,
+            }
+        )
 
-        Source: vLLM's default capture list 1, 2, 4, 8, 16, 24, ... (``CompilationConfig.cudagraph_capture_sizes``).
+    def scheduled(self, asynchronous: bool | None) -> Framework:
+        """The same engine with a step's scheduling beside the device, or after the step before; None: as it comes.
+
+        Beside the device a step lasts at least as long as its scheduling, and an arrival waits one step longer;
+        otherwise every step waits for it.
         """
+        if asynchronous is None or asynchronous == self.schedules_ahead:
+            return self
+        sign = -1.0 if asynchronous else 1.0
+        return self.model_copy(
+            update={
+                "schedules_ahead": asynchronous,
+                "step_s": max(0.0, self.step_s + sign * self.scheduling_s),
+                "per_sequence_s": max(0.0, self.per_sequence_s + sign * self.scheduling_per_sequence_s),
+                "overlapped_s": max(0.0, self.overlapped_s - sign * self.scheduling_s),
+                "overlapped_per_sequence_s": max(
+                    0.0, self.overlapped_per_sequence_s - sign * self.scheduling_per_sequence_s
+                ),
+            }
+        )
+
+    def for_engine(self, max_num_seqs: int, query_len: int = 1, sizes: Sequence[int] | None = None) -> Framework:
+        """The framework with the graphs that it captures under an engine's limits.
+
+        Sizes that count sequences become tokens of a decode or verify step; sizes that count tokens are rounded up to
+        whole verify steps (vLLM's ``adjust_cudagraph_sizes_for_spec_decode``).
+
+        Args:
+            max_num_seqs: most sequences of a step.
+            query_len: tokens per decoding sequence.
+            sizes: what the user asks for in place of the defaults; empty captures none.
+        """
+        wanted = self._default_sizes() if sizes is None else sorted(set(sizes))
+        if self.captured_unit == "sequences":
+            limit = float(max_num_seqs * query_len)
+            found = [size * query_len for size in wanted]
+        else:
+            limit = self.captured_per_seq * max_num_seqs * query_len if sizes is None else 0.0
+            found = [-(-size // query_len) * query_len for size in wanted]
+        kept = tuple(dict.fromkeys(size for size in found if not limit or size <= limit)) if found else ()
+        if self.captured_unit == "sequences" and sizes is None and found and kept[-1:] < (min(limit, found[-1]),):
+            kept = (*kept, int(min(limit, found[-1])))  # the largest batch is captured too
+        return self.model_copy(update={"captured": kept or (0,)})
+
+    @property
+    def max_captured_tokens(self) -> int:
+        """Largest captured graph; steps of more tokens launch kernel by kernel."""
+        return max(self._sizes(), default=0)
+
+    def padded_tokens(self, tokens: NDArray[np.int64], cuda_graphs: bool) -> NDArray[np.int64]:
+        """Tokens that the linear layers really compute: padded to the next captured size where a graph is replayed."""
         if not cuda_graphs:
             return tokens
-        multiple = self.captured_multiple
-        padded = np.where(tokens <= 2, tokens, np.where(tokens <= 4, 4, -(-tokens // multiple) * multiple))
-        return np.where(tokens <= self.max_captured_tokens, padded, tokens)
+        sizes = np.array([0, *self._sizes()])
+        return np.where(tokens <= sizes[-1], sizes[np.minimum(np.searchsorted(sizes, tokens), len(sizes) - 1)], tokens)
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self.captured or tuple(self._default_sizes())
+
+    def _default_sizes(self) -> list[int]:
+        return [size for first, last, step in self.captured_sizes for size in range(first, last + 1, step)]
 
     def on(self, chip: Chip) -> Framework:
         """The same engine on a chip whose own software adds host time to every step and sequence."""

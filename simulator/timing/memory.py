@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafter import DraftMemory
+from simulator.timing.remote_drafter import RemoteDrafter
 
 LOGIT_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on ONE chip, and the KV blocks of the replica that follow from them."""
+    """Bytes on ONE chip of the pipeline stage with the least room, and the KV blocks of the replica that follow."""
 
     capacity_bytes: float
     weight_bytes: float
@@ -22,6 +23,8 @@ class MemoryPlan:
     activation_bytes: float
     kv_bytes_per_token: float
     """Target and drafter together, one chip."""
+    replica_kv_bytes_per_token: float
+    """The same on all chips of the replica together."""
     block_size: int
     num_blocks: int
     overridden: bool
@@ -31,20 +34,50 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) 
     """Peak bytes of activations, logits and reserved memory in the largest step, on one chip.
 
     The residual stream, its norm, the attention input and output (4 x hidden) live together with the widest MLP's gate,
-    up and product (3 x intermediate / TP); logits are held in fp32 together with their softmax.
+    up and product (3 x intermediate / TP; routed experts' over all chips of the group); logits, on the last pipeline
+    stage, are held in fp32 together with their softmax. One attention group may get all tokens of a step.
     """
     architecture = deployment.architecture
     widest = 0.0
     for group in architecture.layer_groups:
         mlp = group.layer.mlp
         if isinstance(mlp, MoeMlp):
-            width = float(mlp.experts_per_token * mlp.intermediate_size + mlp.shared_intermediate_size)
+            width = mlp.experts_per_token * mlp.intermediate_size / deployment.group_chips
+            width += mlp.shared_intermediate_size / deployment.tensor_parallel
         else:
-            width = float(mlp.intermediate_size)
+            width = mlp.intermediate_size / deployment.tensor_parallel
         widest = max(widest, width)
-    stream = max_tokens * (4 * architecture.hidden_size + 3 * widest / deployment.tensor_parallel) * ACTIVATION_BYTES
-    logits = 2 * max_sampled * architecture.vocab_size * LOGIT_BYTES
+    stream = max_tokens * (4 * architecture.hidden_size + 3 * widest) * ACTIVATION_BYTES
+    sampled = -(-max_sampled // deployment.attention_data_parallel) if deployment.last_stage else 0
+    logits = 2 * sampled * architecture.vocab_size * LOGIT_BYTES
     return stream + logits + deployment.framework.reserved_bytes
+
+
+def fit_apart(
+    memory: MemoryPlan, drafter: RemoteDrafter, *, gpu_memory_utilization: float, max_tokens: int
+) -> MemoryPlan:
+    """The plan with no more blocks than a drafter on its own chips has KV for.
+
+    Args:
+        memory: of the target's chips.
+        drafter: on its own.
+        gpu_memory_utilization: share of their memory that the engine may use.
+        max_tokens: most tokens of one pass.
+
+    Raises:
+        ForerunError: the drafter does not fit its chips.
+    """
+    deployment, inner = drafter.deployment, drafter.inner
+    budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
+    left = budget - inner.weight_bytes - activation_bytes(deployment, max_tokens, 0)
+    blocks = int(left // (inner.kv_bytes_per_token * memory.block_size)) if left > 0 else 0
+    if blocks < 1:
+        raise ForerunError(
+            f"chip: {deployment.architecture.name} does not fit {deployment.tensor_parallel} x {deployment.chip.name}: "
+            f"{inner.weight_bytes / 1e9:.1f} GB weights against {budget / 1e9:.1f} GB per chip; raise its "
+            f"tensor_parallel or choose a larger chip"
+        )
+    return replace(memory, num_blocks=min(memory.num_blocks, blocks), draft_weight_bytes=0.0)
 
 
 def plan_memory(
@@ -56,33 +89,69 @@ def plan_memory(
     max_tokens: int,
     max_sampled: int,
     num_kv_blocks: int | None,
+    pipeline_parallel: int = 1,
 ) -> MemoryPlan:
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
+    The pipeline stage with the least room decides for all stages. Each attention group has blocks of its own; they
+    are counted together.
+
     Args:
-        draft: the drafter on the same chips, or None; its weights and its KV share the memory.
+        deployment: the whole model.
+        draft: the drafter on the same chips (of the last stage), or None; its weights and its KV share the memory.
         max_sampled: most rows of logits in one step.
         num_kv_blocks: a measured block count that overrides the estimate.
+        pipeline_parallel: stages that the layers are split into.
 
     Raises:
         ForerunError: weights and activations leave no room for a single block.
     """
+    stages = [
+        _plan_stage(
+            stage,
+            draft if stage.last_stage else None,
+            gpu_memory_utilization=gpu_memory_utilization,
+            block_size=block_size,
+            max_tokens=max_tokens,
+            max_sampled=max_sampled,
+            num_kv_blocks=num_kv_blocks,
+        )
+        for stage in deployment.stages(pipeline_parallel)
+    ]
+    fullest = min(stages, key=lambda plan: (plan.num_blocks, -plan.weight_bytes - plan.draft_weight_bytes))
+    per_token = sum(plan.replica_kv_bytes_per_token for plan in stages)
+    return replace(fullest, replica_kv_bytes_per_token=per_token)
+
+
+def _plan_stage(
+    deployment: Deployment,
+    draft: DraftMemory | None,
+    *,
+    gpu_memory_utilization: float,
+    block_size: int,
+    max_tokens: int,
+    max_sampled: int,
+    num_kv_blocks: int | None,
+) -> MemoryPlan:
+    """The memory of one pipeline stage and the blocks that it alone would allow."""
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
     weights = deployment.weight_bytes
     draft_weights = draft.weight_bytes if draft else 0.0
     activations = activation_bytes(deployment, max_tokens, max_sampled)
     per_token = deployment.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0.0)
     left = budget - weights - draft_weights - activations
-    blocks = int(left // (per_token * block_size)) if left > 0 else 0
+    blocks = deployment.attention_data_parallel * int(left // (per_token * block_size)) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
         blocks = num_kv_blocks
     if blocks < 1:
         raise ForerunError(
-            f"model: {deployment.architecture.name} does not fit {deployment.tensor_parallel} x "
-            f"{deployment.chip.name}: per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
+            f"model: {deployment.architecture.name} does not fit {deployment.group_chips} x "
+            f"{deployment.chip.name}{_stage_words(deployment)}: "
+            f"per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
             f"{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
             f"({gpu_memory_utilization:.0%} of {deployment.chip.memory.capacity_bytes / 1e9:.0f} GB); "
-            f"raise hardware.tensor_parallel, choose a narrower weights_dtype or lower engine.max_num_batched_tokens"
+            f"raise hardware.tensor_parallel or pipeline_parallel, choose a narrower weights_dtype or lower "
+            f"engine.max_num_batched_tokens"
         )
     return MemoryPlan(
         capacity_bytes=deployment.chip.memory.capacity_bytes,
@@ -90,7 +159,15 @@ def plan_memory(
         draft_weight_bytes=draft_weights,
         activation_bytes=activations,
         kv_bytes_per_token=per_token,
+        replica_kv_bytes_per_token=per_token * deployment.tensor_parallel,
         block_size=block_size,
         num_blocks=blocks,
         overridden=num_kv_blocks is not None,
     )
+
+
+def _stage_words(deployment: Deployment) -> str:
+    """Which pipeline stage it is, where it is not the whole model."""
+    if deployment.first_stage and deployment.last_stage:
+        return ""
+    return f" (a pipeline stage of {deployment.architecture.num_layers} layers)"

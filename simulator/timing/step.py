@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import AttentionShape, KernelTime
+from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
+from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.experts import ExpertTable, expert_kernel, fullest_group
 from simulator.timing.overlap import DecodeOverlap
 from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
 from simulator.timing.work import StepWork
@@ -26,46 +29,10 @@ LOGIT_PASSES = 3.0
 LOGIT_BYTES = 4.0
 
 
-@dataclass(slots=True)
-class Costs:
-    """Seconds by bound, and useful work, accumulated over kernels; every entry an array over the same axis."""
-
-    compute_s: FloatArray
-    memory_s: FloatArray
-    interconnect_s: FloatArray
-    latency_s: FloatArray
-    host_s: FloatArray
-    flops: FloatArray
-    bytes: FloatArray
-
-    @classmethod
-    def zeros(cls, size: int) -> Costs:
-        """No work, ``size`` times."""
-        return cls(*(np.zeros(size) for _ in range(7)))
-
-    def add_kernel(self, time: KernelTime, count: float = 1.0) -> None:
-        """Add ``count`` equal kernels: launches to latency, the rest to whichever of compute and memory is longer."""
-        body = count * (np.asarray(time.seconds) - time.launch_s)
-        computing = np.asarray(time.compute_s) >= np.asarray(time.memory_s)
-        self.compute_s += np.where(computing, body, 0.0)
-        self.memory_s += np.where(computing, 0.0, body)
-        self.latency_s += count * np.asarray(time.launch_s)
-        self.flops += count * np.asarray(time.flops)
-        self.bytes += count * np.asarray(time.bytes)
-
-    @property
-    def device_s(self) -> FloatArray:
-        """Seconds on the device."""
-        return self.compute_s + self.memory_s + self.interconnect_s + self.latency_s
-
-    def add(self, other: Costs, times: FloatArray | float = 1.0) -> None:
-        """Add all of ``other``, ``times`` over."""
-        for name in self.__slots__:
-            getattr(self, name).__iadd__(getattr(other, name) * times)
-
-    def rows(self, index: IntArray) -> Costs:
-        """The costs of the named entries."""
-        return Costs(*(getattr(self, name)[index] for name in self.__slots__))
+def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
+    """Distinct attention windows of a model, full attention first."""
+    found = {group.layer.attention.window for group in architecture.layer_groups}
+    return tuple(sorted(found, key=lambda window: -1 if window is None else window))
 
 
 @dataclass(slots=True)
@@ -82,7 +49,8 @@ class StepTimer:
     """Largest number of tokens in a step."""
     make_overlap: Callable[[StepTimer], DecodeOverlap] | None = None
     """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
-    windows: tuple[int | None, ...] = field(init=False)
+    windows: tuple[int | None, ...] = ()
+    """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
     _layers: Costs = field(init=False)
     _head: Costs = field(init=False)
     _layer_seconds: list[float] = field(init=False)
@@ -91,18 +59,26 @@ class StepTimer:
     """Shape, window and number of layers of each kind of attention."""
     _attention_seconds: list[tuple[DecodeTable, Callable[..., Any], list[float], int, int]] = field(init=False)
     """The same as functions: decode, prefill, one fresh prompt by its length; then window and number of layers."""
+    _one_pass: list[tuple[Callable[..., Any], int, int]] = field(init=False)
+    """Attention of prompt chunks and single queries in one kernel, window and number of layers; empty where the
+    chip's kernels take them apart."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
     _overlapped: list[DecodeTable] = field(init=False, default_factory=list)
     """With an overlap: what each kind of attention adds to steps that only decode, all its layers."""
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
+    _experts: ExpertTable | None = field(init=False, default=None)
+    """Experts and their exchange by the tokens of all attention groups, where there are several."""
+    _special: bool = field(init=False)
+    """Whether steps need more than tables and attention."""
+    _decode_graphs: bool = field(init=False)
+    """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
     _floor_s: float = field(init=False)
     """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat."""
 
     def __post_init__(self) -> None:
         groups = self.deployment.architecture.layer_groups
-        windows = sorted({g.layer.attention.window for g in groups}, key=lambda w: -1 if w is None else w)
-        self.windows = tuple(windows)
+        windows = self.windows = self.windows or attention_windows(self.deployment.architecture)
         merged: dict[tuple[AttentionShape, int], int] = {}
         for group in groups:
             attention = group.layer.attention
@@ -111,6 +87,8 @@ class StepTimer:
         self._attention = [(shape, window, count) for (shape, window), count in merged.items()]
         kernels = self.deployment.kernels
         self._attention_seconds = []
+        together = [(kernels.mixed_seconds(shape), window, count) for shape, window, count in self._attention]
+        self._one_pass = [(seconds, window, count) for seconds, window, count in together if seconds is not None]
         for shape, window, count in self._attention:
             prefill = kernels.prefill_seconds(shape)
             fresh = fresh_prompt_seconds(prefill, windows[window], self.max_tokens)
@@ -125,8 +103,12 @@ class StepTimer:
         framework = self.deployment.framework
         self._floor_s = framework.eager_launch_s * framework.kernels_per_layer * self.deployment.architecture.num_layers
         self._eager = ((tokens > framework.max_captured_tokens) | (not self.deployment.cuda_graphs)).tolist()
+        self._decode_graphs = framework.captured_steps == "decode"
         self._layers = self._layer_costs(distinct).rows(inverse)
         self._head = self._head_costs(tokens)
+        if self.deployment.attention_data_parallel > 1:
+            self._experts = ExpertTable(self.deployment, self.max_tokens)
+        self._special = self._experts is not None or bool(self._one_pass) or self._decode_graphs
         self._layer_seconds = self._layers.device_s.tolist()
         self._head_seconds = self._head.device_s.tolist()
 
@@ -137,12 +119,45 @@ class StepTimer:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
             logit_rows: rows of logits computed; default: every verified token and every completed prompt.
         """
+        if self._special:
+            return self._special_seconds(work, logit_rows)
         decoding = work.decode_seqs
         tokens = work.prefill_tokens + decoding * work.query_len
         if logit_rows is None:
             logit_rows = decoding * work.query_len + work.sampled_prefills
         total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
-        prefilling, prompt = work.prefill_seqs, work.prefill_tokens
+        total += self._attention_time(work)
+        if not self._eager[tokens]:
+            return total
+        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+
+    def _special_seconds(self, work: StepWork[Any], logit_rows: int | None) -> Any:
+        """The same where attention groups share experts, one kernel takes mixed batches, or prompts run uncaptured."""
+        seen, experts = work, self._experts
+        if experts is not None:
+            seen = fullest_group(work, experts.groups)
+            logit_rows = None if logit_rows is None else -(-logit_rows // experts.groups)
+        decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
+        tokens = seen.prefill_tokens + decoding * seen.query_len
+        if logit_rows is None:
+            logit_rows = decoding * seen.query_len + seen.sampled_prefills
+        total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
+        if self._one_pass and decoding and prefilling and seen.query_len == 1:
+            for mixed, window, count in self._one_pass:
+                chunks = (prefilling, seen.prefill_tokens, seen.prefill_pairs[window], seen.prefill_kv_tokens[window])
+                total += count * mixed(*chunks, decoding, seen.decode_kv_tokens[window])
+        else:
+            total += self._attention_time(seen)
+        if experts is not None:
+            total += experts.seconds(work.prefill_tokens + work.decode_seqs * work.query_len, tokens)
+        if not (self._eager[tokens] or (prefilling and self._decode_graphs)):
+            return total
+        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+
+    def _attention_time(self, work: StepWork[Any]) -> Any:
+        """Seconds of attention in all layers, prompts and decoding in kernels of their own."""
+        decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
+        total: Any = 0.0
         if self._overlapped and decoding and not prefilling:
             for table, (_, window, _) in zip(self._overlapped, self._attention, strict=True):
                 total += table(decoding, work.query_len, work.decode_kv_tokens[window])
@@ -156,22 +171,58 @@ class StepTimer:
                     total += count * fresh[prompt]
                 else:
                     total += count * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
-        if not self._eager[tokens]:
-            return total
-        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+        return total
 
     def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
-        """Costs of many steps on one chip; ``host_s`` holds the wait for kernel launches outside captured graphs."""
+        """Costs of many steps on one chip (of the fullest attention group; work as on the mean one); ``host_s`` holds
+        the wait for kernel launches outside captured graphs."""
+        if self._experts is None:
+            return self._costs(work, logit_rows)
+        groups = self._experts.groups
+        seen = fullest_group(work, groups)
+        own = seen.prefill_tokens + seen.decode_seqs * seen.query_len
+        everyone = work.prefill_tokens + work.decode_seqs * work.query_len
+        total = self._costs(seen, None if logit_rows is None else -(-logit_rows // groups), self._experts, everyone)
+        even = np.divide(everyone, groups * own, out=np.ones(len(own)), where=own > 0)
+        experts = self._experts.rows(everyone, own)
+        total.flops = (total.flops - experts.flops) * even + experts.flops
+        total.bytes = (total.bytes - experts.bytes) * even + experts.bytes
+        return total
+
+    def _costs(
+        self,
+        work: StepWork[IntArray],
+        logit_rows: IntArray | None,
+        experts: ExpertTable | None = None,
+        everyone: IntArray | None = None,
+    ) -> Costs:
         verify_tokens = work.decode_seqs * work.query_len
         tokens = work.prefill_tokens + verify_tokens
         total = self._layers.rows(tokens)
         total.add(self._head.rows(verify_tokens + work.sampled_prefills if logit_rows is None else logit_rows))
+        if experts is not None and everyone is not None:
+            total.add(experts.rows(everyone, tokens))
         kernels = self.deployment.kernels
+        mixed = (work.decode_seqs > 0) & (work.prefill_seqs > 0) & (work.query_len == 1) & bool(self._one_pass)
+        decoding, prefilling = np.where(mixed, 0, work.decode_seqs), np.where(mixed, 0, work.prefill_seqs)
         for shape, window, count in self._attention:
+            if mixed.any():
+                total.add_kernel(
+                    kernels.attention_mixed(
+                        shape,
+                        seqs=np.where(mixed, work.prefill_seqs, 0),
+                        q_tokens=work.prefill_tokens,
+                        pairs=work.prefill_pairs[window],
+                        kv_tokens=work.prefill_kv_tokens[window],
+                        decode_seqs=work.decode_seqs,
+                        decode_kv_tokens=work.decode_kv_tokens[window],
+                    ),
+                    count,
+                )
             keys = work.decode_kv_tokens[window]
             decode = Costs.zeros(len(tokens))
             decode.add_kernel(
-                kernels.attention_decode(shape, seqs=work.decode_seqs, q_len=work.query_len, kv_tokens=keys), count
+                kernels.attention_decode(shape, seqs=decoding, q_len=work.query_len, kv_tokens=keys), count
             )
             if self._overlap is not None:
                 _expose(decode, self._overlap, shape, self.windows[window], work, keys)
@@ -179,40 +230,50 @@ class StepTimer:
             total.add_kernel(
                 kernels.attention_prefill(
                     shape,
-                    seqs=work.prefill_seqs,
+                    seqs=prefilling,
                     q_tokens=work.prefill_tokens,
                     pairs=work.prefill_pairs[window],
                     kv_tokens=work.prefill_kv_tokens[window],
                 ),
                 count,
             )
-        uncaptured = np.asarray(self._eager)[tokens]
+        uncaptured = np.asarray(self._eager)[tokens] | ((work.prefill_seqs > 0) & self._decode_graphs)
         total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
         return total
 
     def _layer_costs(self, tokens: IntArray) -> Costs:
-        """All layers and the embedding for each token count in ``tokens``."""
+        """All layers and the embedding for each token count in ``tokens``; no experts where groups share them."""
         deployment = self.deployment
         hidden = deployment.architecture.hidden_size
         total = Costs.zeros(len(tokens))
         for group in deployment.architecture.layer_groups:
             total.add(self.layer_costs(group.layer, tokens), group.count)
+        if not deployment.first_stage:
+            return total
         rows = tokens * hidden * ACTIVATION_BYTES
         total.add_kernel(deployment.kernels.elementwise(2 * rows, launches=np.minimum(tokens, 1)))
         self._add_collective(total, "all_reduce", rows, 1)
         return total
 
     def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:
-        """One layer apart from attention itself, for each token count in ``tokens``, collectives included."""
+        """One layer apart from attention itself, for each token count in ``tokens``, collectives included; no experts
+        where attention groups share them."""
         one = Costs.zeros(len(tokens))
         for time in self._layer_kernels(layer, tokens):
             one.add_kernel(time)
-        hidden = self.deployment.architecture.hidden_size
-        self._add_collective(one, "all_reduce", tokens * hidden * ACTIVATION_BYTES, 2)
+        deployment, mlp = self.deployment, layer.mlp
+        reductions = 2
+        if isinstance(mlp, MoeMlp):
+            if deployment.attention_data_parallel == 1:
+                one.add_kernel(expert_kernel(deployment, mlp, tokens))
+            elif not mlp.shared_intermediate_size:
+                reductions = 1
+        message = tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
+        self._add_collective(one, "all_reduce", message, reductions)
         return one
 
     def _layer_kernels(self, layer: Layer, tokens: IntArray) -> Iterator[KernelTime]:
-        """Kernels of one layer apart from attention itself: GEMMs, experts, norms, rotary embedding, activation."""
+        """Kernels of one layer apart from attention itself and routed experts."""
         deployment = self.deployment
         kernels = deployment.kernels
         tp = deployment.tensor_parallel
@@ -225,28 +286,17 @@ class StepTimer:
         passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
         launches = 4 if attention.qk_norm else 3
         mlp = layer.mlp
-        if isinstance(mlp, MoeMlp):
-            yield kernels.moe(
-                tokens=tokens,
-                num_experts=mlp.num_experts,
-                experts_per_token=mlp.experts_per_token,
-                hidden=hidden,
-                intermediate=mlp.intermediate_size,
-                dtype=deployment.weight_dtypes["expert"],
-                tensor_parallel=tp,
-                gated=mlp.gated,
-            )
-            activated = mlp.shared_intermediate_size / tp
-        else:
-            activated = mlp.intermediate_size / tp
+        activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tp
         if activated:
             passes += (3 if mlp.gated else 2) * activated
             launches += 1
         yield kernels.elementwise(tokens * passes * ACTIVATION_BYTES, launches=launches * present)
 
     def _head_costs(self, tokens: IntArray) -> Costs:
-        """Final norm, LM head and sampling for each number of sampled tokens in ``tokens``."""
+        """Final norm, LM head and sampling for each number of sampled tokens in ``tokens``; on the last stage."""
         deployment = self.deployment
+        if not deployment.last_stage:
+            return Costs.zeros(len(tokens))
         architecture = deployment.architecture
         vocabulary = -(-architecture.vocab_size // deployment.tensor_parallel)
         present = np.minimum(tokens, 1)

@@ -121,3 +121,47 @@ def test_public_drafters_of_the_catalogued_curves_are_known():
     named = {load_curve(name).drafter for name in curve_names() if load_curve(name).method == "eagle3"} - {None}
     assert named - set(published_head_names()) == {"nvidia/gpt-oss-120b-Eagle3-v3"}, "no config.json of it at hand"
     assert np.all([name.count("/") == 1 for name in published_head_names()])
+
+
+CHAIN_OF_3 = {"eagle": 2.29, "eagle3": 2.79}
+"""Tokens per step of a chain of three on MT-bench (vllm20780); the SGLang table gives none."""
+
+
+def test_gains_under_sglang_fall_with_the_batch(shared_data):
+    """EAGLE-3's table 3 (SGLang v0.4.4, one H100): within 10 % at batch 2, falling, EAGLE-3 above EAGLE throughout.
+
+    Nothing is fitted. Larger batches are over-predicted, by up to 45 % with EAGLE-3 and 60 % with EAGLE at 32 to 48:
+    what SGLang's scheduler of then spent on each sequence between drafting and verification has no public measurement.
+    """
+
+    def seconds(speculation, batch):
+        data = {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "engine": {"framework": "sglang"},
+            "speculation": speculation,
+            "workload": {
+                "arrivals": {"process": "closed-loop", "max_concurrency": batch},
+                "input_tokens": 128,
+                "output_tokens": 128,
+                "num_requests": batch,
+            },
+        }
+        steps = simulate(Scenario.model_validate(data)).steps
+        full = (steps.decode_seqs == batch) & (steps.prefill_seqs == 0)
+        return float(steps.seconds[full].sum() / steps.steps[full].sum())
+
+    gains, errors = {}, {}
+    for row in rows(shared_data, "eagle3_t3"):
+        method, batch = row["method"], int(row["load"])
+        length = CHAIN_OF_3[method]
+        speculation = {"method": method, "num_speculative_tokens": 3, "acceptance": {"acceptance_length": length}}
+        gains[method, batch] = length * seconds(None, batch) / seconds(speculation, batch)
+        errors[method, batch] = gains[method, batch] / float(row["speedup"]) - 1
+    for method in CHAIN_OF_3:
+        of_method = [gain for (name, _), gain in sorted(gains.items()) if name == method]
+        assert len(of_method) >= 5
+        assert of_method == sorted(of_method, reverse=True)
+        assert abs(errors[method, 2]) < 0.10, errors
+    assert all(gains["eagle3", batch] > gains["eagle", batch] for method, batch in gains if method == "eagle")
+    assert max(errors.values()) < 0.65, errors

@@ -143,12 +143,6 @@ def test_too_long_requests_are_counted_as_failed_with_a_note():
     assert_array_equal(np.isnan(result.requests.finished_s), result.requests.failed)
 
 
-@pytest.mark.parametrize("field", ["pipeline_parallel", "expert_parallel"])
-def test_what_is_not_modelled_is_refused(field):
-    with pytest.raises(ForerunError, match=f"hardware.{field}: only 1 is modelled"):
-        simulate(scenario(hardware={"chip": "h100-sxm", field: 2}))
-
-
 def test_slow_rules_say_so():
     result = simulate(scenario(engine={"scheduler": "prefill-first"}))
     assert result.engine.exact_steps == result.engine.steps

@@ -11,7 +11,7 @@ from stub_timers import LinearTimer
 
 from simulator.serving import Cluster, EngineLimits
 from simulator.serving.log import RunLog
-from simulator.speculation import AcceptanceSampler
+from simulator.speculation import AcceptanceSampler, ContextDrift
 from simulator.workload import RequestStream
 from traces import PrefixHashes
 
@@ -52,6 +52,10 @@ def limits(draw, stream, query_len):
         chunked_prefill=draw(st.booleans()),
         query_len=query_len,
         lookahead_tokens=query_len - 1,
+        intake_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
+        intake_work_s=draw(st.sampled_from([0.0, 2e-3])),
+        intake_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
+        schedules_ahead=draw(st.booleans()),
     )
 
 
@@ -105,7 +109,8 @@ def test_without_speculation(data, stream, windows):
 @SETTINGS
 @given(st.data(), streams(), st.integers(1, 5), st.floats(0, 1), st.sampled_from([(None,), (None, 32)]))
 def test_with_speculation(data, stream, drafted, alpha, windows):
-    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3)
+    drift = data.draw(st.sampled_from([None, None, ContextDrift(0.7, 20)]))
+    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
     timer = dataclasses.replace(TIMER, windows=windows)
     cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, drafted + 1)), timer, sampler)
     fast, exact = run_both(cluster, stream)

@@ -132,11 +132,7 @@ def test_drawing_depths_equals_drawing_paths():
         ("ngram", {"num_speculative_tokens": 2, "draft": {"num_layers": 1}}, "no use for draft.num_layers"),
         ("draft-model", {"num_speculative_tokens": 2}, "needs draft: {model: ...}"),
         ("mtp", {"tree": "eagle-25", "draft": {"modules": "separate"}}, "separate modules draft a chain"),
-        (
-            "eagle",
-            {"num_speculative_tokens": 2, "draft": {"chip": "l40s"}},
-            "a drafter on other chips is not modelled yet",
-        ),
+        ("eagle", {"num_speculative_tokens": 2, "draft": {"link": "nvlink4"}}, "link goes with chip"),
         (
             "eagle",
             {"num_speculative_tokens": 2, "acceptance": {"alpha": 0.5, "other_ranks": [0.1]}},

@@ -1,0 +1,89 @@
+"""Runs under other values of assumed parameters: factors on host costs, kernel parameters, chips and links by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hwprofiles import Chip, KernelLibrary, Link
+from hwprofiles.parameters import FamilyParameters
+from simulator.timing.framework import Framework
+
+Factors = Mapping[str, float]
+"""Factor by parameter name, e.g. ``{"vllm.step_s": 2.0, "n150.kernels.launch_s": 0.5}``; absent names are 1."""
+
+KERNEL_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "launch_s": ("launch_s", "direct_launch_s"),
+    "compute_efficiency": ("compute_efficiency",),
+    "memory_efficiency": ("memory_efficiency",),
+    "bandwidth_efficiency": ("bandwidth_efficiency", "in_network_efficiency", "direct_efficiency"),
+}
+"""Parameter of a sensitivity study -> fields of the kernel families that move together with it."""
+FRAMEWORK_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
+LARGEST_EFFICIENCY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """Multiplies assumed numbers; without factors everything stays as it is."""
+
+    factors: Factors = field(default_factory=dict)
+
+    def framework(self, framework: Framework) -> Framework:
+        """Host costs of an engine under the factors named ``FRAMEWORK.FIELD``."""
+        scaled = self._scaled(framework.name, {name: getattr(framework, name) for name in FRAMEWORK_FIELDS})
+        return framework.model_copy(update=scaled) if scaled else framework
+
+    def link(self, link: Link | None) -> Link | None:
+        """A link under the factor ``LINK.latency_s``."""
+        if link is None:
+            return None
+        scaled = self._scaled(link.name, {"latency_s": link.latency_s})
+        return link.model_copy(update=scaled) if scaled else link
+
+    def chip(self, chip: Chip) -> Chip:
+        """A chip under the factor ``CHIP.on_chip.bandwidth_bytes_per_s``; the store stays as fast as the memory."""
+        scaled = self._scaled(f"{chip.name}.on_chip", {"bandwidth_bytes_per_s": chip.on_chip.bandwidth_bytes_per_s})
+        if not scaled:
+            return chip
+        bandwidth = max(scaled["bandwidth_bytes_per_s"], chip.memory.bandwidth_bytes_per_s)
+        on_chip = chip.on_chip.model_copy(update={"bandwidth_bytes_per_s": bandwidth})
+        return chip.model_copy(update={"on_chip": on_chip})
+
+    def kernels(self, chip: Chip, library: str, split_kv: bool = True) -> KernelLibrary:
+        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; what was calibrated stays as it is."""
+        own = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
+        moved = {name: factor for name, factor in own.items() if factor != 1.0}
+        return _ScaledKernels(chip, library, moved, split_kv) if moved else KernelLibrary(chip, library, split_kv)
+
+    def _scaled(self, owner: str, values: Mapping[str, float]) -> dict[str, float]:
+        found = {name: self.factors.get(f"{owner}.{name}", 1.0) for name in values}
+        return {name: values[name] * factor for name, factor in found.items() if factor != 1.0}
+
+
+class _ScaledKernels(KernelLibrary):
+    """Kernels whose parameters are multiplied where they were not fitted on this chip's own measurements."""
+
+    def __init__(self, chip: Chip, library: str, factors: Factors, split_kv: bool) -> None:
+        super().__init__(chip, library, split_kv)
+        self._factors = dict(factors)
+        self._scaled: dict[tuple[str, str], FamilyParameters] = {}
+
+    def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
+        """The family's set, scaled; efficiencies stay at most 1."""
+        key = (family, dtype)
+        if key not in self._scaled:
+            self._scaled[key] = self._scale(family, dtype)
+        return self._scaled[key]
+
+    def _scale(self, family: str, dtype: str) -> FamilyParameters:
+        found = super().parameters(family, dtype)
+        if self.basis(family, dtype) == "calibrated":
+            return found
+        update: dict[str, float] = {}
+        for name, factor in self._factors.items():
+            for part in KERNEL_FIELDS[name]:
+                if part in type(found).model_fields:
+                    value = getattr(found, part) * factor
+                    update[part] = value if part.endswith("_s") else min(value, LARGEST_EFFICIENCY)
+        return found.model_copy(update=update)

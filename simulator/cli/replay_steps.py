@@ -1,0 +1,99 @@
+"""``forerun replay steps``: measured engine steps beside predicted ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.output import JsonOption, checked_outputs, emit
+from simulator.cli.tables import duration, number, pairs_table, titled_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EXIT_GATE_FAILED = 1
+SHOWN_WORST = 8
+
+
+def register(replay: typer.Typer) -> None:
+    """Add the command to ``forerun replay``."""
+    replay.command("steps", epilog="Example: forerun replay steps steps.csv --scenario base.yaml --out out/steps")(
+        steps
+    )
+
+
+def steps(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Measured engine steps.", show_default=False)],
+    scenario: Annotated[
+        Path, typer.Option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
+    ],
+    format: Annotated[str, typer.Option("--format", help="Format of the files; auto recognises it.")] = "auto",
+    set_values: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a scenario value.")
+    ] = None,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[KIND.]FIGURE=VALUE",
+            help="Exit 1 when mape, median_ape, p90_ape or |bias|, of all or of one kind, exceeds VALUE.",
+        ),
+    ] = None,
+    json_file: JsonOption = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write replay.json and report.html here.")] = None,
+) -> int:
+    """Predict measured engine steps from their batch composition and show how far off the predictions are."""
+    import sys
+
+    from simulator.errors import ForerunError
+    from simulator.metrics.document import json_text
+    from simulator.metrics.files import write_text_atomically
+    from simulator.replay.gate import parse_limit
+    from simulator.replay.steps import replay_steps, steps_document
+    from simulator.scenario import load_scenario
+    from traces.steps import read_steps
+
+    limits = [parse_limit(text) for text in fail_above or []]
+    with checked_outputs(out, json_file):
+        base = load_scenario(scenario, set_values or [])
+        document = steps_document(replay_steps([read_steps(file, format) for file in files], base))
+        scores = {group["kind"]: group for group in (*document["groups"], document["overall"])}
+        for limit in limits:
+            if limit.op not in scores:
+                raise ForerunError(f"--fail-above: no '{limit.op}' steps were scored (there are {', '.join(scores)})")
+        if out is not None:
+            from dashboards.steps_report import write_steps_report
+
+            write_text_atomically(out / "replay.json", json_text(document))
+            write_steps_report(document, out / "report.html")
+        emit(document, json_file, step_tables(document))
+    failed = 0
+    for limit in limits:
+        value = float(scores[limit.op][limit.metric])
+        if abs(value) > limit.value:
+            print(f"forerun: {limit.op}: {limit.metric} {value:.2f} % exceeds {limit.value:g} %", file=sys.stderr)
+            failed = EXIT_GATE_FAILED
+    return failed
+
+
+def step_tables(document: dict[str, Any]) -> list[RenderableType]:
+    """Everything ``forerun replay steps`` prints."""
+    table = titled_table(
+        f"Errors of engine steps (%), basis: {document['basis']}", "kind", "steps", "MAPE", "median", "p90", "bias"
+    )
+    for group in (*document["groups"], document["overall"]):
+        figures = (number(group[key], 3) for key in ("mape", "median_ape", "p90_ape", "bias"))
+        table.add_row(group["kind"], f"{group['n']:,}", *figures)
+    worst = titled_table("Worst steps", "kind", "batch", "measured", "predicted", "error %", "bound", left=True)
+    for row in document["worst"][:SHOWN_WORST]:
+        batch = f"{row['prefill_seqs']} x prefill {row['prefill_tokens']}" if row["prefill_tokens"] else ""
+        if row["decode_seqs"]:
+            verify = f" x {row['query_len']} tokens" if row["query_len"] > 1 else ""
+            batch += f"{', ' if batch else ''}{row['decode_seqs']} decoding{verify}, {row['decode_kv_tokens']:,} keys"
+        times = (duration(row[key]) for key in ("measured_s", "predicted_s"))
+        worst.add_row(row["kind"], batch, *times, f"{row['ape']:.1f}", row["bound"])
+    parts: list[RenderableType] = [table, worst]
+    if document["skipped"]:
+        parts.append(pairs_table("Not used", [(reason, f"{n:,}") for reason, n in document["skipped"].items()]))
+    return parts

@@ -1,0 +1,333 @@
+"""Measured serving runs beside simulated ones: figures by metric, coverage, and the runs furthest off."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hwprofiles import ProfileError
+from simulator.errors import ForerunError, did_you_mean
+from simulator.replay.gate import Limit
+from simulator.replay.rerun import rerun
+from simulator.replay.serving_names import chip_name, framework_name, model_name
+from simulator.replay.split import Split
+from simulator.scenario import Scenario
+from traces import TraceError
+from traces.servings import METRICS, MeasuredRun
+
+SHORT_NAMES = {
+    "ttft": "mean_ttft_ms",
+    "tpot": "mean_tpot_ms",
+    "itl": "mean_itl_ms",
+    "e2el": "mean_e2el_ms",
+    "e2e": "mean_e2el_ms",
+    "throughput": "output_throughput",
+}
+"""What a limit may call the metrics asked for most."""
+HELD_IN = "part of the training split"
+NOT_CHOSEN = "left out by --where or --limit"
+WORST_RUNS = 20
+_FACTS = ("name", "model", "chip", "framework", "tensor_parallel", "max_concurrency", "request_rate",
+          "input_tokens", "output_tokens", "num_requests", "weights_dtype", "speculation", "process",
+          "framework_version", "pipeline_parallel", "expert_parallel")  # fmt: skip
+
+Start = Callable[..., Callable[[], Any]]
+"""Starts a function on a worker and returns what gives its result."""
+
+
+class RunScore(NamedTuple):
+    """Errors of one metric over ``n`` of the ``of`` runs that measured it, in percent of the measurement."""
+
+    metric: str
+    group: str
+    n: int
+    of: int
+    mape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    coverage: float
+    """Share of the runs with this metric that were simulated, percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """One measured run and its simulation; ``skipped`` says why there is none."""
+
+    run: MeasuredRun
+    predicted: dict[str, float]
+    basis: str | None
+    notes: tuple[str, ...]
+    skipped: str | None
+
+    def error(self, metric: str) -> float | None:
+        """Signed error in percent of the measurement, or None where one of the two is missing."""
+        if metric not in self.predicted or metric not in self.run.measured:
+            return None
+        return (self.predicted[metric] / self.run.measured[metric] - 1.0) * 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReplay:
+    """Outcome of a replay of serving runs."""
+
+    sources: tuple[str, ...]
+    outcomes: tuple[RunOutcome, ...]
+    scores: tuple[RunScore, ...]
+    skipped: dict[str, int]
+    split: Split | None
+    seed: int
+    scenario: Scenario
+
+
+def replay_requests(
+    runs: Sequence[MeasuredRun],
+    base: Scenario,
+    sources: Sequence[str] = (),
+    split: Split | None = None,
+    where: Sequence[str] = (),
+    limit: int | None = None,
+    seed: int = 0,
+    start: Start | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RequestReplay:
+    """Simulate every measured run again and score the simulation.
+
+    Args:
+        runs: measured.
+        base: what the runs do not tell.
+        sources: files, for the report.
+        split: score only configurations that this split holds out (a curve over load is on one side as a whole).
+        where: conditions such as ``tensor_parallel<=4`` or ``model=llama-3.1-8b`` that a run must meet.
+        limit: simulate at most so many, evenly chosen.
+        seed: of the simulations.
+        start: runs work on other processes; None = here.
+        progress: called with (done, total).
+
+    Raises:
+        ForerunError: a bad condition, or no run that can be simulated; the text says why.
+    """
+    conditions = [parse_condition(text) for text in where]
+    chosen: list[MeasuredRun] = []
+    skipped: Counter[str] = Counter()
+    for run in runs:
+        if not all(condition(run) for condition in conditions):
+            skipped[NOT_CHOSEN] += 1
+        elif split is not None and in_training(run, split):
+            skipped[HELD_IN] += 1
+        else:
+            chosen.append(run)
+    if limit is not None and len(chosen) > limit:
+        skipped[NOT_CHOSEN] += len(chosen) - limit
+        chosen = [chosen[int(i)] for i in np.linspace(0, len(chosen) - 1, limit).round()]
+    pending: list[Callable[[], RunOutcome]] = []
+    for run in chosen:
+        if run.unusable is None and run.measured and start is not None:
+            pending.append(start(outcome_of, run, base, seed))
+        else:
+            pending.append(partial(outcome_of, run, base, seed))
+    outcomes = []
+    for done, result in enumerate(pending, 1):
+        outcomes.append(result())
+        if progress is not None:
+            progress(done, len(pending))
+    skipped.update(outcome.skipped for outcome in outcomes if outcome.skipped is not None)
+    if all(outcome.skipped is not None for outcome in outcomes):
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common(5)) or "there is none"
+        raise ForerunError(f"no measured run can be simulated ({reasons})")
+    return RequestReplay(
+        tuple(sources), tuple(outcomes), tuple(run_scores(outcomes)), dict(skipped.most_common()), split, seed, base
+    )
+
+
+def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
+    """Simulate one run; what refuses it becomes the reason that it is skipped."""
+    if run.unusable is not None:
+        return RunOutcome(run, {}, None, (), run.unusable)
+    if not run.measured:
+        return RunOutcome(run, {}, None, (), "nothing was measured")
+    try:
+        result = rerun(run, base, seed)
+    except (ForerunError, ProfileError, TraceError) as error:
+        return RunOutcome(run, {}, None, (), str(error).removeprefix(f"{run.place}: "))
+    return RunOutcome(run, result["predicted"], result["basis"], tuple(result["notes"]), None)
+
+
+def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
+    """Figures of every metric over all runs, then by model, chip, engine and tensor parallelism."""
+    groups: dict[str, list[RunOutcome]] = {"all": list(outcomes)}
+    for outcome in outcomes:
+        groups.setdefault(group_label(outcome.run), []).append(outcome)
+    if len(groups) == 2:
+        groups = {"all": groups["all"]}
+    found = []
+    for label, members in groups.items():
+        for metric in METRICS:
+            of = sum(metric in outcome.run.measured for outcome in members)
+            errors = np.array([e for o in members if (e := o.error(metric)) is not None])
+            if len(errors):
+                ape = np.abs(errors)
+                figures = (ape.mean(), np.median(ape), np.percentile(ape, 90), errors.mean(), 100 * len(errors) / of)
+                found.append(RunScore(metric, label, len(errors), of, *(float(value) for value in figures)))
+    return found
+
+
+def group_label(run: MeasuredRun) -> str:
+    """Model, chip, engine and tensor parallelism of a run, in the catalogue's words where it has them."""
+    parts = [_known_model(run), _known_chip(run), run.framework and (framework_name(run.framework) or run.framework)]
+    words = [part for part in parts if part]
+    return ", ".join([*words, *([f"TP {run.tensor_parallel}"] if run.tensor_parallel else [])]) or "unnamed"
+
+
+def in_training(run: MeasuredRun, split: Split) -> bool:
+    """Whether a fit under ``split`` may see the run: by its configuration, so that a whole curve is on one side."""
+    text = f"{split.seed} {run.configuration!r}".encode()
+    share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2.0**64
+    return share < split.train
+
+
+def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
+    """A test for ``FACT=VALUE``, ``FACT~PART``, ``FACT>=N`` or ``FACT<=N``.
+
+    Raises:
+        ForerunError: no such fact, or no number where one is needed.
+    """
+    for sign in (">=", "<=", "~", "="):
+        name, found, value = (part.strip() for part in text.partition(sign))
+        if found:
+            break
+    if not found or name not in _FACTS:
+        hint = did_you_mean(name, _FACTS) if found else ""
+        raise ForerunError(
+            f"--where: '{text}' is not FACT=VALUE, FACT~PART, FACT>=N or FACT<=N{hint} (facts: {', '.join(_FACTS)})"
+        )
+    if sign == "~":
+        return lambda run: value.lower() in str(_fact(run, name) or "").lower()
+    if sign == "=":
+        return lambda run: value.lower() in _spellings(run, name)
+    try:
+        number = float(value)
+    except ValueError:
+        raise ForerunError(f"--where: '{text}': '{value}' is no number") from None
+
+    def compared(run: MeasuredRun) -> bool:
+        fact = _fact(run, name)
+        fact = fact[1] if isinstance(fact, tuple) else fact
+        if not isinstance(fact, int | float):
+            return False
+        return fact >= number if sign == ">=" else fact <= number
+
+    return compared
+
+
+def exceeded(limits: Sequence[Limit], scores: Sequence[RunScore]) -> list[str]:
+    """One line per limit that is exceeded over all runs; a limit without a metric holds for every metric.
+
+    Raises:
+        ForerunError: a limit on a metric that no run has.
+    """
+    overall = {score.metric: score for score in scores if score.group == "all"}
+    lines = []
+    for limit in limits:
+        name = SHORT_NAMES.get(limit.op, limit.op)
+        if name != "all" and name not in overall:
+            raise ForerunError(f"--fail-above: no '{limit.op}' was scored (there are {', '.join(overall)})")
+        for metric in overall if name == "all" else (name,):
+            value = float(getattr(overall[metric], limit.metric))
+            if abs(value) > limit.value:
+                lines.append(f"{metric}: {limit.metric} {value:.2f} % exceeds {limit.value:g} %")
+    return lines
+
+
+def requests_document(replay: RequestReplay) -> dict[str, Any]:
+    """The JSON of ``forerun replay requests``; errors are percentages such as 7.3, latencies milliseconds."""
+    from simulator.metrics.document import forerun_version, scenario_document
+
+    return {
+        "sources": list(replay.sources),
+        "split": None if replay.split is None else replay.split._asdict(),
+        "scores": [score._asdict() for score in replay.scores],
+        "runs": [_row(outcome) for outcome in replay.outcomes if outcome.skipped is None],
+        "skipped": replay.skipped,
+        "skipped_runs": [
+            {"name": o.run.name, "place": o.run.place, "reason": o.skipped}
+            for o in replay.outcomes
+            if o.skipped is not None
+        ],
+        "worst": [
+            {"metric": metric, **_row(outcome), "ape": abs(outcome.error(metric) or 0.0)}
+            for metric, outcome in worst_runs(replay)
+        ],
+        "basis": _weakest(replay),
+        "scenario": scenario_document(replay.scenario),
+        "seed": replay.seed,
+        "version": forerun_version(),
+    }
+
+
+def worst_runs(replay: RequestReplay, count: int = WORST_RUNS) -> list[tuple[str, RunOutcome]]:
+    """The runs whose mean latencies or throughput are furthest off, worst first, each under its worst metric."""
+    found = []
+    for outcome in replay.outcomes:
+        errors = {m: abs(e) for m in set(SHORT_NAMES.values()) if (e := outcome.error(m)) is not None}
+        if errors:
+            metric = max(sorted(errors), key=lambda name: errors[name])
+            found.append((errors[metric], metric, outcome))
+    found.sort(key=lambda item: -item[0])
+    return [(metric, outcome) for _, metric, outcome in found[:count]]
+
+
+def _row(outcome: RunOutcome) -> dict[str, Any]:
+    run = outcome.run
+    facts = {name: getattr(run, name) for name in _FACTS}
+    tokens = {name: list(v) if isinstance(v := facts[name], tuple) else v for name in ("input_tokens", "output_tokens")}
+    errors = {metric: outcome.error(metric) for metric in METRICS}
+    return {
+        **facts,
+        **tokens,
+        "place": run.place,
+        "stages": [list(stage) for stage in run.stages] or None,
+        "measured": dict(run.measured),
+        "derived": list(run.derived),
+        "predicted": {metric: outcome.predicted[metric] for metric in METRICS if metric in outcome.predicted},
+        "error": {metric: error for metric, error in errors.items() if error is not None},
+        "basis": outcome.basis,
+        "notes": [*run.notes, *outcome.notes],
+    }
+
+
+def _weakest(replay: RequestReplay) -> str | None:
+    order = ("calibrated", "datasheet", "extrapolated")
+    return max((o.basis for o in replay.outcomes if o.basis in order), key=order.index, default=None)
+
+
+def _fact(run: MeasuredRun, name: str) -> Any:
+    return getattr(run, name)
+
+
+def _spellings(run: MeasuredRun, name: str) -> set[str]:
+    """How a fact may be written in a condition: as published, and in the catalogue's words."""
+    value = _fact(run, name)
+    known = {"model": _known_model, "chip": _known_chip}.get(name)
+    words = {str(value).lower()} if value is not None else {"none"}
+    if known is not None and value is not None:
+        words.add(str(known(run)).lower())
+    if name == "framework" and value is not None:
+        words.add(str(framework_name(value)).lower())
+    return words
+
+
+def _known_model(run: MeasuredRun) -> str | None:
+    return None if run.model is None else (model_name(run.model) or run.model)
+
+
+def _known_chip(run: MeasuredRun) -> str | None:
+    from hwprofiles import chip_names
+
+    return None if run.chip is None else (chip_name(run.chip, chip_names()) or run.chip)

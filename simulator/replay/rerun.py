@@ -1,0 +1,214 @@
+"""A measured serving run as a scenario: what its source tells laid over a base scenario that gives the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hwprofiles import chip_names, load_chip
+from simulator.build import build_cluster
+from simulator.errors import ForerunError
+from simulator.metrics.summary import summarise
+from simulator.replay.serving_names import chip_name, dtype_name, framework_name, model_name
+from simulator.run import simulate
+from simulator.scenario import Scenario, scenario_from
+from simulator.workload.generate import RequestStream, generate_requests
+from traces import PrefixHashes
+from traces.servings import METRICS, MeasuredRun, PromptPool
+from traces.servings.silicon import closed_loop_throughput
+
+ENGINE_LIMITS = {
+    "trtllm": {"max_num_seqs": 2048, "max_num_batched_tokens": 8192},
+    "vllm": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
+    "sglang": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192},
+}
+"""Limits of an engine where neither the run nor the scenario states them.
+
+Source: TensorRT-LLM 1.0 ``max_batch_size`` 2048 and ``max_num_tokens`` 8192; vLLM V1 behind its API server on chips of
+70 GB and more; SGLang's ``chunked_prefill_size`` 8192 and a running-request limit set by memory.
+"""
+LEAST_WAVES = 10
+"""Requests per outstanding request where the source does not say how many were sent."""
+
+
+def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
+    """The scenario that repeats a measured run.
+
+    Args:
+        run: what was measured; everything it states overrides ``base``. A profile file of the very chip that the run
+            names stays.
+        base: the rest.
+
+    Raises:
+        ForerunError: a name that the catalogue does not know, or values that make no scenario; the text says which.
+    """
+    data = base.model_dump(exclude_unset=True)
+    hardware, engine = data.setdefault("hardware", {}), data.setdefault("engine", {})
+    named = {
+        "model": (run.model, model_name, "model"),
+        "chip": (run.chip, lambda text: chip_name(text, tuple(chip_names())), "chip"),
+        "framework": (run.framework, framework_name, "engine"),
+        "weights": (run.weights_dtype, dtype_name, "weight format"),
+        "kv": (run.kv_cache_dtype, dtype_name, "KV cache format"),
+    }
+    found: dict[str, str] = {}
+    for key, (text, known, what) in named.items():
+        if text is not None:
+            name = known(text)
+            if name is None:
+                raise ForerunError(f"{what} '{text}' is not known")
+            found[key] = name
+    if "model" in found:
+        data["model"] = found["model"]
+        data.pop("weights_dtype", None)
+    if "weights" in found and not _own_format(found["weights"]):
+        data["weights_dtype"] = found["weights"]
+    if "kv" in found:
+        data["kv_cache_dtype"] = found["kv"]
+    if "chip" in found and load_chip(base.hardware.chip).name != found["chip"]:
+        hardware["chip"] = found["chip"]
+    if "framework" in found:
+        engine["framework"] = found["framework"]
+    if run.data_parallel_attention not in (None, 1):
+        raise ForerunError("data-parallel attention is not modelled")
+    _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
+         expert_parallel=run.expert_parallel, replicas=run.replicas)  # fmt: skip
+    _put(engine, max_num_seqs=run.max_num_seqs, max_num_batched_tokens=run.max_num_batched_tokens,
+         max_model_len=run.max_model_len, num_kv_blocks=run.num_kv_blocks, block_size=run.block_size,
+         gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
+         enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
+    for limit, value in ENGINE_LIMITS.get(engine.get("framework", "vllm"), {}).items():
+        engine.setdefault(limit, value)
+    _set_speculation(data, run)
+    data["workload"] = _workload(run, data["workload"])
+    scenario = scenario_from(data, run.place)
+    return scenario.with_values(dict(run.settings)) if run.settings else scenario
+
+
+def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
+    """Simulate a measured run again.
+
+    Returns:
+        ``{"predicted": {metric: value}, "basis", "notes"}`` with the metrics of ``traces.servings.METRICS``.
+
+    Raises:
+        ForerunError, hwprofiles.ProfileError, traces.TraceError: it cannot be simulated; the text says why.
+    """
+    scenario = run_scenario(run, base)
+    stream = _stream(run, scenario, seed)
+    if scenario.engine.framework == "trtllm":
+        scenario = _never_evicting(scenario, stream)
+    result = simulate(scenario, seed, stream=stream)
+    summary = summarise(result)
+    predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
+    if "output_throughput" in run.derived and run.max_concurrency and run.output_tokens is not None:
+        tokens = np.mean(run.output_tokens)
+        predicted["output_throughput"] = closed_loop_throughput(
+            run.max_concurrency, float(tokens), predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
+        )
+    return {"predicted": predicted, "basis": result.basis, "notes": list(result.notes)}
+
+
+def _own_format(dtype: str) -> bool:
+    """Whether a format is one that only checkpoints themselves come in, so that the catalogue's own entry has it."""
+    return dtype == "mxfp4"
+
+
+def _put(section: dict[str, Any], **values: object) -> None:
+    section.update({name: value for name, value in values.items() if value is not None})
+
+
+def _set_speculation(data: dict[str, Any], run: MeasuredRun) -> None:
+    """A run without speculation drops the base's; one with it needs the base's drafter and its own acceptance."""
+    if run.speculation is None or run.speculation.lower() in ("none", "off"):
+        data.pop("speculation", None)
+        return
+    section = data.get("speculation")
+    if not isinstance(section, dict):
+        raise ForerunError(f"speculation '{run.speculation}': the scenario has no speculation block that describes it")
+    _put(section, num_speculative_tokens=run.num_speculative_tokens)
+    if run.acceptance_length is not None:
+        section["acceptance"] = {"acceptance_length": run.acceptance_length}
+
+
+def _workload(run: MeasuredRun, base: dict[str, Any]) -> dict[str, Any]:
+    arrivals: dict[str, Any] | None = dict(base["arrivals"]) if base.get("arrivals") else None
+    if run.process == "closed-loop" and run.max_concurrency is None:
+        raise ForerunError("its concurrency is not known")
+    if run.process not in (None, "trace"):
+        arrivals = {"process": run.process}
+        rate = run.request_rate or (run.stages[0][0] if run.stages else None)
+        if run.process in ("poisson", "gamma", "constant"):
+            arrivals["request_rate"] = rate
+        _put(arrivals, max_concurrency=run.max_concurrency, burstiness=run.burstiness)
+    if run.trace is not None:
+        workload: dict[str, Any] = {"trace": run.trace, "format": run.trace_format}
+        if run.process != "trace" and arrivals is not None:
+            workload["arrivals"] = arrivals
+        return workload
+    inputs, outputs = _lengths(run.input_tokens), _lengths(run.output_tokens)
+    if inputs is None and outputs is None and base.get("trace") is not None:
+        return {**base, **({"arrivals": arrivals} if arrivals else {})}
+    count = run.num_requests
+    if count is None:
+        count = round(sum(rate * seconds for rate, seconds in run.stages)) or int(base.get("num_requests") or 0)
+        count = max(count, LEAST_WAVES * (run.max_concurrency or 0))
+    return {
+        "arrivals": arrivals,
+        "input_tokens": base.get("input_tokens") if inputs is None else inputs,
+        "output_tokens": base.get("output_tokens") if outputs is None else outputs,
+        "num_requests": count or None,
+    }
+
+
+def _lengths(tokens: int | tuple[int, int] | None) -> int | dict[str, Any] | None:
+    if tokens is None or isinstance(tokens, int):
+        return tokens
+    return {"distribution": "uniform", "min": tokens[0], "max": tokens[1]}
+
+
+def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
+    """The run's requests: rates that follow one another and prompts that repeat are laid over the drawn ones."""
+    stream = generate_requests(scenario.workload, seed)
+    if len(run.stages) > 1:
+        start, times = 0.0, []
+        for rate, seconds in run.stages:
+            times.append(start + np.arange(round(rate * seconds)) / rate)
+            start += seconds
+        stream = replace(stream, arrival_s=np.concatenate(times)[: len(stream)])
+    if run.pool is not None and scenario.engine.enable_prefix_caching:
+        stream = replace(stream, prefix_hashes=pool_hashes(run.pool, stream.input_tokens, scenario.engine.block_size))
+    return stream
+
+
+def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
+    """The scenario with no more sequences at once than the KV cache holds to their last token.
+
+    Source: TensorRT-LLM's default capacity scheduler, ``GUARANTEED_NO_EVICT``.
+    """
+    longest = int((stream.input_tokens + stream.output_tokens).max())
+    engine = scenario.engine
+    blocks = build_cluster(scenario, seed=0).memory.num_blocks
+    places = max(1, blocks // -(-longest // engine.block_size))
+    return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
+
+
+def pool_hashes(pool: PromptPool, input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
+    """Block ids of requests that take their prompts in turn from a pool.
+
+    Args:
+        pool: prompts, groups and the tokens that a group shares.
+        input_tokens: of every request.
+        block_tokens: tokens of a block.
+    """
+    blocks = -(-np.asarray(input_tokens, dtype=np.int64) // block_tokens)
+    shared = pool.shared_tokens // block_tokens
+    offsets = np.concatenate(([0], np.cumsum(blocks)))
+    prompt = np.repeat(np.arange(len(blocks)) % pool.prompts, blocks)
+    position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+    width = int(blocks.max(initial=0)) + 1
+    group = pool.prompts * width + (prompt % pool.groups) * width + position
+    own = prompt * width + position
+    return PrefixHashes(offsets, np.where(position < shared, group, own), block_tokens)

@@ -1,0 +1,271 @@
+"""Steady state of continuous batching in closed form: what a run would average, in milliseconds and without events.
+
+A replica serves R requests per second. An average request needs n decode (or verify) steps; a step of a batch of B
+lasts d(B), and the prompts that join in it add x(B) per request: both are priced by the project's own step timer
+(``step_prices``), at the mean context, with chunked prefill inside the token budget. Then
+
+* **Batch.** While prompts keep joining, a step of B lasts ``s(B) = d(B) / (1 - R x(B))`` on average. Every decoding
+  request advances by one step in it, so decoding is processor sharing with the service rate ``B / (n s(B))``, whose
+  stationary law does not depend on the distribution of lengths: ``p(B) ~ prod_(k<=B) R n s(k) / k`` (J. W. Cohen, "The
+  multiple phase service network with generalized processor sharing", Acta Informatica 12, 1979; F. P. Kelly,
+  "Reversibility and Stochastic Networks", 1979, section 3.3). Prompts join in groups, a Poisson number with mean
+  ``R s(B)`` per step; requests arrive in steps that are long and are decoded in the long ones after (``steady_state``).
+* **Places.** B is at most m: ``max_num_seqs``, the requests whose KV fits at their mean length, or the batch at which
+  the token budget just holds the prompts that keep it up. Beyond m requests queue: a geometric tail with ratio
+  ``R n s(m) / m``, its mean scaled by (ca^2 + cs^2) / 2 (A. O. Allen, "Probability, Statistics, and Queueing Theory",
+  1990, section 5.3) for the variation of gaps and outputs.
+* **Highest rate.** ``1 / (n d(m) / m + x(m))``, per replica; above it there is no steady state.
+* **TPOT.** Little's law: a request decodes for ``mean(B) / R`` seconds.
+* **TTFT.** What is left of the step that the request arrives in (residual life, E[s^2] / 2 E[s]), the steps that hold
+  its prompt, the wait while prompts before it fill the token budget (M/G/1, Pollaczek-Khinchine), and the wait for a
+  place.
+* **Closed loop.** B, the prompts being processed and the queue add up to the concurrency; the rate that does it.
+* **Speculation.** A step delivers the acceptance length of the scenario's acceptance, and costs what the timer says of
+  target and drafter.
+
+Averages only: percentiles, preemption, start-up and drain are for the event simulation. Below 0.6 of the highest rate
+its TPOT and TTFT stay within some 10 % of the simulation's, at 0.9 within some 20 %; the highest rate within 5 %, but
+where KV memory limits the batch preemption leaves less of it, much less with prompts longer than the token budget.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from os.path import isfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from simulator.build import Build, build_cluster
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.speculation import draft_survival
+from simulator.studies.steady_state import Averages, Replica, make_replica
+from simulator.studies.traffic import Lengths, population, traffic
+
+T = TypeVar("T")
+
+MOST_KEPT = 64
+"""Built timers and samples of lengths that are kept for the next question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Means of a steady state; None where there is none, because more is asked than can be served."""
+
+    request_rate: float
+    """Requests per second, all replicas; of a closed loop, the rate that follows."""
+    concurrency: float | None
+    """Mean requests in the system (Little), or the closed loop's."""
+    mean_ttft_s: float | None
+    mean_tpot_s: float | None
+    mean_e2e_s: float | None
+    output_throughput: float
+    """Output tokens per second, all replicas; at most what ``max_request_rate`` gives."""
+    max_request_rate: float
+    """Requests per second that all replicas can serve in the long run."""
+    step_s: float
+    """Mean engine step while something decodes, joining prompts included."""
+    bottleneck: dict[str, float]
+    """Share of engine time bound by compute, memory, interconnect, latency, host; idle the rest."""
+    acceptance_length: float
+    """Tokens per verify step, the bonus token included; 1 without speculation."""
+    kv_blocks: int
+    """KV blocks of a replica."""
+    chips: int
+    basis: str
+    notes: tuple[str, ...]
+    saturated: bool = False
+    """Whether more is asked than can be served in the long run."""
+    batch: float = 0.0
+    """Mean decoding requests of a replica."""
+    max_batch: int = 0
+    """Most of them: places, KV memory, or the token budget."""
+    limited_by: str = "places"
+    """What sets ``max_batch``: ``places`` (max_num_seqs), ``kv`` or ``tokens`` (max_num_batched_tokens)."""
+
+
+def estimate(scenario: Scenario, request_rate: float | None = None, concurrency: float | None = None) -> Estimate:
+    """What a run of ``scenario`` would average in the long run.
+
+    Args:
+        scenario: what to run; its arrivals give the load unless one of the two below is set.
+        request_rate: requests per second over all replicas, in an open loop.
+        concurrency: requests outstanding over all replicas, in a closed loop.
+
+    Raises:
+        ForerunError: both loads at once, a load that is not positive, what has no such steady state here (static
+            batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_cluster`` and
+            ``generate_requests`` refuse.
+    """
+    if request_rate is not None and concurrency is not None:
+        raise ForerunError("estimate: give request_rate or concurrency, not both")
+    for name, value in (("request_rate", request_rate), ("concurrency", concurrency)):
+        if value is not None and not 0 < value < inf:
+            raise ForerunError(f"estimate: {name} must be a positive number (got {value!r})")
+    if request_rate is None and concurrency is None:
+        request_rate, concurrency = _own_load(scenario)
+    build, lengths, replica = steady_parts(scenario)
+    replicas = scenario.hardware.replicas
+    if concurrency is not None:
+        used = min(float(replicas), concurrency)
+        averages = replica.closed_loop(concurrency / used)
+        total = averages.rate * used
+    else:
+        assert request_rate is not None
+        used = float(replicas)
+        averages = replica.open_loop(request_rate * (1.0 - replica.traffic.refused) / used)
+        total = request_rate
+    share = used / replicas
+    bottleneck = {bound: busy * share for bound, busy in averages.bounds.items()}
+    return Estimate(
+        request_rate=total,
+        concurrency=concurrency if concurrency is not None else _times(averages.in_system, used),
+        mean_ttft_s=averages.ttft_s,
+        mean_tpot_s=averages.tpot_s,
+        mean_e2e_s=averages.e2e_s,
+        output_throughput=averages.rate * used * float(replica.traffic.output_tokens.mean()),
+        max_request_rate=replica.most_rate * replicas,
+        step_s=averages.step_s,
+        bottleneck=bottleneck | {"idle": max(0.0, 1.0 - sum(bottleneck.values()))},
+        acceptance_length=replica.acceptance_length,
+        kv_blocks=build.memory.num_blocks,
+        chips=build.chips,
+        basis=build.basis,
+        notes=tuple(_notes(build, lengths, replica, averages)),
+        saturated=averages.saturated,
+        batch=averages.batch,
+        max_batch=replica.most,
+        limited_by=replica.limited_by,
+    )
+
+
+def max_request_rate(scenario: Scenario) -> float:
+    """Requests per second that the scenario's replicas can serve in the long run, whatever the latency.
+
+    Raises:
+        ForerunError: as ``estimate``.
+    """
+    return steady_parts(scenario)[2].most_rate * scenario.hardware.replicas
+
+
+def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
+    """Rate or concurrency of the scenario's own arrivals; a burst is as many outstanding as there are requests."""
+    workload = scenario.workload
+    arrivals = workload.arrivals
+    if arrivals is not None and arrivals.max_concurrency is not None:
+        return None, float(arrivals.max_concurrency)
+    if arrivals is not None and arrivals.request_rate is not None:
+        return arrivals.request_rate, None
+    lengths = _lengths(scenario)
+    if arrivals is not None and arrivals.process == "burst":
+        return None, float(workload.num_requests or len(lengths.input_tokens))
+    if lengths.trace_rate is None:
+        raise ForerunError("estimate: the trace's arrivals span no time; give request_rate or concurrency")
+    return lengths.trace_rate, None
+
+
+def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, Replica]:
+    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question.
+
+    Raises:
+        ForerunError: as ``estimate``.
+    """
+    _refuse(scenario)
+    lengths = _lengths(scenario)
+    build = _kept(_BUILDS, _key(scenario.model_dump(exclude={"workload", "slo", "prices"})), lambda: _build(scenario))
+    key = (*_key(scenario.model_dump(exclude={"slo", "prices"})),)
+    return build, lengths, _kept(_REPLICAS, key, lambda: _replica(scenario, build, lengths))
+
+
+def _refuse(scenario: Scenario) -> None:
+    """Refuse what the formulas above do not describe; the event simulation takes all of it."""
+    policy = getattr(scenario.speculation, "policy", "fixed")
+    policy = getattr(policy, "name", policy)
+    reasons = {
+        "engine.scheduler: static batching has": scenario.engine.scheduler == "static",
+        "hardware.pipeline_parallel: several batches in flight have": scenario.hardware.pipeline_parallel > 1,
+        "pools: replicas of several kinds have": bool(getattr(scenario, "pools", None)),
+        "faults: failing replicas have": getattr(scenario, "faults", None) is not None,
+        f"speculation.policy: '{policy}' changes K with the load, which has": policy != "fixed",
+    }
+    for words, given in reasons.items():
+        if given:
+            raise ForerunError(f"{words} no steady state in closed form here; use forerun run")
+
+
+def _build(scenario: Scenario) -> Build:
+    return build_cluster(scenario, 0)
+
+
+def _lengths(scenario: Scenario) -> Lengths:
+    workload = scenario.workload
+    return _kept(_LENGTHS, _key(workload.model_dump()), lambda: population(workload))
+
+
+def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> Replica:
+    cluster = build.cluster
+    speculation = scenario.speculation
+    survival = None
+    if speculation is not None and speculation.method != "none":
+        survival = draft_survival(speculation)
+    return make_replica(
+        cluster.timer,
+        cluster.limits,
+        traffic(lengths, cluster.limits, cluster.replicas, cluster.prefix_caching),
+        survival,
+        prefill_first=scenario.engine.scheduler == "prefill-first",
+    )
+
+
+def _notes(build: Build, lengths: Lengths, replica: Replica, averages: Averages) -> Iterator[str]:
+    yield from build.notes
+    yield from lengths.notes
+    if replica.traffic.refused:
+        yield f"{replica.traffic.refused:.1%} of requests are too long to be served and are left out"
+    if replica.limited_by == "kv":
+        yield "KV memory limits the batch: preempted prompts are computed again, which the highest rate leaves out"
+    if averages.saturated:
+        yield "more is asked than can be served: queues grow as long as the load lasts"
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+_Kept = OrderedDict[tuple[str, ...], Any]
+_BUILDS: _Kept = OrderedDict()
+_LENGTHS: _Kept = OrderedDict()
+_REPLICAS: _Kept = OrderedDict()
+
+
+def _kept(store: _Kept, key: tuple[str, ...], make: Callable[[], T]) -> T:
+    """What was made for this key before, or a new one; the least recently asked goes first."""
+    if key in store:
+        store.move_to_end(key)
+    else:
+        store[key] = make()
+        if len(store) > MOST_KEPT:
+            store.popitem(last=False)
+    kept: T = store[key]
+    return kept
+
+
+def _key(data: Any) -> tuple[str, ...]:
+    """``data`` as text, and the state of every file it names: a changed profile or trace is read anew."""
+    files = sorted({text for text in _texts(data) if ("/" in text or "." in text) and isfile(text)})
+    stamps = [f"{name} {status.st_mtime_ns} {status.st_size}" for name in files for status in [Path(name).stat()]]
+    return (repr(data), *stamps)
+
+
+def _texts(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict):
+        for value in data.values():
+            yield from _texts(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _texts(value)

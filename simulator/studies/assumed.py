@@ -1,0 +1,265 @@
+"""The assumed parameters that a scenario's prediction rests on, and the range each may lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from hwprofiles import KernelLibrary, load_chip, load_link
+from hwprofiles.parameters import FAMILIES
+from simulator.assumptions import KERNEL_FIELDS
+from simulator.errors import ForerunError
+from simulator.llm import MoeMlp, load_architecture
+from simulator.scenario import Scenario
+from simulator.speculation import AcceptanceConfig, draft_survival
+from simulator.speculation.attention_level.parameters import mechanism_costs
+from simulator.speculation.spread import widest_spread
+from simulator.studies.study_file import apply_settings
+from simulator.timing import load_draft_overhead, load_framework, resolve_weight_dtypes
+
+ACCEPTANCE = "acceptance"
+HIT_RATE = "attention.hit_rate"
+ACCEPTANCE_FACTORS = (0.9, 1.1)
+"""Acceptance moves with the task and the prompt: published curves of one drafter differ by some 10 % between tasks."""
+TIME_FACTORS = (0.5, 2.0)
+"""Host, launch and link times that nobody measured: a factor of two either way."""
+EFFICIENCY_FACTORS = (0.85, 1.15)
+"""Efficiencies of kernels that were not fitted on the chip: about the spread between fitted chips of one class."""
+ON_CHIP_FACTORS = (0.7, 1.4)
+DRAFT_STEP_S, DRAFT_PASS_S = 9.0e-4, 1.4e-4
+"""Host seconds per step and per pass that an engine without captured draft passes adds (EAGLE, vLLM of July 2025,
+vllm-project/vllm#20780): the upper end where the default is none at all."""
+FRAMEWORK_PARAMETERS = {
+    "step_s": "host time per engine step",
+    "per_sequence_s": "host time per running sequence and step",
+    "eager_launch_s": "host time per kernel outside captured graphs",
+    "reserved_bytes": "memory that the engine sets aside",
+}
+KERNEL_WORDS = {
+    "launch_s": "fixed time of a kernel",
+    "compute_efficiency": "share of peak FLOP/s that kernels reach",
+    "memory_efficiency": "share of memory bandwidth that kernels reach",
+    "bandwidth_efficiency": "share of link bandwidth that collectives reach",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AssumedParameter:
+    """A number that no measurement stands behind, and the two ends of the range it is tried over."""
+
+    name: str
+    says: str
+    low: float
+    high: float
+    unit: str
+    """``factor`` on the assumed value, or the unit of an absolute value."""
+    source: str
+    change: Callable[[Scenario, float], Scenario] | None = None
+    """How the value gets into a scenario, where the parameter is a field of it."""
+
+    def applied(self, scenario: Scenario, value: float) -> tuple[Scenario, dict[str, float]]:
+        """The scenario and the factors of a run in which the parameter has ``value``."""
+        if self.change is not None:
+            return self.change(scenario, value), {}
+        return scenario, {self.name: value}
+
+
+def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
+    """Every assumed parameter in play, by name.
+
+    Raises:
+        ForerunError, ProfileError: the scenario names something that does not exist.
+    """
+    found = [*_framework(scenario), *_kernels(scenario), *_link(scenario), *_speculation(scenario)]
+    found += _attention_speculation(scenario)
+    return {parameter.name: parameter for parameter in found}
+
+
+def _framework(scenario: Scenario) -> list[AssumedParameter]:
+    framework = load_framework(scenario.engine.framework)
+    if framework.source.kind != "assumed":
+        return []
+    return [
+        AssumedParameter(f"{framework.name}.{name}", says, *TIME_FACTORS, "factor", framework.source.reference)
+        for name, says in FRAMEWORK_PARAMETERS.items()
+        if getattr(framework, name) > 0
+    ]
+
+
+def _kernels(scenario: Scenario) -> list[AssumedParameter]:
+    chip = load_chip(scenario.hardware.chip)
+    kernels = KernelLibrary(chip, scenario.engine.framework)
+    uncalibrated = [f for f, dtype in _kernel_kinds(scenario) if kernels.basis(f, dtype) != "calibrated"]
+    found = []
+    for name, fields in KERNEL_FIELDS.items():
+        touched = [f for f in dict.fromkeys(uncalibrated) if set(fields) & set(FAMILIES[f].model_fields)]
+        if touched:
+            factors = TIME_FACTORS if name.endswith("_s") else EFFICIENCY_FACTORS
+            source = f"not fitted on {chip.name}: {', '.join(touched)}"
+            found.append(
+                AssumedParameter(f"{chip.name}.kernels.{name}", KERNEL_WORDS[name], *factors, "factor", source)
+            )
+    on_chip = chip.sources.get("on_chip.bandwidth_bytes_per_s", chip.on_chip.source)
+    if on_chip.kind == "assumed":
+        name = f"{chip.name}.on_chip.bandwidth_bytes_per_s"
+        found.append(
+            AssumedParameter(name, "bandwidth of the on-chip store", *ON_CHIP_FACTORS, "factor", on_chip.reference)
+        )
+    return found
+
+
+def _kernel_kinds(scenario: Scenario) -> list[tuple[str, str]]:
+    """Kernel families that the target runs, each with the dtype of its stored operand."""
+    architecture = load_architecture(scenario.model)
+    dtypes = resolve_weight_dtypes(architecture, scenario.weights_dtype)
+    moe = any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups)
+    kinds = [("gemm", dtypes[part]) for part in ("attention", "mlp", "lm_head")]
+    kinds += [("moe", dtypes["expert"])] if moe else []
+    kinds += [(f"attention_{phase}", scenario.kv_cache_dtype) for phase in ("prefill", "decode")]
+    kinds.append(("elementwise", "any"))
+    return [*kinds, ("collective", "any")] if _chips_of_replica(scenario) > 1 else kinds
+
+
+def _chips_of_replica(scenario: Scenario) -> int:
+    hardware = scenario.hardware
+    layouts = (hardware.tensor_parallel, hardware.pipeline_parallel, hardware.expert_parallel)
+    return prod(layouts) * hardware.speculative_parallel
+
+
+def _link(scenario: Scenario) -> list[AssumedParameter]:
+    hardware = scenario.hardware
+    name = hardware.link or load_chip(hardware.chip).links.scale_up
+    if name is None or _chips_of_replica(scenario) == 1:
+        return []
+    link = load_link(name)
+    source = link.field_sources.get("latency_s", link.source)
+    if source.kind != "assumed":
+        return []
+    return [
+        AssumedParameter(f"{link.name}.latency_s", "latency of the link", *TIME_FACTORS, "factor", source.reference)
+    ]
+
+
+def _speculation(scenario: Scenario) -> list[AssumedParameter]:
+    speculation = scenario.speculation
+    if speculation is None or speculation.method == "none":
+        return []
+    found = []
+    if speculation.acceptance is not None and speculation.acceptance.log is None:
+        source = "published curve, other traffic" if speculation.acceptance.curve else "the scenario's figure"
+        says = "conditional acceptance rates"
+        found.append(
+            AssumedParameter(ACCEPTANCE, says, *ACCEPTANCE_FACTORS, "factor", source, change=with_acceptance_scaled)
+        )
+    known = load_draft_overhead(scenario.engine.framework, speculation.method)
+    if known.source.kind != "assumed":
+        return found
+    draft = speculation.draft
+    for name, says, most in (
+        ("step_s", "host time per step that drafts", DRAFT_STEP_S),
+        ("pass_s", "host time per draft pass", DRAFT_PASS_S),
+        ("per_sequence_s", "host look-up time per sequence", 0.0),
+        ("per_context_token_s", "host look-up time per context token", 0.0),
+    ):
+        given = getattr(draft, name) if draft is not None else None
+        value = getattr(known, name)
+        if given is not None or (value == 0.0 and most == 0.0) or (name == "pass_s" and known.per_sequence_s > 0):
+            continue
+        low, high = (value / 2, value * 2) if value else (0.0, most)
+        change = _draft_field(speculation.method, name)
+        says_of = f"{says} ({speculation.method})"
+        found.append(
+            AssumedParameter(
+                f"{speculation.method}.{name}", says_of, low, high, "s", known.source.reference, change=change
+            )
+        )
+    return found
+
+
+def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
+    config = scenario.attention_speculation
+    if config is None:
+        return []
+    rate = AssumedParameter(
+        HIT_RATE, "share of layers that pass", *ACCEPTANCE_FACTORS, "factor", "the scenario's figure", with_hits_scaled
+    )
+    costs = mechanism_costs(load_chip(scenario.hardware.chip).kind)
+    return [rate] + [
+        AssumedParameter(f"attention.{name}", cost.what, cost.low, cost.high, "s", cost.source, _attention_field(name))
+        for name, cost in costs.items()
+        if getattr(config, name) is None
+    ]
+
+
+def _attention_field(name: str) -> Callable[[Scenario, float], Scenario]:
+    def change(scenario: Scenario, value: float) -> Scenario:
+        if scenario.attention_speculation is None:
+            return scenario
+        return apply_settings(scenario, {f"attention_speculation.{name}": value}, "sensitivity")
+
+    return change
+
+
+def with_hits_scaled(scenario: Scenario, factor: float) -> Scenario:
+    """The scenario with every hit rate of attention-level speculation multiplied by ``factor``, at most 1."""
+    config = scenario.attention_speculation
+    if config is None:
+        return scenario
+    where = "attention_speculation"
+    if config.hit_rate_by_context is not None:
+        points = [[context, min(1.0, rate * factor)] for context, rate in config.hit_rate_by_context]
+        return apply_settings(scenario, {f"{where}.hit_rate_by_context": points}, "sensitivity")
+    if isinstance(config.hit_rate, list):
+        rates = [min(1.0, rate * factor) for rate in config.hit_rate]
+        return apply_settings(scenario, {f"{where}.hit_rate": rates}, "sensitivity")
+    rate = min(1.0, config.layer_hit_rates(1, 1)[0] * factor)
+    changes = {f"{where}.hit_rate": rate, f"{where}.task": None, f"{where}.lambda": None}
+    return apply_settings(scenario, changes, "sensitivity")
+
+
+def _draft_field(method: str, name: str) -> Callable[[Scenario, float], Scenario]:
+    def change(scenario: Scenario, value: float) -> Scenario:
+        speculation = scenario.speculation
+        if speculation is None or speculation.method != method:
+            return scenario
+        return apply_settings(scenario, {f"speculation.draft.{name}": value}, "sensitivity")
+
+    return change
+
+
+def with_acceptance_scaled(scenario: Scenario, factor: float) -> Scenario:
+    """The scenario with every conditional acceptance rate multiplied by ``factor``, at most 1."""
+    speculation = scenario.speculation
+    if speculation is None or speculation.method == "none" or speculation.acceptance is None:
+        return scenario
+    given = speculation.acceptance
+    acceptance = given.model_dump(exclude_unset=True)
+    if given.alpha is not None:
+        acceptance["alpha"] = first = min(1.0, given.alpha * factor)
+    elif given.conditional is not None:
+        acceptance["conditional"] = [min(1.0, rate * factor) for rate in given.conditional]
+        first = acceptance["conditional"][0]
+    else:
+        rates = given.per_position
+        survival = [float(s) for s in draft_survival(speculation)] if rates is None else rates
+        acceptance = {"per_position": scaled_survival(survival, factor), "extrapolate": given.extrapolate}
+        first = acceptance["per_position"][0]
+    if given.spread:
+        acceptance["spread"] = min(given.spread, widest_spread(first))
+    try:
+        AcceptanceConfig.model_validate(acceptance)
+    except ValueError as error:
+        raise ForerunError(f"sensitivity: acceptance: {error}") from None
+    return apply_settings(scenario, {"speculation.acceptance": acceptance}, "sensitivity")
+
+
+def scaled_survival(survival: list[float], factor: float) -> list[float]:
+    """Chances that at least i tokens are accepted when each conditional rate is multiplied, to at most 1."""
+    reached, result = 1.0, []
+    for before, here in pairwise([1.0, *survival]):
+        rate = here / before if before > 0 else 0.0
+        reached *= min(1.0, rate * factor)
+        result.append(reached)
+    return result

@@ -1,0 +1,295 @@
+"""Paired what-if: variants of a scenario on common random numbers, with intervals, sensitivity and crossover."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import ForerunError, did_you_mean
+from simulator.metrics import combine_replications, forerun_version, jsonable, scenario_document
+from simulator.metrics.document import SINGLE_RUN_NOTE
+from simulator.metrics.replications import BASIS_ORDER
+from simulator.scenario import load_scenario
+from simulator.studies.conclusion import compare_sentence
+from simulator.studies.crossover import (
+    Crossing,
+    LoadCurve,
+    at_value,
+    automatic_path,
+    grid_values,
+    load_curves,
+    load_of,
+    nearest_crossing,
+)
+from simulator.studies.design import design_points
+from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, Ratio, metric_values, paired_ratio
+from simulator.studies.runs import ProgressCall, RunPool, named_error, nested_value, with_seeds
+from simulator.studies.sensitivity import Swing, swings
+from simulator.studies.study_file import StudyFile, Values, Variant, load_study, parse_vary, settings_name
+from simulator.workers import Workers, cores
+
+SIDE_RUNS = 3
+"""Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
+AUTOMATIC = "auto"
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """How a comparison is run."""
+
+    seed: int = 0
+    replications: int = 5
+    metric: str | None = None
+    """Metric of conclusion, crossover and sensitivity; default: output throughput where the load is closed or comes at
+    once, else mean end-to-end latency."""
+    crossover: str = AUTOMATIC
+    """``auto``, ``none``, ``PATH`` (a grid around the scenario's value) or ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``."""
+    sensitivity: bool = True
+    jobs: int | None = None
+    """Worker processes; default: one per core. Results do not depend on it."""
+
+
+def variants_of(study: StudyFile) -> list[Variant]:
+    """The variants of a study, baseline first: all combinations of ``vary``, or the named ones.
+
+    A single one is compared with the scenario as it is given.
+
+    Raises:
+        ForerunError: nothing varies, or a value that the scenario does not take.
+    """
+    found = list(study.variants)
+    if study.vary:
+        if found:
+            raise ForerunError(
+                f"{study.place}: compare takes vary or variants, not both; write the combinations as variants"
+            )
+        points = design_points(study.vary)
+        found = [Variant(settings_name(point), point, study.with_settings(point)) for point in points]
+    if not found:
+        raise ForerunError(
+            f"{study.place}: there is nothing to compare; add --vary PATH=V1,V2,..., or name a second file"
+        )
+    if len(found) == 1:
+        found.insert(0, Variant("as given", {}, study.scenario))
+    return found
+
+
+def variants_from_files(
+    files: Sequence[Path], overrides: Sequence[str] = (), vary: Sequence[str] = ()
+) -> list[Variant]:
+    """The variants that the command line names: one study or scenario file, or several scenario files.
+
+    Raises:
+        ForerunError: a file is wrong, or ``vary`` with several files.
+    """
+    if len(files) == 1:
+        return variants_of(load_study(files[0], overrides, vary))
+    if vary:
+        raise ForerunError("--vary: works on one scenario file; compare several files as they are, or vary one")
+    names = [file.stem for file in files]
+    names = [name if names.count(name) == 1 else str(file) for name, file in zip(names, files, strict=True)]
+    if len(set(names)) < len(names):
+        raise ForerunError(f"{files[0]}: the same file is given twice; name different files, or use --vary")
+    return [Variant(name, {}, load_scenario(file, overrides)) for name, file in zip(names, files, strict=True)]
+
+
+def compare(
+    variants: Sequence[Variant], options: CompareOptions | None = None, progress: ProgressCall | None = None
+) -> dict[str, Any]:
+    """Run every variant on the same seeds and say how they differ from the first.
+
+    Seed n gives every variant the same arrivals, lengths and acceptance draws, request by request, so the difference of
+    two variants is freed from most of the noise of either.
+
+    Returns:
+        The contract's ``compare`` JSON: ``variants``, ``crossover``, ``conclusion``, and beside them ``metric``,
+        ``load_curves``, ``sensitivity``, ``scenario``, ``seed``, ``replications``, ``version``, ``basis``, ``notes``.
+
+    Raises:
+        ForerunError, ProfileError, TraceError: a variant cannot be run; its name stands in front.
+    """
+    asked = options or CompareOptions()
+    metric = asked.metric or headline_metric(variants[0])
+    if metric not in HIGHER_IS_BETTER:
+        raise ForerunError(
+            f"--metric: no metric '{metric}'{did_you_mean(metric, HIGHER_IS_BETTER)} (a key of the summary, "
+            f"usd_per_million_output_tokens or energy_joules)"
+        )
+    path, values, fixed_note = _crossover_plan(variants, asked.crossover)
+    seeds = [asked.seed + n for n in range(asked.replications)]
+    jobs = asked.jobs or cores()
+    with Workers(jobs if jobs > 1 else 0) as workers:
+        pool = RunPool(workers, progress)
+        documents = _base_documents(variants, seeds, pool)
+        measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
+        if all(row[metric] is None for row in measured[variants[0].name]):
+            raise ForerunError(f"--metric: {variants[0].name} does not measure {metric}; choose another")
+        ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
+        answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
+        side = seeds[:SIDE_RUNS]
+        curves = load_curves(variants, path, values, metric, side, pool) if path else []
+        tornado = swings(variants, metric, side, answers, pool) if asked.sensitivity else []
+    combined = {name: combine_replications(runs) for name, runs in documents.items()}
+    crossover = _crossover_document(path, metric, curves, variants[0])
+    notes = _notes(combined, asked, fixed_note, variants)
+    document = {
+        "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
+        "baseline": variants[0].name,
+        "metric": metric,
+        "level": LEVEL,
+        "crossover": crossover,
+        "load_curves": _curves_document(path, metric, curves),
+        "sensitivity": [_swing_document(swing) for swing in tornado],
+        "conclusion": "",
+        "scenario": scenario_document(variants[0].scenario),
+        "seed": asked.seed,
+        "replications": asked.replications,
+        "version": forerun_version(),
+        "basis": max((run["basis"] for run in combined.values()), key=BASIS_ORDER.index),
+        "notes": notes,
+    }
+    document["conclusion"] = compare_sentence(document)
+    plain = jsonable(document)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def headline_metric(variant: Variant) -> str:
+    """What a comparison is judged by: throughput where the load adapts to the engine, else end-to-end latency."""
+    arrivals = variant.scenario.workload.arrivals
+    adaptive = arrivals is not None and arrivals.process in ("burst", "closed-loop")
+    return "output_throughput" if adaptive else "mean_e2el_ms"
+
+
+def _base_documents(
+    variants: Sequence[Variant], seeds: Sequence[int], pool: RunPool
+) -> dict[str, list[dict[str, Any]]]:
+    runs = [run for variant in variants for run in with_seeds(variant.scenario, seeds)]
+    try:
+        documents = iter(pool.documents(runs))
+    except ValueError:
+        for variant in variants:  # find out whose it is
+            try:
+                pool.documents(with_seeds(variant.scenario, seeds))
+            except ValueError as error:
+                raise named_error(error, variant.name) from None
+        raise
+    return {variant.name: [next(documents) for _ in seeds] for variant in variants}
+
+
+def _ratios(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, Ratio | None]:
+    return {
+        name: paired_ratio([row[name] for row in base], [row[name] for row in other], better)
+        for name, better in HIGHER_IS_BETTER.items()
+    }
+
+
+def _crossover_plan(variants: Sequence[Variant], asked: str) -> tuple[str | None, list[float], str | None]:
+    """Path and values of the load grid, and a remark where there is none."""
+    if asked == NONE:
+        return None, [], None
+    if asked == AUTOMATIC:
+        path = automatic_path(variants)
+        if path is None:
+            return None, [], "no crossover: the variants have no load in common that could grow"
+        base = load_of(variants[0].scenario, path)
+        if path == "workload.arrivals.max_concurrency" and base is not None and base <= 1:
+            base = 8.0
+        return path, grid_values(None, base, path.endswith("max_concurrency"), "--crossover"), None
+    path, equals, _ = asked.partition("=")
+    values: Values | None = parse_vary([asked])[path] if equals else None
+    known = nested_value(variants[0].scenario.model_dump(), path)
+    is_number = isinstance(known, int | float) and not isinstance(known, bool)
+    base = float(known) if is_number else load_of(variants[0].scenario, path)
+    whole = is_number and isinstance(known, int)
+    grid = grid_values(values, base, whole, f"--crossover {asked}")
+    for variant in variants:
+        at_value(variant.scenario, path, grid[0])
+    return path, grid, None
+
+
+def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, Ratio | None]) -> dict[str, Any]:
+    return {
+        "name": variant.name,
+        "set": dict(variant.set),
+        "summary": run["summary"],
+        "intervals": run["intervals"],
+        "speedup": {name: None if ratio is None else ratio._asdict() for name, ratio in ratios.items()},
+        "slo": run["slo"],
+        "bottleneck": run["bottleneck"],
+        "basis": run["basis"],
+        "chips": run["chips"],
+        "energy_joules": run["energy_joules"],
+        "usd_per_million_output_tokens": run["usd_per_million_output_tokens"],
+        "scenario": run["scenario"],
+    }
+
+
+def _crossover_document(
+    path: str | None, metric: str, curves: Sequence[LoadCurve], base: Variant
+) -> dict[str, Any] | None:
+    found = nearest_crossing(curves, load_of(base.scenario, path) if path else None)
+    if found is None:
+        return None
+    return {
+        "path": path,
+        "metric": metric,
+        "variant": found[0].variant,
+        **_crossing_document(found[1]),
+        "all": [{"variant": c.variant, **_crossing_document(x)} for c in curves for x in c.crossings],
+    }
+
+
+def _crossing_document(crossing: Crossing) -> dict[str, Any]:
+    return {"value": crossing.value, "low": crossing.low, "high": crossing.high, "better": crossing.better}
+
+
+def _curves_document(path: str | None, metric: str, curves: Sequence[LoadCurve]) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    rows = [
+        {"variant": curve.variant, "points": [{"value": p.value, **p.speedup._asdict()} for p in curve.points]}
+        for curve in curves
+    ]
+    return {"path": path, "metric": metric, "curves": rows}
+
+
+def _swing_document(swing: Swing) -> dict[str, Any]:
+    parameter = swing.parameter
+    return {
+        "parameter": parameter.name,
+        "says": parameter.says,
+        "unit": parameter.unit,
+        "low": parameter.low,
+        "high": parameter.high,
+        "source": parameter.source,
+        "ratios": {
+            name: {"at_low": swing.at_low.get(name), "at_high": swing.at_high.get(name)}
+            for name in dict.fromkeys([*swing.at_low, *swing.at_high])
+        },
+        "flips": list(swing.flips),
+    }
+
+
+def _notes(
+    combined: dict[str, dict[str, Any]], asked: CompareOptions, fixed: str | None, variants: Sequence[Variant]
+) -> list[str]:
+    owners: dict[str, list[str]] = {}
+    for name, run in combined.items():
+        for note in run["notes"]:
+            owners.setdefault(note, []).append(name)
+    result = [
+        note if len(names) == len(combined) else f"{', '.join(names)}: {note}"
+        for note, names in owners.items()
+        if note != SINGLE_RUN_NOTE
+    ]
+    if fixed is not None:
+        result.append(fixed)
+    if asked.replications < 2:
+        result.append("intervals need --replications >= 2")
+    if variants[0].scenario.workload.trace is not None and asked.replications > 1:
+        result.append("the trace gives every run the same requests: the intervals cover acceptance draws only")
+    return result

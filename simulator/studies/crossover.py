@@ -1,0 +1,241 @@
+"""Where a variant starts or stops to pay as the load grows: the speedup over a grid of loads, and where it passes 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, inf, log
+from typing import Any
+
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, Ratio, log_ratios, metric_values, ratio_of
+from simulator.studies.runs import RunPool, with_seeds
+from simulator.studies.study_file import Range, Values, Variant, apply_settings
+
+REQUEST_RATE = "workload.arrivals.request_rate"
+MAX_CONCURRENCY = "workload.arrivals.max_concurrency"
+RATE_SCALE = "workload.arrivals.rate_scale"
+LOAD_FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Loads that are tried, over the scenario's own."""
+RANGE_POINTS = 7
+REFINEMENTS = 3
+"""How often the interval around a crossing is halved."""
+MATERIAL = 1e-3
+"""Differences below a tenth of a percent do not make a variant better or worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The speedup of a variant at one load."""
+
+    value: float
+    speedup: Ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where a speedup passes 1, with the ends of the interval; None where an end lies outside the loads tried."""
+
+    value: float
+    low: float | None
+    high: float | None
+    better: str
+    """``below`` or ``above``: on which side the variant pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCurve:
+    """A variant's speedups in order of load."""
+
+    variant: str
+    points: tuple[CurvePoint, ...]
+    crossings: tuple[Crossing, ...]
+
+
+def load_path(scenario: Scenario) -> str | None:
+    """The field that sets the load of a scenario; None where arrivals come all at once."""
+    arrivals = scenario.workload.arrivals
+    if arrivals is None or arrivals.process == "trace":
+        return RATE_SCALE
+    if arrivals.process == "closed-loop":
+        return MAX_CONCURRENCY
+    return REQUEST_RATE if arrivals.request_rate is not None else None
+
+
+def load_of(scenario: Scenario, path: str) -> float | None:
+    """The value at a load path."""
+    if path == RATE_SCALE:
+        return scenario.workload.arrivals.rate_scale if scenario.workload.arrivals is not None else 1.0
+    if scenario.workload.arrivals is None:
+        return None
+    value = getattr(scenario.workload.arrivals, path.rsplit(".", 1)[-1], None)
+    return None if value is None else float(value)
+
+
+def automatic_path(variants: Sequence[Variant]) -> str | None:
+    """The load field that all variants have in common and at the same value; None where there is none."""
+    paths = {load_path(variant.scenario) for variant in variants}
+    path = paths.pop() if len(paths) == 1 else None
+    if path is None or len({load_of(variant.scenario, path) for variant in variants}) > 1:
+        return None
+    return path
+
+
+def grid_values(values: Values | None, base: float | None, whole: bool, place: str) -> list[float]:
+    """Loads to try, ascending.
+
+    Raises:
+        ForerunError: values that are no numbers, fewer than two of them, or no value to start from.
+    """
+    if isinstance(values, Range):
+        low, high = values.low, values.high
+        geometric = values.log or low > 0
+        steps = [index / (RANGE_POINTS - 1) for index in range(RANGE_POINTS)]
+        found = [low * (high / low) ** s if geometric else low + (high - low) * s for s in steps]
+        whole = whole or values.whole
+    elif values is not None:
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+            raise ForerunError(f"{place}: a crossover is looked for along numbers")
+        found = [float(value) for value in values]
+        whole = whole or all(isinstance(value, int) for value in values)
+    elif base is None:
+        raise ForerunError(f"{place}: the scenario has no value there to start from; give PATH=LOW..HIGH or values")
+    else:
+        found = [base * factor for factor in LOAD_FACTORS]
+    rounded = sorted({max(1.0, float(round(value))) if whole else float(value) for value in found})
+    if len(rounded) < 2:
+        raise ForerunError(f"{place}: a crossover needs at least two values")
+    return rounded
+
+
+def load_curves(
+    variants: Sequence[Variant], path: str, values: Sequence[float], metric: str, seeds: Sequence[int], pool: RunPool
+) -> list[LoadCurve]:
+    """Speedups of every variant over the first at each value of ``path``, refined around crossings.
+
+    Values at which a run fails are left out.
+
+    Raises:
+        ForerunError: the path is none of the scenario's.
+    """
+    whole = all(value == round(value) for value in values) and path not in (REQUEST_RATE, RATE_SCALE)
+    ratios = _ratios(variants, path, values, metric, seeds, pool)
+    for _ in range(REFINEMENTS if len(seeds) else 0):
+        wanted = {v for row in ratios.values() for v in _between_verdicts(row, whole)} - set(
+            next(iter(ratios.values()))
+        )
+        if not wanted:
+            break
+        for name, row in _ratios(variants, path, sorted(wanted), metric, seeds, pool).items():
+            ratios[name] |= row
+    curves = []
+    for variant in variants[1:]:
+        row = ratios[variant.name]
+        points = tuple(CurvePoint(value, ratio) for value in sorted(row) if (ratio := row[value]) is not None)
+        curves.append(LoadCurve(variant.name, points, crossings_of(points)))
+    return curves
+
+
+def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
+    """The scenario at one value of the load path."""
+    own = value
+    if path == MAX_CONCURRENCY or (path not in (REQUEST_RATE, RATE_SCALE) and value == round(value)):
+        own = int(value)
+    settings: dict[str, Any] = {path: own}
+    if path == RATE_SCALE and scenario.workload.arrivals is None:
+        settings = {"workload.arrivals.process": "trace", **settings}
+    return apply_settings(scenario, settings, "--crossover")
+
+
+def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:
+    """Where the speedup passes 1 between two loads at which it is surely on either side, by interpolation.
+
+    The ends of the interval are where the ends of the speedup's own intervals pass 1.
+    """
+    decided = [(index, _decision(point.speedup)) for index, point in enumerate(points)]
+    decided = [(index, verdict) for index, verdict in decided if verdict]
+    found = []
+    for (first, before), (last, after) in pairwise(decided):
+        if before == after:
+            continue
+        section = points[first : last + 1]
+        middle = _zero([(p.value, log(p.speedup.ratio)) for p in section], after)
+        ends: list[float | None] = [None, None]
+        if all(p.speedup.low is not None and p.speedup.high is not None for p in section):
+            bounds = [
+                _zero([(p.value, log(p.speedup.low or 1.0)) for p in section], after),
+                _zero([(p.value, log(p.speedup.high or 1.0)) for p in section], after),
+            ]
+            ends = [min(bounds), max(bounds)]
+        found.append(Crossing(middle, ends[0], ends[1], "below" if before > 0 else "above"))
+    return tuple(found)
+
+
+def _decision(ratio: Ratio) -> int:
+    return 0 if abs(log(ratio.ratio)) < MATERIAL else ratio.verdict
+
+
+def _zero(section: Sequence[tuple[float, float]], direction: int) -> float:
+    """The first zero of a piecewise linear curve (in the logarithm of the load) that passes it in ``direction``."""
+    for (x, y), (next_x, next_y) in pairwise(section):
+        if y * direction <= 0 < next_y * direction:
+            share = -y / (next_y - y)
+            return exp(log(x) + share * (log(next_x) - log(x))) if x > 0 else x + share * (next_x - x)
+    return section[0][0] if section[0][1] * direction > 0 else section[-1][0]
+
+
+def _between_verdicts(row: Mapping[float, Ratio | None], whole: bool) -> list[float]:
+    """The middle of every pair of neighbouring loads at which the sign of the speedup differs."""
+    known = [(value, ratio) for value, ratio in sorted(row.items()) if ratio is not None]
+    verdicts = [v for _, ratio in known if (v := _decision(ratio))]
+    if len(set(verdicts)) < 2:
+        return []
+    found = []
+    for (x, first), (next_x, second) in pairwise(known):
+        if (first.ratio > 1.0) != (second.ratio > 1.0):
+            middle = exp((log(x) + log(next_x)) / 2) if x > 0 else (x + next_x) / 2
+            middle = float(round(middle)) if whole else middle
+            if min(abs(middle - x), abs(next_x - middle)) > (0.5 if whole else 0.0):
+                found.append(middle)
+    return found
+
+
+def _ratios(
+    variants: Sequence[Variant], path: str, values: Sequence[float], metric: str, seeds: Sequence[int], pool: RunPool
+) -> dict[str, dict[float, Ratio | None]]:
+    runs = [
+        run
+        for variant in variants
+        for value in values
+        for run in with_seeds(at_value(variant.scenario, path, value), seeds)
+    ]
+    documents = iter(pool.documents_if_any(runs))
+    measured = {
+        (variant.name, value): [metric_values(next(documents))[metric] for _ in seeds]
+        for variant in variants
+        for value in values
+    }
+    base = variants[0].name
+    better = HIGHER_IS_BETTER[metric]
+    found: dict[str, dict[float, Ratio | None]] = {}
+    for variant in variants[1:]:
+        found[variant.name] = {}
+        for value in values:
+            logs = log_ratios(measured[base, value], measured[variant.name, value], better)
+            found[variant.name][value] = None if logs is None else ratio_of(logs, LEVEL)
+    return found
+
+
+def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> tuple[LoadCurve, Crossing] | None:
+    """The crossing nearest to the scenario's own load."""
+    found = [(curve, crossing) for curve in curves for crossing in curve.crossings]
+
+    def distance(item: tuple[LoadCurve, Crossing]) -> float:
+        value = item[1].value
+        if base is None:
+            return 0.0
+        return abs(log(value / base)) if value > 0 and base > 0 else inf
+
+    return min(found, key=distance, default=None)

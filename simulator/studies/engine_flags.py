@@ -1,0 +1,159 @@
+"""A scenario as the command that starts the engine it describes: vLLM and SGLang."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from simulator.llm import published_repositories
+from simulator.scenario import Scenario
+
+VLLM_METHODS = {
+    "draft-model": "draft_model",
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "medusa": "medusa",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "mtp": "mtp",
+}
+"""``method`` of vLLM's speculative config (vLLM v0.11, docs/features/spec_decode)."""
+SGLANG_METHODS = {
+    "eagle": "EAGLE",
+    "eagle2": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "EAGLE",
+    "draft-model": "STANDALONE",
+    "ngram": "NGRAM",
+}
+"""``--speculative-algorithm`` of SGLang (v0.5, docs/advanced_features/speculative_decoding)."""
+VLLM_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "compressed-tensors"}
+SGLANG_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "w8a8_int8"}
+KV_DTYPES = {"fp8": {"vllm": "fp8", "sglang": "fp8_e4m3"}}
+
+
+def launch_flags(scenario: Scenario) -> dict[str, str]:
+    """One replica's command for each engine, and what it cannot say as a remark behind ``#``."""
+    return {"vllm": vllm_command(scenario), "sglang": sglang_command(scenario)}
+
+
+def vllm_command(scenario: Scenario) -> str:
+    """``vllm serve`` with the flags of vLLM v0.11."""
+    hardware, engine = scenario.hardware, scenario.engine
+    words = ["vllm", "serve", model_name(scenario)]
+    remarks: list[str] = []
+    _pair(words, "--tensor-parallel-size", hardware.tensor_parallel, 1)
+    _pair(words, "--pipeline-parallel-size", hardware.pipeline_parallel, 1)
+    if hardware.expert_parallel > 1:
+        words.append("--enable-expert-parallel")
+    _quantisation(scenario, words, remarks, VLLM_QUANTISATION, "--quantization")
+    _kv_dtype(scenario, words, remarks, "vllm")
+    words += ["--max-num-seqs", str(engine.max_num_seqs)]
+    words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    words += ["--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}"]
+    _pair(words, "--block-size", engine.block_size, 16)
+    _pair(words, "--max-model-len", engine.max_model_len, None)
+    if not engine.enable_chunked_prefill:
+        words.append("--no-enable-chunked-prefill")
+    if not engine.enable_prefix_caching:
+        words.append("--no-enable-prefix-caching")
+    if not engine.cuda_graphs:
+        words.append("--enforce-eager")
+    speculation = scenario.speculation
+    if speculation is not None and speculation.method != "none":
+        method = VLLM_METHODS.get(speculation.method)
+        if method is None or speculation.tree is not None:
+            remarks.append(f"vLLM has no {speculation.method}{' tree' if speculation.tree is not None else ''}")
+        else:
+            config: dict[str, Any] = {"method": method, "num_speculative_tokens": speculation.num_speculative_tokens}
+            head = speculation.draft.model if speculation.draft is not None else None
+            if isinstance(head, str):
+                config["model"] = published_name(head)
+            elif method in ("eagle", "eagle3", "medusa", "draft_model"):
+                config["model"] = "DRAFT_MODEL"
+            words += ["--speculative-config", json.dumps(config)]
+    return _line(words, remarks, scenario)
+
+
+def sglang_command(scenario: Scenario) -> str:
+    """``python -m sglang.launch_server`` with the flags of SGLang v0.5."""
+    hardware, engine = scenario.hardware, scenario.engine
+    words = ["python", "-m", "sglang.launch_server", "--model-path", model_name(scenario)]
+    remarks: list[str] = []
+    _pair(words, "--tp-size", hardware.tensor_parallel, 1)
+    _pair(words, "--pp-size", hardware.pipeline_parallel, 1)
+    _pair(words, "--ep-size", hardware.expert_parallel, 1)
+    _quantisation(scenario, words, remarks, SGLANG_QUANTISATION, "--quantization")
+    _kv_dtype(scenario, words, remarks, "sglang")
+    words += ["--max-running-requests", str(engine.max_num_seqs)]
+    chunk = engine.max_num_batched_tokens if engine.enable_chunked_prefill else -1
+    words += ["--chunked-prefill-size", str(chunk)]
+    words += ["--mem-fraction-static", f"{engine.gpu_memory_utilization:g}"]
+    _pair(words, "--context-length", engine.max_model_len, None)
+    if not engine.enable_prefix_caching:
+        words.append("--disable-radix-cache")
+    if not engine.cuda_graphs:
+        words.append("--disable-cuda-graph")
+    speculation = scenario.speculation
+    if speculation is not None and speculation.method != "none":
+        algorithm = SGLANG_METHODS.get(speculation.method)
+        if algorithm is None or speculation.tree is not None:
+            remarks.append(f"flags of {speculation.method} in SGLang are not known here")
+        else:
+            drafted = speculation.num_speculative_tokens or 0
+            words += ["--speculative-algorithm", algorithm, "--speculative-num-steps", str(drafted)]
+            words += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(drafted + 1)]
+            head = speculation.draft.model if speculation.draft is not None else None
+            if isinstance(head, str):
+                words += ["--speculative-draft-model-path", published_name(head)]
+            elif algorithm in ("EAGLE3", "STANDALONE") or speculation.method == "eagle":
+                words += ["--speculative-draft-model-path", "DRAFT_MODEL"]
+    return _line(words, remarks, scenario)
+
+
+def model_name(scenario: Scenario) -> str:
+    """The checkpoint to load: the published name of a catalogue model, or the folder of a ``config.json``."""
+    if isinstance(scenario.model, str):
+        path = Path(scenario.model)
+        return str(path.parent) if path.suffix == ".json" else published_name(scenario.model)
+    return str(scenario.model.get("name", scenario.model.get("_name_or_path", "MODEL")))
+
+
+def published_name(model: str) -> str:
+    """First repository of a catalogue model; the name itself where it has none."""
+    return next(iter(published_repositories(model)), model)
+
+
+def _quantisation(scenario: Scenario, words: list[str], remarks: list[str], known: dict[str, str], flag: str) -> None:
+    asked = scenario.weights_dtype
+    if asked is None or asked in ("bf16", "fp16"):
+        return
+    name = known.get(asked) if isinstance(asked, str) else None
+    if name is not None:
+        words += [flag, name]
+    else:
+        remarks.append(f"load a checkpoint with weights_dtype {asked}")
+
+
+def _kv_dtype(scenario: Scenario, words: list[str], remarks: list[str], engine: str) -> None:
+    if scenario.kv_cache_dtype in ("bf16", "fp16"):
+        return
+    name = KV_DTYPES.get(scenario.kv_cache_dtype, {}).get(engine)
+    if name is not None:
+        words += ["--kv-cache-dtype", name]
+    else:
+        remarks.append(f"no flag is known for kv_cache_dtype {scenario.kv_cache_dtype}")
+
+
+def _pair(words: list[str], flag: str, value: Any, default: Any) -> None:
+    if value != default:
+        words += [flag, str(value)]
+
+
+def _line(words: list[str], remarks: list[str], scenario: Scenario) -> str:
+    replicas = scenario.hardware.replicas
+    if replicas > 1:
+        remarks = [f"{replicas} copies behind a {scenario.engine.routing} router", *remarks]
+    return shlex.join(words) + (f"  # {'; '.join(remarks)}" if remarks else "")

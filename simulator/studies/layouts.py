@@ -1,0 +1,200 @@
+"""The search space of a capacity plan: chips, parallelism, batching, dtypes, speculation; replicas come on top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from hwprofiles import Chip, ProfileError, load_chip
+from simulator.build import build_cluster
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.studies.analytic import steady_parts
+from simulator.studies.steady_state import Replica
+from simulator.studies.study_file import Range, Settings, StudyFile, Values, settings_name
+
+REPLICAS = "hardware.replicas"
+CHIP = "hardware.chip"
+PRICE = "prices.usd_per_chip_hour"
+TENSOR_PARALLEL = "hardware.tensor_parallel"
+BATCHED_TOKENS = "engine.max_num_batched_tokens"
+METHOD = "speculation.method"
+DEFAULT_TENSOR_PARALLEL = (1, 2, 4, 8)
+DEFAULT_BATCHED_TOKENS = (2048, 8192)
+NAMED_BY_LAYOUT = (CHIP, TENSOR_PARALLEL, "hardware.pipeline_parallel", PRICE)
+"""Fields that a layout's name spells out by itself."""
+MOST_LAYOUTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to run the scenario, of which a plan rents any number of replicas."""
+
+    settings: Settings
+    scenario: Scenario
+    """With one replica."""
+    name: str
+    chips: int
+    """Of one replica."""
+    usd_per_hour: float | None
+    """Of one replica; None where neither scenario nor chip profile has a price."""
+    refused: str | None = None
+    """Why the model refuses it."""
+    steady: Replica | None = None
+    """Analytic averages of one replica; None where there are none."""
+    scalable: bool = True
+    """Whether ``hardware.replicas`` copies of it can be had; pools say their own numbers."""
+
+    def named(self, replicas: int) -> str:
+        """The layout with a number of replicas, e.g. ``2 x (4 x h100-sxm, TP4)``."""
+        return f"{replicas} x {self.name}" if self.scalable else self.name
+
+    def with_replicas(self, scenario: Scenario, replicas: int) -> Scenario:
+        """A driven scenario of this layout with so many replicas."""
+        return scenario.with_values({REPLICAS: replicas}) if self.scalable else scenario
+
+
+def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
+    """Values of every field that a plan searches, replicas left out.
+
+    What the study varies, and unless it does so itself: tensor parallelism 1, 2, 4, 8; a token budget of 2,048 and
+    8,192; and the scenario's speculation, on and off.
+
+    Raises:
+        ForerunError: a range in place of values.
+    """
+    axes: dict[str, tuple[Any, ...]] = {}
+    for path, values in study.vary.items():
+        if path != REPLICAS:
+            axes[path] = listed(path, values)
+    scenario = study.scenario
+    own = {
+        TENSOR_PARALLEL: (scenario.hardware.tensor_parallel, DEFAULT_TENSOR_PARALLEL),
+        BATCHED_TOKENS: (scenario.engine.max_num_batched_tokens, DEFAULT_BATCHED_TOKENS),
+    }
+    for path, (value, others) in own.items():
+        axes.setdefault(path, tuple(sorted({value, *others})))
+    speculation = scenario.speculation
+    if speculation is not None and speculation.method != "none" and not any(p.startswith("speculation") for p in axes):
+        axes[METHOD] = (speculation.method, "none")
+    return axes
+
+
+def replica_counts(study: StudyFile, most: int) -> tuple[int, ...]:
+    """Numbers of replicas to try, rising: those that the study varies, else 1 to ``most``.
+
+    Raises:
+        ForerunError: values that are no whole numbers from 1.
+    """
+    if REPLICAS not in study.vary:
+        return tuple(range(1, most + 1))
+    counts = listed(REPLICAS, study.vary[REPLICAS])
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ForerunError(f"{study.place}: {REPLICAS}: whole numbers from 1 (got {count!r})")
+    return tuple(sorted(counts))
+
+
+def listed(path: str, values: Values) -> tuple[Any, ...]:
+    """The values of an axis.
+
+    Raises:
+        ForerunError: a range: a plan tries values one by one.
+    """
+    if isinstance(values, Range):
+        raise ForerunError(f"--vary {path}: a plan tries single values; list them, for example {path}=1,2,4")
+    return values
+
+
+def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]]) -> list[Layout]:
+    """Every combination of the axes (of each named variant, if the study has any), refused ones included.
+
+    Raises:
+        ForerunError: a field or value that no scenario has, or far too many combinations.
+    """
+    bases: list[Settings] = [variant.set for variant in study.variants] or [{}]
+    total = len(bases)
+    for values in axes.values():
+        total *= len(values)
+    if total > MOST_LAYOUTS:
+        raise ForerunError(f"{study.place}: {total:,} layouts are too many to plan over (at most {MOST_LAYOUTS:,})")
+    several = [path for path, values in axes.items() if len(values) > 1]
+    return [_layout(study, settings, several) for settings in _combinations(bases, axes)]
+
+
+def _combinations(bases: Sequence[Settings], axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    for base in bases:
+        for values in product(*axes.values()):
+            yield {**base, **dict(zip(axes, values, strict=True))}
+
+
+def _layout(study: StudyFile, settings: dict[str, Any], several: Sequence[str]) -> Layout:
+    scenario = study.with_settings({**settings, REPLICAS: 1})
+    told = {path: value for path, value in settings.items() if path not in NAMED_BY_LAYOUT}
+    if BATCHED_TOKENS not in several:
+        told.pop(BATCHED_TOKENS, None)
+    scalable = not getattr(scenario, "pools", None)
+    refused = None
+    try:
+        chips, usd = _bill(study, scenario, settings)
+    except (ForerunError, ProfileError) as error:
+        return Layout(settings, scenario, _name(scenario, told), 0, None, str(error))
+    steady = None
+    try:
+        steady = steady_parts(scenario)[2]
+    except ForerunError as error:
+        if "no request can be served" in str(error):
+            refused = str(error)
+    return Layout(settings, scenario, _name(scenario, told), chips, usd, refused, steady, scalable)
+
+
+def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
+    """Chips of a scenario with one replica, a drafter's own included, and US dollars per hour; None without a price."""
+    build = build_cluster(scenario, 0)
+    per_chip = _usd_per_chip(study, scenario, settings)
+    rents: list[tuple[int, float | None]] = [(build.chips, per_chip)]
+    pools = getattr(build, "pools", ())
+    if getattr(scenario, "pools", None):
+        rents = [(pool.replicas * pool.chips, _given(pool.usd_per_chip_hour, _hourly(pool.chip))) for pool in pools]
+    draft = scenario.speculation.draft if scenario.speculation is not None else None
+    apart = getattr(draft, "chip", None)
+    if draft is not None and apart is not None and getattr(scenario.speculation, "method", "none") != "none":
+        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _profile_price(apart)))
+    chips = sum(count for count, _ in rents)
+    prices = [None if price is None else count * price for count, price in rents]
+    return chips, None if any(price is None for price in prices) else sum(p for p in prices if p is not None)
+
+
+def _name(scenario: Scenario, told: Settings) -> str:
+    hardware = scenario.hardware
+    parts = [f"TP{hardware.tensor_parallel}"]
+    if hardware.pipeline_parallel > 1:
+        parts.append(f"PP{hardware.pipeline_parallel}")
+    if BATCHED_TOKENS in told:
+        parts.append(f"{told[BATCHED_TOKENS]}-token steps")
+    words = settings_name({path: value for path, value in told.items() if path != BATCHED_TOKENS})
+    if words != settings_name({}):
+        parts.append(words)
+    return f"{hardware.chip} {', '.join(parts)}"
+
+
+def _usd_per_chip(study: StudyFile, scenario: Scenario, settings: Settings) -> float | None:
+    """Price of a chip for an hour: the scenario's for its own chip, else the chip profile's."""
+    own = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
+    if own is not None and (PRICE in settings or scenario.hardware.chip == study.scenario.hardware.chip):
+        return own
+    return _profile_price(scenario.hardware.chip)
+
+
+def _profile_price(chip: str) -> float | None:
+    return _hourly(load_chip(chip))
+
+
+def _hourly(chip: Chip) -> float | None:
+    return chip.price.usd_per_hour if chip.price is not None else None
+
+
+def _given(value: float | None, default: float | None) -> float | None:
+    return default if value is None else value

@@ -1,0 +1,207 @@
+"""What a capacity plan must hold: limits on latency statistics, or a share of good requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ForerunError
+from simulator.metrics.slo import LATENCIES, Limit, slo_limits
+from simulator.metrics.statistics import WeightedSample
+from simulator.metrics.summary import completed_requests, request_latencies_ms
+
+if TYPE_CHECKING:
+    from simulator.run import RunResult
+
+FloatArray = NDArray[np.float64]
+
+PER_REQUEST = re.compile(r"(ttft|tpot|e2el)_ms")
+GOODPUT = "goodput"
+WAITING = ("ttft", "e2el")
+"""Latencies that grow without end when more is asked than can be served."""
+EXAMPLE = "--slo p99_ttft_ms=1000 --slo p99_tpot_ms=60"
+RESAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Upper limits on statistics of a run, and a least share of requests within limits of their own."""
+
+    limits: tuple[Limit, ...]
+    per_request_ms: tuple[tuple[str, float], ...] = ()
+    """Latency and its limit for a single request, for ``goodput``."""
+    goodput: float | None = None
+    """Least share of all requests that is within every limit of ``per_request_ms``."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of what is checked, in the order in which it was given; goodput last."""
+        return (*(limit.key for limit in self.limits), *((GOODPUT,) if self.goodput is not None else ()))
+
+    def limit_of(self, key: str) -> float:
+        """The limit behind a name, in milliseconds, or the share."""
+        if key == GOODPUT:
+            assert self.goodput is not None
+            return self.goodput
+        return next(limit.limit_ms for limit in self.limits if limit.key == key)
+
+    def document(self) -> dict[str, float]:
+        """The objective as it was written."""
+        plain = {limit.key: limit.limit_ms for limit in self.limits}
+        plain |= {f"{name}_ms": limit for name, limit in self.per_request_ms}
+        return plain | ({GOODPUT: self.goodput} if self.goodput is not None else {})
+
+    def strain(self, key: str, value: float | None) -> float:
+        """How near a value is to its limit: up to 1 it holds; for goodput, the share of bad requests over what is let.
+
+        A value that was never measured, as of requests with a single output token, cannot break a limit.
+        """
+        if value is None:
+            return 0.0
+        limit = self.limit_of(key)
+        if key != GOODPUT:
+            return value / limit
+        bad, allowed = 1.0 - value, 1.0 - limit
+        return bad / allowed if allowed > 0 else (0.0 if bad <= 0 else inf)
+
+
+def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objective:
+    """The objective of a scenario's ``slo`` section with ``KEY=VALUE`` texts set over it.
+
+    Keys are ``STATISTIC_LATENCY_ms`` (mean, median or any percentile of ttft, tpot, itl, e2el), or ``goodput`` with
+    ``ttft_ms``, ``tpot_ms`` or ``e2el_ms`` as the limits of a single request.
+
+    Raises:
+        ForerunError: an unknown key, a value that is no positive number, or limits that would hold at any load.
+    """
+    values = {key: float(value) for key, value in slo.items()}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ForerunError(f"--slo {text}: write KEY=VALUE, for example p99_ttft_ms=1000 or goodput=0.95")
+        values[key.strip()] = _number(f"--slo {text}", value)
+    if not values:
+        raise ForerunError(f"slo: give at least one limit to plan for, for example {EXAMPLE}")
+    goodput = values.pop(GOODPUT, None)
+    single = tuple((m[1], values.pop(key)) for key in list(values) if (m := PER_REQUEST.fullmatch(key)))
+    if goodput is not None and not 0 < goodput <= 1:
+        raise ForerunError(f"slo.goodput: a share of requests in (0, 1], for example 0.95 (got {goodput:g})")
+    if goodput is not None and not single:
+        raise ForerunError("slo.goodput: say what a good request is, for example --slo ttft_ms=1000 --slo tpot_ms=60")
+    if single and goodput is None:
+        raise ForerunError(
+            f"slo.{single[0][0]}_ms: a limit of single requests needs the share that must hold it, for example "
+            f"--slo goodput=0.95; or limit a statistic, such as p99_{single[0][0]}_ms"
+        )
+    limits = slo_limits(values)
+    limited = {limit.latency for limit in limits} | {name for name, _ in single}
+    if not limited & set(WAITING):
+        raise ForerunError(
+            "slo: a limit on TPOT or ITL alone holds at any load, because requests may wait in the queue for ever; add "
+            "one on TTFT or E2E latency, for example --slo p99_ttft_ms=1000"
+        )
+    return Objective(limits, single, goodput)
+
+
+def reached(objective: Objective, result: RunResult) -> dict[str, float | None]:
+    """Value of everything that the objective names, in milliseconds or as a share; None where nothing was measured."""
+    latencies = request_latencies_ms(result.requests)
+    values: dict[str, float | None] = {}
+    for limit in objective.limits:
+        if limit.latency == "itl":
+            sample = WeightedSample.of(result.gaps.gap_s * 1e3, result.gaps.count)
+        else:
+            known = latencies[limit.latency]
+            sample = WeightedSample.of(known[~np.isnan(known)])
+        values[limit.key] = statistic(limit.statistic, sample) if sample.size else None
+    if objective.goodput is not None:
+        values[GOODPUT] = float(good(objective, result).mean())
+    return values
+
+
+def good(objective: Objective, result: RunResult) -> NDArray[np.bool_]:
+    """Which requests were completed within every limit of a single request; one without a TPOT cannot break it."""
+    latencies = request_latencies_ms(result.requests)
+    within = completed_requests(result.requests)
+    for name, limit in objective.per_request_ms:
+        within = within & ~(latencies[name] > limit)
+    return np.asarray(within, dtype=np.bool_)
+
+
+def statistic(name: str, sample: WeightedSample) -> float:
+    """``mean``, ``median``, ``std`` or a percentile such as ``p99.9`` of a sample."""
+    if name in ("mean", "median", "std"):
+        value: float = getattr(sample, name)()
+        return value
+    return sample.percentile(float(name.removeprefix("p")))
+
+
+def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[dict[str, float | None]] | None:
+    """The objective's values on block-bootstrap resamples of one run, for runs that have nothing random to repeat.
+
+    Requests in order of arrival are resampled in circular blocks of ``10 n^(1/3)``, so that bursts stay together. None
+    where a limit is on the inter-token latency, which has no value per request.
+
+    Source: D. N. Politis and J. P. Romano, "A circular block-resampling procedure for stationary data" (1992).
+    """
+    if any(limit.latency not in request_latencies_ms(result.requests) for limit in objective.limits):
+        return None
+    latencies = request_latencies_ms(result.requests)
+    fine = good(objective, result) if objective.goodput is not None else None
+    count = len(result.requests)
+    block = min(count, max(1, round(10 * count ** (1 / 3))))
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(RESAMPLES):
+        starts = generator.integers(0, count, -(-count // block))
+        chosen = ((starts[:, None] + np.arange(block)) % count).ravel()[:count]
+        row: dict[str, float | None] = {}
+        for limit in objective.limits:
+            values = latencies[limit.latency][chosen]
+            values = values[~np.isnan(values)]
+            row[limit.key] = statistic(limit.statistic, WeightedSample.of(values)) if len(values) else None
+        if fine is not None:
+            row[GOODPUT] = float(fine[chosen].mean())
+        found.append(row)
+    return found
+
+
+def _number(place: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (value > 0 and isfinite(value)):
+        raise ForerunError(f"{place}: the value must be a positive number (got '{text}')")
+    return value
+
+
+def latency_words(key: str, value: float | None) -> str:
+    """A statistic and its value in words, e.g. ``p99 TTFT 812 ms``."""
+    if key == GOODPUT:
+        return "goodput unknown" if value is None else f"goodput {value:.1%}"
+    name, latency, _ = key.rsplit("_", 2)
+    label = latency.upper() if latency in LATENCIES else latency
+    return f"{name} {label} {'unknown' if value is None else f'{milliseconds(value)} ms'}"
+
+
+def milliseconds(value: float) -> str:
+    """Four digits, with thousands separators and never an exponent for what takes seconds."""
+    return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"
+
+
+def limits_words(objective: Objective) -> str:
+    """The objective in words, e.g. ``p99 TTFT <= 1,000 ms and p99 TPOT <= 60 ms``."""
+    parts = [
+        f"{limit.statistic} {limit.latency.upper()} <= {milliseconds(limit.limit_ms)} ms" for limit in objective.limits
+    ]
+    if objective.goodput is not None:
+        single = ", ".join(f"{name.upper()} <= {milliseconds(limit)} ms" for name, limit in objective.per_request_ms)
+        parts.append(f"{objective.goodput:.4g} of requests within {single}")
+    return " and ".join(parts)

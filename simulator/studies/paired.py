@@ -1,0 +1,105 @@
+"""Paired comparison of runs on common random numbers: ratios with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from typing import Any, NamedTuple
+
+from simulator.metrics.slo import LATENCIES, PERCENTILES
+from simulator.metrics.statistics import mean_interval
+
+LEVEL = 0.95
+"""Coverage of the intervals."""
+
+RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+LATENCY_STATISTICS = ("mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES))
+COSTS = ("usd_per_million_output_tokens", "energy_joules")
+HIGHER_IS_BETTER: Mapping[str, bool] = {
+    **dict.fromkeys(RATES, True),
+    "duration": False,
+    **{f"{statistic}_{name}_ms": False for name in LATENCIES for statistic in LATENCY_STATISTICS},
+    **dict.fromkeys(COSTS, False),
+}
+"""Metrics that are compared, and whether more is better."""
+
+
+class Ratio(NamedTuple):
+    """How many times better a variant is than the baseline; above 1 is better whatever the metric."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+
+    @property
+    def verdict(self) -> int:
+        """1 surely better, -1 surely worse, 0 undecided; the bare ratio decides where there is no interval."""
+        low, high = (self.ratio if end is None else end for end in (self.low, self.high))
+        return 1 if low > 1.0 else -1 if high < 1.0 else 0
+
+
+def metric_values(document: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """The compared metrics of one run's document; None where not measured, or where the run failed (None)."""
+    if document is None:
+        return dict.fromkeys(HIGHER_IS_BETTER)
+    summary = document["summary"]
+    return {name: document.get(name) if name in COSTS else summary.get(name) for name in HIGHER_IS_BETTER}
+
+
+def paired_ratio(
+    base: Sequence[float | None], other: Sequence[float | None], higher_is_better: bool, level: float = LEVEL
+) -> Ratio | None:
+    """Geometric mean of the ratios of runs that share their random numbers, with a Student-t interval on logarithms.
+
+    Args:
+        base: the metric of each run of the baseline.
+        other: of each run of the variant, in the same order of seeds.
+        higher_is_better: False turns the ratio over, so that above 1 is better.
+        level: coverage of the interval; without a second pair there is none.
+
+    Returns:
+        None where a run did not measure the metric or measured 0, of which no ratio can be taken.
+
+    Source: A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), sections 10.2.1 and 11.2, applied to
+    logarithms: the ratio of positive outputs is the paired difference of their logarithms.
+    """
+    logs = log_ratios(base, other, higher_is_better)
+    return None if logs is None else ratio_of(logs, level)
+
+
+def log_ratios(
+    base: Sequence[float | None], other: Sequence[float | None], higher_is_better: bool
+) -> list[float] | None:
+    """Logarithm of each pair's ratio, above 0 where the variant is better; None where one is missing."""
+    if not base or len(base) != len(other):
+        return None
+    logs = []
+    for before, after in zip(base, other, strict=True):
+        if before is None or after is None or not before > 0 or not after > 0:
+            return None
+        logs.append(log(after) - log(before) if higher_is_better else log(before) - log(after))
+    return logs
+
+
+def ratio_of(logs: Sequence[float], level: float = LEVEL) -> Ratio:
+    """The mean of logarithms as a ratio, with its interval."""
+    centre = sum(logs) / len(logs)
+    if len(logs) < 2:
+        return Ratio(exp(centre), None, None)
+    low, high = mean_interval(logs, level)
+    return Ratio(exp(centre), exp(low), exp(high))
+
+
+def unpaired_width(base: Sequence[float], other: Sequence[float], level: float = LEVEL) -> float:
+    """Width, in logarithms, of the interval that unrelated runs would give (Welch), to compare with the paired one."""
+    from math import sqrt
+
+    import numpy as np
+    from scipy.stats import t
+
+    a, b = (np.log(np.asarray(values, dtype=np.float64)) for values in (base, other))
+    first, second = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
+    if first + second == 0.0:
+        return 0.0
+    freedom = (first + second) ** 2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
+    return 2.0 * float(t.ppf(0.5 + level / 2.0, freedom)) * sqrt(first + second)

@@ -1,0 +1,152 @@
+"""Points of a sweep: what each runs, the key that its result is kept under, and running it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+
+PACKAGES = ("simulator", "hwprofiles", "traces")
+"""What a result depends on beside its scenario."""
+DROPPED = ("scenario", "engine", "per_replication")
+"""Parts of a run's document that a point does not keep: known already, or different in every run."""
+ONE_AT_A_TIME = threading.Lock()
+"""Workers with several threads still simulate one point at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination of a sweep."""
+
+    name: str
+    set: Mapping[str, Any]
+    """Values by dotted scenario path."""
+    scenario: Scenario | None
+    """None where the combination is no valid scenario; ``error`` says why."""
+    seed: int
+    replications: int
+    key: str
+    error: str | None = None
+
+    def task(self) -> dict[str, Any]:
+        """What a worker needs, as plain data; relative file names are made absolute."""
+        assert self.scenario is not None
+        data = self.scenario.model_dump(mode="json", exclude_unset=True)
+        for holder, name, path in file_fields(data):
+            holder[name] = str(path.resolve())
+        return {"scenario": data, "seed": self.seed, "replications": self.replications, "build": build_mark()}
+
+
+def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, seed: int, replications: int) -> Point:
+    """A point that can be run."""
+    return Point(name, dict(settings), scenario, seed, replications, point_key(scenario, seed, replications))
+
+
+def refused_point(
+    name: str, settings: Mapping[str, Any], base: Scenario, seed: int, replications: int, error: str
+) -> Point:
+    """A point that is no valid scenario."""
+    mark = [base.model_dump(mode="json"), dict(settings), seed, replications, build_mark(), error]
+    return Point(name, dict(settings), None, seed, replications, _digest(mark), error)
+
+
+def point_key(scenario: Scenario, seed: int, replications: int) -> str:
+    """The name of a result: a hash of all that it depends on.
+
+    That is the scenario with the content of every file it names, the seeds, and the version of Forerun down to its
+    source, so that results of different origin are never mixed.
+    """
+    data = scenario.model_dump(mode="json", exclude_none=True)
+    for holder, name, path in file_fields(data):
+        holder[name] = f"sha256:{_file_digest(str(path.resolve()), path.stat().st_mtime_ns)}"
+    return _digest([data, seed, replications, build_mark()])
+
+
+@cache
+def build_mark() -> str:
+    """Version and a hash of the source and catalogues, e.g. ``0.1.0+3f2a9c01d4e5``."""
+    from simulator.metrics import forerun_version
+
+    mark = hashlib.sha256()
+    for package in PACKAGES:
+        root = Path(str(resources.files(package)))
+        for path in sorted(root.rglob("*")):
+            if path.suffix in (".py", ".yaml", ".npz") and path.is_file():
+                mark.update(path.relative_to(root).as_posix().encode())
+                mark.update(path.read_bytes())
+    return f"{forerun_version()}+{mark.hexdigest()[:12]}"
+
+
+def file_fields(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Path]]:
+    """Every text of plain scenario data that names an existing file: its mapping, key and path."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from file_fields(value)
+        elif isinstance(value, str) and ("/" in value or "." in value):
+            path = Path(value)
+            try:
+                known = path.is_file()
+            except (OSError, ValueError):
+                known = False
+            if known:
+                yield data, key, path
+
+
+def evaluate(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a point; made to be called in a worker process on any machine.
+
+    Returns:
+        ``{"document": ...}``, or ``{"error": ...}`` when the point cannot be run, or ``{"build": ...}`` when this
+        worker has another version of Forerun than the one that asks.
+    """
+    if task["build"] != build_mark():
+        return {"build": build_mark()}
+    from simulator.scenario import scenario_from
+    from simulator.studies.runs import run_document_of
+
+    try:
+        with ONE_AT_A_TIME:
+            scenario = scenario_from(task["scenario"], "scenario")
+            seeds = range(task["seed"], task["seed"] + task["replications"])
+            return {"document": kept_part([run_document_of(scenario, seed) for seed in seeds])}
+    except Exception as error:
+        return {"error": error_text(error)}
+
+
+def error_text(error: Exception) -> str:
+    """An error in one line; faults of ours name their kind."""
+    from hwprofiles import ProfileError
+    from traces import TraceError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, ForerunError | ProfileError | TraceError | OSError):
+        return text
+    return f"internal error: {type(error).__name__}: {text}"
+
+
+def kept_part(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document of a point from those of its replications: everything that does not differ between machines."""
+    from simulator.metrics import combine_replications
+
+    combined = combine_replications(documents)
+    engine = {name: combined["engine"][name] for name in ("steps", "simulated_s")}
+    return {name: value for name, value in combined.items() if name not in DROPPED} | {"engine": engine}
+
+
+@cache
+def _file_digest(path: str, changed_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -1,0 +1,163 @@
+"""Where points run: processes of this machine, or the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
+from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
+from typing import Any, Protocol
+
+from simulator.errors import ForerunError
+from simulator.studies.points import evaluate
+from simulator.workers import close_pool, cores, process_pool
+
+Task = Mapping[str, Any]
+Outcome = dict[str, Any]
+
+CONNECT_S = 5.0
+"""How long a cluster may take to answer."""
+NO_WORKERS_S = 30.0
+"""How long a cluster may be without workers, or out of reach."""
+LOCAL = "local"
+
+
+class Pool(Protocol):
+    """Runs tasks somewhere."""
+
+    def slots(self) -> int:
+        """Points to have under way at once; a little more than run, so that none waits for the next."""
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Start a task."""
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether a task failed because its worker died, so that it may be tried again."""
+
+    def restart(self) -> None:
+        """Make ready for tasks again after workers died."""
+
+    def close(self, wait: bool) -> None:
+        """End; without ``wait`` at once."""
+
+
+def open_pool(cluster: str | None, jobs: int | None) -> Pool:
+    """Local processes, or a Dask cluster.
+
+    Args:
+        cluster: None for processes of this machine, ``local`` for a Dask cluster started here, else the address of a
+            Dask scheduler such as ``tcp://10.0.0.1:8786``.
+        jobs: processes here; default: one per core.
+
+    Raises:
+        ForerunError: no such cluster, or Dask is not installed.
+    """
+    return LocalPool(jobs or cores()) if cluster is None else DaskPool(cluster, jobs or cores())
+
+
+class LocalPool:
+    """Processes of this machine."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._pool = process_pool(jobs)
+
+    def slots(self) -> int:
+        """Two per process."""
+        return 2 * self._jobs
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Start a task; in a new pool where the old one broke."""
+        try:
+            return self._pool.submit(evaluate, task)
+        except BrokenProcessPool:
+            self.restart()
+            return self._pool.submit(evaluate, task)
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether a process died."""
+        return isinstance(error, BrokenProcessPool)
+
+    def restart(self) -> None:
+        """New processes."""
+        close_pool(self._pool, wait=False)
+        self._pool = process_pool(self._jobs)
+
+    def close(self, wait: bool) -> None:
+        """End the processes."""
+        close_pool(self._pool, wait)
+
+
+class DaskPool:
+    """Workers of a Dask cluster; the scheduler runs a task again elsewhere when its worker dies."""
+
+    def __init__(self, address: str, jobs: int) -> None:
+        try:
+            distributed: Any = import_module("distributed")
+        except ImportError:
+            raise ForerunError("--cluster: Dask is not installed here; pip install 'forerun[cluster]'") from None
+        self.address = address
+        self._cluster: Any = None
+        self._distributed = distributed
+        try:
+            if address == LOCAL:
+                self._cluster = distributed.LocalCluster(
+                    n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+                )
+                self._client = distributed.Client(self._cluster, timeout=CONNECT_S)
+            else:
+                self._client = distributed.Client(address, timeout=CONNECT_S)
+        except (OSError, TimeoutError):
+            raise ForerunError(
+                f"--cluster {address}: no Dask scheduler answers there; start one with 'dask scheduler', or use "
+                f"--cluster local"
+            ) from None
+        except ValueError as error:
+            raise ForerunError(
+                f"--cluster {address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
+            ) from None
+        self._executor = self._client.get_executor(pure=False, retries=2)
+        self._absent_since: float | None = None
+
+    def slots(self) -> int:
+        """Two per thread of the cluster's workers.
+
+        Raises:
+            ForerunError: the cluster has been out of reach or without workers for too long.
+        """
+        threads = 0
+        if self._client.status == "running":
+            try:
+                threads = sum(self._client.nthreads().values())
+            except (OSError, TimeoutError):
+                threads = 0
+        if threads:
+            self._absent_since = None
+            return 2 * threads
+        since = self._absent_since = self._absent_since or time.monotonic()
+        if time.monotonic() - since > NO_WORKERS_S:
+            raise ForerunError(
+                f"--cluster {self.address}: no worker for {NO_WORKERS_S:.0f} s; start some with 'dask worker "
+                f"{self.address}', and run the same command to go on"
+            )
+        return 0
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Send a task."""
+        future: Future[Outcome] = self._executor.submit(evaluate, task)
+        return future
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether workers died over a task, or the scheduler forgot it."""
+        return isinstance(error, self._distributed.KilledWorker | CancelledError | OSError)
+
+    def restart(self) -> None:
+        """Dask replaces its workers itself."""
+
+    def close(self, wait: bool) -> None:
+        """Leave the cluster; a local one ends."""
+        self._executor.shutdown(wait=wait)
+        self._client.close(timeout=CONNECT_S)
+        if self._cluster is not None:
+            self._cluster.close(timeout=CONNECT_S)

@@ -1,0 +1,97 @@
+"""Single runs that studies are made of: executed by worker processes, each once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from simulator.assumptions import Factors
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.workers import Workers
+
+Document = dict[str, Any]
+ProgressCall = Callable[[int, int], None]
+
+
+class Run(NamedTuple):
+    """One simulation: a scenario under a seed, with factors on assumed parameters."""
+
+    scenario: Scenario
+    seed: int
+    factors: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, int, tuple[tuple[str, float], ...]]:
+        """What the result depends on."""
+        return json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True), *self[1:]
+
+
+def with_seeds(scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None) -> list[Run]:
+    """The runs of one scenario."""
+    pairs = tuple(sorted((factors or {}).items()))
+    return [Run(scenario, seed, pairs) for seed in seeds]
+
+
+class RunPool:
+    """Runs simulations on worker processes and remembers their documents."""
+
+    def __init__(self, workers: Workers, progress: ProgressCall | None = None) -> None:
+        self._workers = workers
+        self._progress = progress
+        self._known: dict[Any, Document] = {}
+        self._failed: dict[Any, ValueError] = {}
+        self._asked = 0
+
+    def documents(self, runs: Sequence[Run]) -> list[Document]:
+        """The document of each run, in order.
+
+        Raises:
+            ForerunError, ProfileError, TraceError: of the first run that fails.
+        """
+        found = self.documents_if_any(runs)
+        for run in runs:
+            if run.key in self._failed:
+                raise self._failed[run.key]
+        return [document for document in found if document is not None]
+
+    def documents_if_any(self, runs: Sequence[Run]) -> list[Document | None]:
+        """The document of each run, in order; None where a run fails, as one at the end of a range may."""
+        keys = [run.key for run in runs]
+        waiting = {}
+        for key, run in zip(keys, runs, strict=True):
+            if key not in self._known and key not in self._failed and key not in waiting:
+                waiting[key] = self._workers.start(run_document_of, run.scenario, run.seed, run.factors)
+        self._asked += len(waiting)
+        for key, result in waiting.items():
+            try:
+                self._known[key] = result()
+            except ValueError as error:
+                self._failed[key] = error
+            if self._progress is not None:
+                self._progress(len(self._known) + len(self._failed), self._asked)
+        return [self._known.get(key) for key in keys]
+
+
+def run_document_of(scenario: Scenario, seed: int, factors: tuple[tuple[str, float], ...] = ()) -> Document:
+    """Simulate one run and return its document."""
+    from simulator.metrics import run_document
+    from simulator.run import simulate
+
+    return run_document(simulate(scenario, seed, factors=dict(factors)))
+
+
+def named_error(error: Exception, name: str) -> Exception:
+    """The same kind of error with ``name`` in front."""
+    return type(error)(f"{name}: {error}") if isinstance(error, ValueError) else ForerunError(f"{name}: {error}")
+
+
+def nested_value(data: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of plain data; None where there is none."""
+    here: Any = data
+    for name in path.split("."):
+        if not isinstance(here, Mapping) or name not in here:
+            return None
+        here = here[name]
+    return here

@@ -1,0 +1,87 @@
+"""How an answer moves when each assumed parameter lies elsewhere in its range: the data of a tornado."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+
+from simulator.studies.assumed import AssumedParameter, assumed_parameters
+from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
+from simulator.studies.runs import Run, RunPool, with_seeds
+from simulator.studies.study_file import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Swing:
+    """The speedups of a comparison at both ends of one assumed parameter."""
+
+    parameter: AssumedParameter
+    at_low: dict[str, float]
+    """Ratio of each variant over the baseline."""
+    at_high: dict[str, float]
+    flips: tuple[str, ...]
+    """Variants whose verdict turns over at one of the ends."""
+
+    def width(self, variant: str) -> float:
+        """How far apart the ends lie for a variant, in logarithms of its ratio."""
+        if variant not in self.at_low or variant not in self.at_high:
+            return 0.0
+        return abs(log(self.at_high[variant]) - log(self.at_low[variant]))
+
+
+def swings(
+    variants: Sequence[Variant], metric: str, seeds: Sequence[int], answers: dict[str, Ratio | None], pool: RunPool
+) -> list[Swing]:
+    """The comparison at both ends of every assumed parameter in play in any variant, widest first.
+
+    A parameter that appears in several variants moves in all of them at once. An end at which a run fails (the model no
+    longer fits, say) has no ratio.
+
+    Args:
+        variants: the baseline first.
+        metric: whose ratio is the answer.
+        seeds: of the runs; the same ones at both ends.
+        answers: the ratio of each variant as assumed, to tell which verdicts turn over.
+        pool: where runs are made.
+    """
+    own = {variant.name: assumed_parameters(variant.scenario) for variant in variants}
+    parameters: dict[str, AssumedParameter] = {}
+    for found_here in own.values():
+        parameters = {**found_here, **parameters}
+    runs = [
+        run
+        for parameter in parameters.values()
+        for value in (parameter.low, parameter.high)
+        for variant in variants
+        for run in _moved(variant, own[variant.name].get(parameter.name), value, seeds)
+    ]
+    documents = iter(pool.documents_if_any(runs))
+    found = []
+    for parameter in parameters.values():
+        ends: list[dict[str, float]] = []
+        for _ in (parameter.low, parameter.high):
+            measured = {v.name: [metric_values(next(documents))[metric] for _ in seeds] for v in variants}
+            base = measured[variants[0].name]
+            ratios = {v.name: paired_ratio(base, measured[v.name], HIGHER_IS_BETTER[metric]) for v in variants[1:]}
+            ends.append({name: ratio.ratio for name, ratio in ratios.items() if ratio is not None})
+        found.append(Swing(parameter, ends[0], ends[1], _flipped(answers, ends)))
+    return sorted(found, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
+
+
+def _moved(variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int]) -> list[Run]:
+    """The runs of a variant with a parameter at ``value``; as they were where it does not rest on that parameter."""
+    if parameter is None:
+        return with_seeds(variant.scenario, seeds)
+    scenario, factors = parameter.applied(variant.scenario, value)
+    return with_seeds(scenario, seeds, factors)
+
+
+def _flipped(answers: dict[str, Ratio | None], ends: Sequence[dict[str, float]]) -> tuple[str, ...]:
+    flipped = []
+    for name, answer in answers.items():
+        if answer is None or not answer.verdict:
+            continue
+        if any(name in end and (end[name] - 1.0) * answer.verdict < 0 for end in ends):
+            flipped.append(name)
+    return tuple(flipped)

@@ -1,0 +1,330 @@
+"""The averages of one replica under a steady load: the formulas that ``analytic`` names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.metrics.usage import BOUNDS
+from simulator.serving import EngineLimits
+from simulator.studies.step_prices import GROUPS, RequestWork, StepPrices, price_steps, request_work
+from simulator.studies.traffic import Traffic
+from simulator.timing import EngineTimer
+
+FloatArray = NDArray[np.float64]
+
+FULL = 0.999
+"""Share of the highest rate from which a replica counts as saturated."""
+LEAST_SHARE = 1e-3
+"""Share of a step that decoding keeps, at least, however many prompts join."""
+LEAST_BATCH = 1e-6
+"""Decoding requests of a closed loop in which prompts take all the time."""
+ROUNDS = 30
+"""Iterations of the fixed point of step time and joining prompts."""
+MOST_JOINING = 32
+"""Prompts per step up to which their Poisson number is summed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """Means of one replica's steady state; None where there is none."""
+
+    rate: float
+    """Requests per second."""
+    batch: float
+    """Requests that decode."""
+    in_system: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    step_s: float
+    bounds: dict[str, float]
+    """Share of time by bound, without idle."""
+    saturated: bool = False
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One replica: what its steps cost, what its requests ask, and how many of them it holds."""
+
+    traffic: Traffic
+    work: RequestWork
+    prices: StepPrices
+    acceptance_length: float
+    places: float
+    """Decoding requests of a full replica, on average."""
+    limited_by: str
+    """``places``, ``kv`` or ``tokens``."""
+
+    @property
+    def most(self) -> int:
+        """Most decoding requests."""
+        return max(1, round(self.places))
+
+    @cached_property
+    def most_rate(self) -> float:
+        """Requests per second above which there is no steady state: the best batch up to ``places``."""
+        if not self.work.decode_steps:
+            return 1.0 / float(self._added_s(1.0 / self.prices.budget_share)[0])
+        inner = (self.prices.batches > 0) & (self.prices.batches < self.places)
+        batches = np.append(self.prices.batches[inner], self.places)
+        return float(max(self._rate_with(batch) for batch in batches.tolist()))
+
+    def open_loop(self, rate: float) -> Averages:
+        """Averages at ``rate`` requests per second; saturated near and above the highest."""
+        if rate < FULL * self.most_rate:
+            return self._steady(rate)
+        full = self._steady(FULL * self.most_rate)
+        return replace(full, rate=self.most_rate, in_system=None, ttft_s=None, e2e_s=None, saturated=True)
+
+    def closed_loop(self, outstanding: float) -> Averages:
+        """Averages with ``outstanding`` requests at any time: the batch that decodes beside the prompts in process.
+
+        A request is never kept waiting by its own prompt: others are (N - 1) / N of all.
+        """
+        if not self.work.decode_steps:
+            return self._prompts_only(outstanding)
+        others = max(0.0, 1.0 - 1.0 / outstanding)
+
+        def present(batch: float) -> float:
+            rate = self._rate_with(batch, others)
+            joining = rate * others * self._step_s(rate)[0]
+            return batch + rate * float(self._own_steps_s(np.array([others * batch]), joining)[0])
+
+        low, high = LEAST_BATCH, self.places
+        if present(high) <= outstanding:
+            low = high
+        for _ in range(50 if low < high else 0):
+            middle = (low + high) / 2
+            low, high = (middle, high) if present(middle) < outstanding else (low, middle)
+        rate = min(self._rate_with(low, others), self.most_rate) if others else self._rate_with(low, others)
+        decode_s = low / rate
+        return self._averages(rate, np.array([low]), np.array([1.0]), decode_s, outstanding / rate - decode_s)
+
+    def _prompts_only(self, outstanding: float) -> Averages:
+        """A closed loop of requests of one output token: prompts in steps of as many as fit the budget."""
+        together = np.minimum(outstanding, 1.0 / self.prices.budget_share)
+        costs = [np.interp(max(n, 1.0), GROUPS, row) for n, row in zip(together, self.prices.joined_s, strict=True)]
+        rate = max(1.0, float(together[0])) / float(costs[0])
+        return self._averages(rate, np.zeros(1), np.ones(1), 0.0, outstanding / rate)
+
+    def _steady(self, rate: float) -> Averages:
+        batch = np.arange(self.most + 1, dtype=np.float64)
+        mean, added = self._step_s(rate)
+        arriving, excess = self._seen_by_arrivals(rate, mean, added)
+        step = self._at(batch, mean)
+        chances, queue = self._law(rate, step, self._at(batch, mean + excess))
+        decode_s = float(chances @ batch) / rate
+        ttft = float(chances @ (self._residual_s(rate, batch, step) + self._own_steps_s(batch, rate * arriving)))
+        ttft += self._budget_wait_s(rate, chances, batch) + queue / rate
+        return self._averages(rate, batch, chances, decode_s, ttft)
+
+    def _averages(
+        self, rate: float, batch: FloatArray, chances: FloatArray, decode_s: float, ttft_s: float
+    ) -> Averages:
+        steps, outputs = self.work.steps_of, self.traffic.output_tokens
+        several = outputs > 1
+        tpot = None
+        if several.any():
+            tpot = decode_s / self.work.decode_steps * float((steps[several] / (outputs[several] - 1)).mean())
+        step, added = (self._at(batch, values) for values in self._step_s(rate))
+        decoding = batch > 0
+        steps_per_s = float((chances[decoding] / step[decoding]).sum())
+        return Averages(
+            rate=rate,
+            batch=float(chances @ batch),
+            in_system=rate * (ttft_s + decode_s),
+            ttft_s=ttft_s,
+            tpot_s=tpot,
+            e2e_s=ttft_s + decode_s,
+            step_s=float(chances[decoding].sum()) / steps_per_s if steps_per_s else float(added[0]),
+            bounds=self._bounds(rate, batch, chances),
+        )
+
+    def _seen_by_arrivals(self, rate: float, step: FloatArray, added: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What requests find, per priced batch: mean step they arrive in, excess of their decode steps.
+
+        Steps are a branching process: ``S' = d + X_1 + ... + X_A`` with A Poisson of mean R S, so ``Var S =
+        R E[S] E[X^2] / (1 - r^2)`` with r = R x. A request arrives in a step that is long for its length
+        (E[S^2] / E[S]), the next one also holds its own prompt, and what exceeds the mean there fades by r in every
+        decode step after.
+        """
+        share = np.minimum(rate * added, 1.0 - LEAST_SHARE)
+        square = self.prices.joined_square_s2 * np.divide(added, self.prices.joined_s[:, 0]) ** 2
+        variance = rate * step * square / (1.0 - share**2)
+        arriving = step + np.divide(variance, step, out=np.zeros_like(step), where=step > 0)
+        first = added + share * (arriving - step)
+        steps = max(self.work.decode_steps, 1.0)
+        return arriving, first * share * (1.0 - share**steps) / ((1.0 - share) * steps)
+
+    def _law(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
+        """Chance of each number of decoding requests, and the mean number of those that wait for a place.
+
+        Args:
+            rate: requests per second.
+            step: mean step, per number of decoding requests; what a full batch is served at.
+            seen: mean step as the requests see it.
+        """
+        count = np.arange(1, self.most + 1)
+        weights = np.concatenate(([0.0], np.cumsum(np.log(rate * self.work.decode_steps * seen[1:] / count + 1e-300))))
+        chances = np.exp(weights - weights.max())
+        load = min(rate * self.work.decode_steps * step[-1] / self.places, FULL)
+        tail = chances[-1] * load / (1.0 - load)
+        total = chances.sum() + tail
+        queue = tail / (1.0 - load) / total * self._scatter()
+        chances[-1] += tail
+        return chances / total, float(queue)
+
+    def _scatter(self) -> float:
+        """Allen and Cunneen's factor: half the sum of the squared variations of gaps and decode steps."""
+        steps = self.work.steps_of
+        mean = float(steps.mean())
+        return (self.traffic.arrival_cv2 + (float(steps.var()) / mean**2 if mean else 0.0)) / 2
+
+    def _rate_with(self, batch: float, others: float = 1.0) -> float:
+        """Requests per second that a constant mean batch, > 0, completes.
+
+        Args:
+            batch: decoding requests, averaged over time; below 1, a single one for part of the time.
+            others: share of the prompts that a request finds in its way.
+        """
+        steps = self.work.decode_steps
+        share = float(self._at(np.array([batch]), self.prices.budget_share)[0])
+        joining = min(others * batch / steps, 1.0 / share)
+        priced = self._added_s(np.full(len(self.prices.batches), joining))
+        added = float(self._at(np.array([others * batch]), priced)[0])
+        decode = float(self._at(np.array([max(batch, 1.0)]), self.prices.decode_s)[0])
+        return 1.0 / (steps * decode / batch + others * added)
+
+    def _step_s(self, rate: float) -> tuple[FloatArray, FloatArray]:
+        """Mean step and mean seconds that a prompt adds, per priced batch: ``s = d / (1 - R x(R s))``."""
+        decode = self.prices.decode_s
+        step = decode
+        added = self.prices.joined_s[:, 0]
+        for _ in range(ROUNDS):
+            joining = np.minimum(rate * step, 1.0 / self.prices.budget_share)
+            added = self._added_s(joining)
+            step = decode / np.maximum(1.0 - rate * added, LEAST_SHARE)
+        return step, added
+
+    def _added_s(self, joining: FloatArray) -> FloatArray:
+        """Seconds that each prompt adds where a Poisson number of mean ``joining`` joins a step, per priced batch."""
+        counts = np.arange(1, MOST_JOINING + 1)
+        costs = self._group_costs
+        few = np.maximum(np.minimum(joining, MOST_JOINING / 2), 1e-9)
+        chances = _poisson(few, MOST_JOINING)[:, 1:]
+        summed = (chances * costs).sum(axis=1) / (chances * counts).sum(axis=1)
+        many = np.array(
+            [np.interp(a, counts, row) / min(max(a, 1.0), MOST_JOINING) for a, row in zip(joining, costs, strict=True)]
+        )
+        return np.where(joining > MOST_JOINING / 2, many, summed)
+
+    @cached_property
+    def _group_costs(self) -> FloatArray:
+        """[batch, 1..MOST_JOINING]: seconds that so many prompts add together."""
+        counts = np.arange(1, MOST_JOINING + 1)
+        largest = GROUPS[-1]
+        rows = [np.interp(counts, GROUPS, row) for row in self.prices.joined_s]
+        return np.stack(rows) * np.where(counts > largest, counts / largest, 1.0)
+
+    def _own_steps_s(self, batch: FloatArray, joining: FloatArray) -> FloatArray:
+        """Seconds of the steps that hold one's own prompt, with the others that join them.
+
+        Args:
+            batch: decoding requests.
+            joining: mean number of other prompts, per priced batch.
+        """
+        others = np.minimum(np.minimum(joining, 1.0 / self.prices.budget_share), MOST_JOINING / 2)
+        chances = _poisson(others, MOST_JOINING)[:, :-1]
+        chances = chances / chances.sum(axis=1, keepdims=True)
+        own = self.prices.chunks * self.prices.beside_s + (chances * self._group_costs).sum(axis=1)
+        return self._at(batch, own)
+
+    def _residual_s(self, rate: float, batch: FloatArray, step: FloatArray) -> FloatArray:
+        """Seconds until the step in which a request arrives is over, by decoding requests."""
+        decode, beside = self._at(batch, self.prices.decode_s), self._at(batch, self.prices.beside_s)
+        added = self._at(batch, self.prices.joined_s[:, 0])
+        square = self._at(batch, self.prices.joined_square_s2)
+        joined = -np.expm1(-rate * step)
+        squares = decode**2 + joined * (2 * beside * added + square)
+        busy = np.divide(squares, 2 * step, out=np.zeros_like(step), where=step > 0)
+        empty = rate * square / (2 * np.maximum(1.0 - rate * added, LEAST_SHARE))
+        return np.where(batch > 0, busy, empty)
+
+    def _budget_wait_s(self, rate: float, chances: FloatArray, batch: FloatArray) -> float:
+        """Wait while prompts before fill the token budget (Pollaczek-Khinchine, scaled for bursty arrivals)."""
+        mean = float(chances @ self._at(batch, self.prices.exclusive_s))
+        square = float(chances @ self._at(batch, self.prices.exclusive_square_s2))
+        burst = (self.traffic.arrival_cv2 + 1.0) / 2
+        return burst * rate * square / (2 * max(1.0 - rate * mean, LEAST_SHARE))
+
+    def _bounds(self, rate: float, batch: FloatArray, chances: FloatArray) -> dict[str, float]:
+        """Share of time by bound: decoding its part of every step, prompts the rest."""
+        step, added = (self._at(batch, values) for values in self._step_s(rate))
+        decode = self._at(batch, self.prices.decode_s)
+        alone = self._at(batch, self.prices.joined_s[:, 0])
+        decoding = batch > 0
+        part = np.divide(1.0, step, out=np.zeros_like(step), where=decoding)
+        scale = np.divide(added, alone, out=np.ones_like(added), where=alone > 0) * rate
+        prompts = np.where(decoding, np.minimum(rate * added, 1.0 - decode * part), np.minimum(rate * added, 1.0))
+        wanted = scale * alone
+        prompts = np.divide(prompts, wanted, out=np.zeros_like(prompts), where=wanted > 0) * scale
+        shares = {}
+        for index, bound in enumerate(BOUNDS):
+            time = self._at(batch, self.prices.decode_bounds[:, index]) * part
+            time = time + self._at(batch, self.prices.joined_bounds[:, index]) * prompts
+            shares[bound] = max(0.0, float(chances @ time))
+        total = sum(shares.values())
+        return {bound: share / max(total, 1.0) for bound, share in shares.items()}
+
+    def _at(self, batch: FloatArray, values: FloatArray) -> FloatArray:
+        """Values given per priced batch, at other batches."""
+        found: FloatArray = np.interp(batch, self.prices.batches, values)
+        return found
+
+
+def make_replica(
+    timer: EngineTimer, limits: EngineLimits, traffic: Traffic, survival: FloatArray | None, *, prefill_first: bool
+) -> Replica:
+    """Price a replica's steps and find how many requests it holds.
+
+    Args:
+        timer: seconds of a step.
+        limits: tokens, sequences, blocks.
+        traffic: the requests.
+        survival: chance that at least i draft tokens are accepted, or None without speculation.
+        prefill_first: prompts run in steps of their own.
+    """
+    work = request_work(traffic, limits, timer.windows, survival)
+    places, limited_by = (
+        float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.query_len))),
+        "places",
+    )
+    in_memory = (limits.num_blocks - limits.watermark_blocks) * limits.block_size / work.kv_tokens
+    if in_memory < places:
+        places, limited_by = max(1.0, in_memory), "kv"
+    most = math.ceil(places)
+    prices = price_steps(timer, limits, traffic, work, most, prefill_first=prefill_first)
+    # A place is also held while the prompt is computed.
+    held = work.decode_steps / (work.decode_steps + float(prices.chunks[-1]))
+    places = max(1.0, places * held)
+    # Prompts that a batch of B needs to stay full: B / n per step. They must fit what it leaves of the budget.
+    if not prefill_first and work.decode_steps:
+        needed = prices.batches / work.decode_steps * prices.budget_share
+        fitting = np.interp(np.arange(most + 1), prices.batches, needed) <= 1.0
+        if not fitting[math.floor(places)]:
+            places, limited_by = max(1.0, float(np.flatnonzero(fitting)[-1])), "tokens"
+    length = 1.0 if survival is None else 1.0 + float(survival.sum())
+    return Replica(traffic, work, prices, length, places, limited_by)
+
+
+def _poisson(mean: FloatArray, most: int) -> FloatArray:
+    """[mean, 0..most]: Poisson chances."""
+    counts = np.arange(most + 1)
+    factorials = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
+    logs = counts[None] * np.log(np.maximum(mean, 1e-300))[:, None] - mean[:, None] - factorials[None]
+    return np.asarray(np.exp(logs))

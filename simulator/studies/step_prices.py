@@ -1,0 +1,248 @@
+"""What a replica's steps cost over its batch, from the step timer: decode steps, and prompts that join them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.metrics.usage import BOUNDS
+from simulator.serving import EngineLimits
+from simulator.studies.traffic import Traffic
+from simulator.timing import Costs, EngineTimer, StepWork
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+STRATA = 16
+"""Prompts that stand for the distribution of prompt lengths."""
+GROUPS = (1, 2, 3, 4, 6, 8, 12)
+"""Numbers of prompts that join one step together."""
+OTHER_STRATUM = 5
+"""Distance of the strata that share a group: without a common factor with ``STRATA``."""
+BATCHES_TO = 8
+BATCH_RATIO = 1.25
+"""Batches at which steps are priced: every one up to 8, then a quarter larger each time."""
+CONTEXT_POINTS = (1 / 6, 1 / 2, 5 / 6)
+"""Shares of a request's decoding at which its context is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWork:
+    """What an average request asks of a replica."""
+
+    decode_steps: float
+    """Verify (or decode) steps."""
+    steps_of: FloatArray
+    """The same of each request of the population."""
+    kv_tokens: float
+    """KV slots that a decoding request holds, averaged over the steps of all requests."""
+    keys: tuple[float, ...]
+    """Keys that it reads in a step, per attention window."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrices:
+    """Seconds by batch size; every array has one entry (or row) per batch in ``batches``."""
+
+    batches: FloatArray
+    decode_s: FloatArray
+    """A step that only decodes."""
+    beside_s: FloatArray
+    """What decoding takes of a step that prompts join: all of it, or nothing where prompts have steps of their own."""
+    joined_s: FloatArray
+    """[batch, group]: mean seconds that a group of prompts adds to the steps it joins, per group of ``GROUPS``."""
+    joined_square_s2: FloatArray
+    """[batch]: mean square of what one prompt adds."""
+    chunks: FloatArray
+    """[batch]: steps over which one prompt is spread, mean."""
+    exclusive_s: FloatArray
+    """[batch]: mean seconds for which one prompt fills the token budget, and nothing else can join."""
+    exclusive_square_s2: FloatArray
+    budget_share: FloatArray
+    """[batch]: share of a step's token budget that one prompt takes, mean."""
+    decode_bounds: FloatArray
+    """[batch, bound]: the decode step by what limits it, in the order of ``BOUNDS``."""
+    joined_bounds: FloatArray
+    """[batch, bound]: what one prompt adds, by what limits it."""
+
+
+def verify_steps(tokens: FloatArray, survival: FloatArray | None) -> FloatArray:
+    """Mean number of verify steps that deliver ``tokens`` tokens.
+
+    With X tokens per step (accepted and one more), ``T / E[X] + (E[X^2] - E[X]) / (2 E[X]^2)``: the renewal function of
+    a whole-numbered step, W. Feller, "An Introduction to Probability Theory and Its Applications" vol. 1 (1968),
+    XIII.12, problem 19. Without speculation, T itself.
+
+    Args:
+        tokens: tokens after the first, >= 0.
+        survival: chance that at least i draft tokens are accepted, or None without speculation.
+    """
+    if survival is None:
+        return tokens
+    at_least = np.concatenate(([1.0], survival))
+    mean = float(at_least.sum())
+    square = float(((2 * np.arange(len(at_least)) + 1) * at_least).sum())
+    return np.where(tokens > 0, np.maximum(tokens / mean + (square - mean) / (2 * mean**2), 1.0), 0.0)
+
+
+def request_work(
+    traffic: Traffic, limits: EngineLimits, windows: tuple[int | None, ...], survival: FloatArray | None
+) -> RequestWork:
+    """Steps of the population's requests and the context they are spent at, weighted by steps."""
+    steps = verify_steps(traffic.output_tokens - 1, survival)
+    total = float(steps.sum())
+    weights = steps / total if total else np.full(len(steps), 1 / len(steps))
+    keys = np.zeros(len(windows))
+    kv_tokens = 0.0
+    ahead = limits.query_len + limits.lookahead_tokens
+    for share in CONTEXT_POINTS:
+        context = traffic.input_tokens + share * (traffic.output_tokens - 1)
+        kv_tokens += float(weights @ (context + ahead + limits.block_size / 2)) / len(CONTEXT_POINTS)
+        for index, window in enumerate(windows):
+            seen = context + limits.query_len
+            if window is not None:
+                seen = np.minimum(seen, window + limits.query_len - 1)
+            keys[index] += float(weights @ seen) / len(CONTEXT_POINTS)
+    return RequestWork(total / len(steps), steps, kv_tokens, tuple(keys.tolist()))
+
+
+def batch_grid(most: int) -> IntArray:
+    """Batch sizes from 0 to ``most`` at which steps are priced."""
+    grid = list(range(min(BATCHES_TO, most) + 1))
+    while grid[-1] < most:
+        grid.append(min(most, int(grid[-1] * BATCH_RATIO) + 1))
+    return np.asarray(grid, dtype=np.int64)
+
+
+def price_steps(
+    timer: EngineTimer, limits: EngineLimits, traffic: Traffic, work: RequestWork, most: int, *, prefill_first: bool
+) -> StepPrices:
+    """Price decode steps and joining prompts for batches up to ``most``.
+
+    A prompt that does not fit the room that decoding leaves in the token budget is spread over as many steps as it
+    needs; each is priced as its average chunk. Under ``prefill_first`` prompts run in steps of their own.
+    """
+    batches = batch_grid(most)
+    decode_bounds = _decode_bounds(timer, limits, work, batches)
+    most_beside = 0 if prefill_first else (limits.max_num_batched_tokens - 1) // limits.query_len
+    beside = np.minimum(batches, most_beside)
+    without = _decode_bounds(timer, limits, work, beside)
+    room = np.maximum(1, limits.max_num_batched_tokens - beside * limits.query_len)
+    new, cached = _strata(traffic)
+    groups = [_joining(new, cached, size, room, timer.windows) for size in GROUPS]
+    joining = _Joining(*(np.concatenate(parts, axis=-2) for parts in zip(*groups, strict=True)))
+    shape = joining.steps.shape
+    rows = _step_work(limits, work, timer.windows, np.broadcast_to(beside[:, None, None], shape).ravel(), joining)
+    bounds = _bounds(timer.costs(rows)).reshape(*shape, len(BOUNDS))
+    added = joining.steps[..., None] * (bounds - without[:, None, None, :])
+    added_s = np.maximum(added.sum(axis=-1), 0.0)
+    alone = joining.steps[:, 0]
+    exclusive = np.where(alone > 1, new[None] / room[:, None], 0.0) * bounds[:, 0].sum(axis=-1)
+    return StepPrices(
+        batches=batches.astype(np.float64),
+        decode_s=decode_bounds.sum(axis=1),
+        beside_s=without.sum(axis=1),
+        joined_s=added_s.mean(axis=2),
+        joined_square_s2=(added_s[:, 0] ** 2).mean(axis=1),
+        chunks=alone.mean(axis=1),
+        exclusive_s=exclusive.mean(axis=1),
+        exclusive_square_s2=(exclusive**2).mean(axis=1),
+        budget_share=float(new.mean()) / room,
+        decode_bounds=decode_bounds,
+        joined_bounds=added[:, 0].mean(axis=1),
+    )
+
+
+def _decode_bounds(timer: EngineTimer, limits: EngineLimits, work: RequestWork, batches: IntArray) -> FloatArray:
+    """[batch, bound]: seconds of steps that only decode."""
+    bounds = _bounds(timer.costs(_step_work(limits, work, timer.windows, batches, None)))
+    bounds[batches == 0] = 0.0
+    return bounds
+
+
+class _Joining(NamedTuple):
+    """Groups of prompts that join a batch: arrays [batch, group, stratum]; per window in front where named so."""
+
+    steps: FloatArray
+    """Steps over which the group is spread; the rest is of the average one."""
+    prompts: FloatArray
+    tokens: FloatArray
+    pairs: FloatArray
+    keys: FloatArray
+    completed_keys: FloatArray
+
+
+def _strata(traffic: Traffic) -> tuple[FloatArray, FloatArray]:
+    """New and cached tokens of ``STRATA`` prompts that keep the population's means."""
+    order = np.argsort(traffic.new_tokens, kind="stable")
+    if len(order) < STRATA:
+        order = order[(np.arange(STRATA) * len(order)) // STRATA]
+    parts = np.array_split(order, STRATA)
+    new, cached = traffic.new_tokens, traffic.cached_tokens
+    return np.array([new[part].mean() for part in parts]), np.array([cached[part].mean() for part in parts])
+
+
+def _joining(
+    new: FloatArray, cached: FloatArray, size: int, room: IntArray, windows: tuple[int | None, ...]
+) -> _Joining:
+    """Groups of ``size`` prompts, one per stratum: its own prompt and others spread over all strata."""
+    members = (np.arange(STRATA)[:, None] + np.arange(size)[None] * OTHER_STRATUM) % STRATA
+    fresh, before = new[members], cached[members]
+    total = fresh.sum(axis=1)
+    steps = np.maximum(1.0, np.ceil(total[None] / room[:, None]))
+    pieces = np.maximum(1.0, np.ceil(fresh[None] / room[:, None, None]))
+    share = np.broadcast_to(fresh / pieces, pieces.shape)
+    reached = before + fresh * (pieces + 1) / (2 * pieces)
+    pairs, keys, completed = [], [], []
+    for window in windows:
+        limit = np.inf if window is None else float(window)
+        pairs.append((pieces * share * np.minimum(reached - share / 2 + 0.5, limit)).sum(axis=2) / steps)
+        keys.append((pieces * np.minimum(reached, limit + share - 1)).sum(axis=2) / steps)
+        completed.append(np.broadcast_to(np.minimum(before + fresh + 1, limit).sum(axis=1), steps.shape) / steps)
+    parts = (
+        steps,
+        np.maximum(1.0, pieces.sum(axis=2) / steps),
+        total[None] / steps,
+        np.stack(pairs),
+        np.stack(keys),
+        np.stack(completed),
+    )
+    return _Joining(*(np.expand_dims(part, -2) for part in parts))
+
+
+def _step_work(
+    limits: EngineLimits,
+    work: RequestWork,
+    windows: tuple[int | None, ...],
+    batch: IntArray,
+    joining: _Joining | None,
+) -> StepWork[IntArray]:
+    """Steps as the timer takes them, flat."""
+    none = np.zeros_like(batch)
+
+    def whole(values: FloatArray) -> IntArray:
+        return np.rint(values).astype(np.int64).ravel()
+
+    def by_window(values: FloatArray) -> tuple[IntArray, ...]:
+        return tuple(whole(part) for part in values)
+
+    nothing = (none,) * len(windows)
+    return StepWork(
+        prefill_seqs=none if joining is None else whole(joining.prompts),
+        prefill_tokens=none if joining is None else np.maximum(1, whole(joining.tokens)),
+        prefill_pairs=nothing if joining is None else by_window(joining.pairs),
+        prefill_kv_tokens=nothing if joining is None else by_window(joining.keys),
+        sampled_prefills=none if joining is None else whole(np.minimum(1.0, 1 / joining.steps) * joining.prompts),
+        sampled_kv_tokens=nothing if joining is None else by_window(joining.completed_keys),
+        decode_seqs=batch,
+        query_len=np.full_like(batch, limits.query_len),
+        decode_kv_tokens=tuple(whole(batch.astype(np.float64) * keys) for keys in work.keys),
+    )
+
+
+def _bounds(costs: Costs) -> FloatArray:
+    """Seconds by bound: [step, bound]."""
+    return np.stack([getattr(costs, f"{bound}_s") for bound in BOUNDS], axis=-1)

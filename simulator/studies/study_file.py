@@ -1,0 +1,291 @@
+"""Study files and ``--vary`` options: a scenario, the fields to vary, named variants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simulator.errors import ForerunError, did_you_mean
+from simulator.scenario import (
+    Scenario,
+    load_scenario,
+    parse_yaml,
+    read_mapping,
+    resolve_paths,
+    scenario_from,
+    scenario_in,
+    set_value,
+)
+
+STUDY_KEYS = ("scenario", "vary", "variants")
+VARIANT_KEYS = ("name", "set")
+RANGE_KEYS = ("low", "high", "log")
+Settings = Mapping[str, Any]
+"""Values by dotted scenario path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from ``low`` to ``high``: whole where both ends are, evenly spread in logarithms if ``log``."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Values = tuple[Any, ...] | Range
+"""What a field is varied over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A scenario of a study and how it differs from the study's own."""
+
+    name: str
+    set: Settings
+    scenario: Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFile:
+    """A scenario, the fields to vary and named variants of it."""
+
+    place: str
+    """For error messages: the file's name."""
+    scenario: Scenario
+    vary: Mapping[str, Values]
+    variants: tuple[Variant, ...]
+    folder: Path | None = None
+    """Where relative file names in settings are looked up first."""
+
+    def with_settings(self, settings: Settings) -> Scenario:
+        """The scenario with values set by dotted path.
+
+        Raises:
+            ForerunError: a path or a value that the scenario does not have.
+        """
+        return apply_settings(self.scenario, settings, self.place, self.folder)
+
+
+def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[str] = ()) -> StudyFile:
+    """The study in a file: a plain scenario, or a mapping with ``scenario`` and ``vary`` or ``variants``.
+
+    Args:
+        path: YAML or JSON. ``scenario`` in it is a path relative to the file or a scenario itself.
+        overrides: ``PATH=VALUE`` texts applied to the scenario before anything varies.
+        vary: ``PATH=V1,V2,...`` texts; they replace the file's values of the same path.
+
+    Raises:
+        ForerunError: one line naming the file, the field and what would be right.
+    """
+    file = Path(path)
+    data = read_mapping(file)
+    own_vary: dict[str, Values] = {}
+    specs: list[Any] = []
+    if any(key in data for key in STUDY_KEYS):
+        scenario = _inner_scenario(data, file, overrides)
+        own_vary = _file_vary(data.get("vary"), file)
+        specs = _variant_list(data.get("variants"), file)
+    else:
+        scenario = scenario_in(data, file.parent, str(file), overrides)
+    own_vary |= parse_vary(vary)
+    bare = StudyFile(str(file), scenario, own_vary, (), file.parent)
+    return StudyFile(str(file), scenario, own_vary, _variants(specs, bare), file.parent)
+
+
+def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
+    """``--vary`` options as values by path.
+
+    ``PATH=V1,V2,...`` lists YAML values; ``PATH=LOW..HIGH`` is a range, ``PATH=LOW..HIGH:log`` one in logarithms.
+
+    Raises:
+        ForerunError: one line with the option and what would be right.
+    """
+    found: dict[str, Values] = {}
+    for text in texts:
+        path, equals, values = text.partition("=")
+        place = f"--vary {text}"
+        if not equals or not all(path.split(".")) or not values.strip():
+            raise ForerunError(f"{place}: write PATH=V1,V2,..., for example engine.max_num_seqs=64,128,256")
+        if path in found:
+            raise ForerunError(f"{place}: {path} is varied twice; give all its values at once")
+        found[path] = _range_text(values, place) or checked_values(parse_yaml(f"[{values}]", place), place)
+    return found
+
+
+def checked_values(values: Any, place: str) -> tuple[Any, ...]:
+    """A list of values to vary over, each once.
+
+    Raises:
+        ForerunError: not a list, empty, or a value given twice.
+    """
+    if not isinstance(values, list | tuple):
+        raise ForerunError(f"{place}: give a list of values, or a range with low and high")
+    if not values:
+        raise ForerunError(f"{place}: the list of values is empty")
+    for index, value in enumerate(values):
+        if any(value == other and type(value) is type(other) for other in values[:index]):
+            raise ForerunError(f"{place}: {value!r} is given twice")
+    return tuple(values)
+
+
+def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: Path | None = None) -> Scenario:
+    """``scenario`` with values set by dotted path; file names in them count from ``folder``, then from here.
+
+    Raises:
+        ForerunError: a path or a value that a scenario does not have.
+    """
+    if not settings:
+        return scenario
+    data = scenario.model_dump(exclude_unset=True)
+    for path, value in settings.items():
+        set_value(data, path, value, place + ":")
+    if folder is not None:
+        resolve_paths(data, folder)
+    return scenario_from(data, place)
+
+
+def settings_name(settings: Settings) -> str:
+    """A short name: values by the last word of their path, e.g. ``tensor_parallel=2 method=none``."""
+    if not settings:
+        return "as given"
+    words = [path.rsplit(".", 1)[-1] for path in settings]
+    unique = [path if words.count(word) > 1 else word for path, word in zip(settings, words, strict=True)]
+    return " ".join(f"{word}={_short(value)}" for word, value in zip(unique, settings.values(), strict=True))
+
+
+def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
+    """A study file that runs the given variants again.
+
+    Args:
+        variants: ``name`` and ``scenario`` (plain data) of each, the baseline first.
+    """
+    base = variants[0]["scenario"]
+    listed = []
+    for variant in variants:
+        own = variant["scenario"]
+        changed = {key: value for key, value in own.items() if base.get(key) != value}
+        gone: dict[str, Any] = {key: {} if key == "slo" else None for key in base if key not in own}
+        listed.append({"name": variant["name"], "set": changed | gone})
+    return yaml.safe_dump({"scenario": base, "variants": listed}, sort_keys=False, default_flow_style=None, width=100)
+
+
+def sweep_text(scenario: Mapping[str, Any], points: Sequence[Settings]) -> str:
+    """A study file that runs the given points again: each a variant of the scenario."""
+    listed = [{"name": settings_name(point), "set": dict(point)} for point in points]
+    return yaml.safe_dump({"scenario": dict(scenario), "variants": listed}, sort_keys=False, width=100)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_short(item) for item in value) + "]"
+    return str(value)
+
+
+def _inner_scenario(data: dict[str, Any], file: Path, overrides: Sequence[str]) -> Scenario:
+    for key in data:
+        if key not in STUDY_KEYS:
+            raise ForerunError(
+                f"{file}: {key}: unknown field{did_you_mean(str(key), STUDY_KEYS)} (a study has "
+                f"{', '.join(STUDY_KEYS)}; a scenario's own fields go under scenario)"
+            )
+    inner = data.get("scenario")
+    if isinstance(inner, str):
+        beside = file.parent / inner
+        return load_scenario(beside if beside.exists() else inner, overrides)
+    if isinstance(inner, dict):
+        return scenario_in(inner, file.parent, f"{file}: scenario", overrides)
+    raise ForerunError(f"{file}: scenario: name a scenario file, or write the scenario here")
+
+
+def _file_vary(data: Any, file: Path) -> dict[str, Values]:
+    place = f"{file}: vary"
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ForerunError(f"{place}: write PATH: [V1, V2, ...] lines")
+    found: dict[str, Values] = {}
+    for path, values in data.items():
+        here = f"{place}.{path}"
+        found[str(path)] = range_of(values, here) if isinstance(values, dict) else checked_values(values, here)
+    return found
+
+
+def range_of(values: Mapping[str, Any], place: str) -> Range:
+    """A range from ``{low: ..., high: ..., log: ...}``.
+
+    Raises:
+        ForerunError: unknown or missing fields, ends that are no numbers or out of order.
+    """
+    for key in values:
+        if key not in RANGE_KEYS:
+            raise ForerunError(f"{place}.{key}: unknown field{did_you_mean(str(key), RANGE_KEYS)} (low, high, log)")
+    low, high, log = values.get("low"), values.get("high"), values.get("log", False)
+    for name, end in (("low", low), ("high", high)):
+        if isinstance(end, bool) or not isinstance(end, int | float):
+            raise ForerunError(f"{place}.{name}: must be a number (got {end!r})")
+    assert low is not None
+    assert high is not None
+    if not isinstance(log, bool):
+        raise ForerunError(f"{place}.log: must be true or false (got {log!r})")
+    if not float("-inf") < low < high < float("inf"):
+        raise ForerunError(f"{place}: low {low} must lie below high {high}, both finite")
+    if log and low <= 0:
+        raise ForerunError(f"{place}: a range in logarithms starts above 0 (got {low})")
+    return Range(low, high, log)
+
+
+def _range_text(text: str, place: str) -> Range | None:
+    body, colon, kind = text.partition(":")
+    low, dots, high = body.partition("..")
+    if not dots or low.strip()[:1] in ("[", "{", "'", '"'):
+        return None
+    ends = [parse_yaml(end, place) for end in (low, high)]
+    if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
+        return None
+    if colon and kind.strip() != "log":
+        raise ForerunError(f"{place}: write LOW..HIGH or LOW..HIGH:log")
+    return range_of({"low": ends[0], "high": ends[1], "log": bool(colon)}, place)
+
+
+def _variant_list(data: Any, file: Path) -> list[Any]:
+    if data is None:
+        return []
+    if not isinstance(data, list) or not data:
+        raise ForerunError(f"{file}: variants: write a list of {{name: ..., set: {{PATH: VALUE}}}}")
+    return data
+
+
+def _variants(specs: Sequence[Any], study: StudyFile) -> tuple[Variant, ...]:
+    found: list[Variant] = []
+    for number, spec in enumerate(specs, start=1):
+        place = f"{study.place}: variants[{number}]"
+        if not isinstance(spec, dict):
+            raise ForerunError(f"{place}: write {{name: ..., set: {{PATH: VALUE}}}}")
+        for key in spec:
+            if key not in VARIANT_KEYS:
+                raise ForerunError(f"{place}.{key}: unknown field{did_you_mean(str(key), VARIANT_KEYS)} (name, set)")
+        settings = spec.get("set") or {}
+        if not isinstance(settings, dict):
+            raise ForerunError(f"{place}.set: write PATH: VALUE lines")
+        settings = {str(path): value for path, value in settings.items()}
+        name = str(spec.get("name") or settings_name(settings))
+        if any(name == other.name for other in found):
+            raise ForerunError(f"{place}.name: '{name}' is given twice")
+        found.append(Variant(name, settings, apply_settings(study.scenario, settings, place, study.folder)))
+    return tuple(found)

@@ -1,0 +1,155 @@
+"""The requests of a workload as the analytic model sees them: lengths, cached prompt starts, rate, burstiness."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ForerunError
+from simulator.serving import EngineLimits
+from simulator.workload import ArrivalsConfig, RequestStream, WorkloadConfig
+from simulator.workload.generate import draw_lengths, generate_requests
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+POPULATION = 4096
+"""Draws that stand for a synthetic length distribution."""
+MOST_LOOKUPS = 50_000
+"""Block look-ups after which the prefix cache of a trace counts as measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompt and output tokens of a population of requests, and how their arrivals scatter."""
+
+    input_tokens: IntArray
+    output_tokens: IntArray
+    arrival_cv2: float
+    """Squared coefficient of variation of the gaps between arrivals; 1 is Poisson."""
+    trace_rate: float | None = None
+    """Requests per second of a trace's own arrivals."""
+    stream: RequestStream | None = None
+    """The trace itself, where prefixes can be shared."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The requests that one replica serves: those that it accepts, with the cached start of their prompts."""
+
+    input_tokens: FloatArray
+    cached_tokens: FloatArray
+    output_tokens: FloatArray
+    arrival_cv2: float
+    refused: float
+    """Share of requests that no replica can ever serve."""
+
+    @property
+    def new_tokens(self) -> FloatArray:
+        """Prompt tokens that are computed."""
+        return self.input_tokens - self.cached_tokens
+
+
+def population(workload: WorkloadConfig) -> Lengths:
+    """All requests of a trace, or draws that stand for a synthetic workload.
+
+    Raises:
+        ForerunError, traces.TraceError: as ``generate_requests``.
+    """
+    if workload.trace is None:
+        assert workload.arrivals is not None
+        assert workload.input_tokens is not None
+        assert workload.output_tokens is not None
+        _, prompts, outputs = (np.random.default_rng(s) for s in np.random.SeedSequence(0).spawn(3))
+        return Lengths(
+            draw_lengths(workload.input_tokens, POPULATION, prompts),
+            draw_lengths(workload.output_tokens, POPULATION, outputs),
+            arrival_cv2(workload.arrivals),
+        )
+    stream = generate_requests(workload, 0)
+    if not len(stream):
+        raise ForerunError("workload: there is no request to serve")
+    arrivals = workload.arrivals
+    own_times = arrivals is None or arrivals.process == "trace"
+    span = float(stream.arrival_s[-1] - stream.arrival_s[0])
+    rate = (len(stream) - 1) / span if own_times and span > 0 else None
+    cv2 = _measured_cv2(stream.arrival_s) if own_times else arrival_cv2(arrivals)
+    kept = stream if stream.prefix_hashes is not None else None
+    return Lengths(stream.input_tokens, stream.output_tokens, cv2, rate, kept, stream.notes)
+
+
+def arrival_cv2(arrivals: ArrivalsConfig | None) -> float:
+    """Squared coefficient of variation of the gaps: ``1 / burstiness`` of gamma gaps, 0 of constant ones."""
+    if arrivals is None:
+        return 1.0
+    if arrivals.process == "gamma":
+        return 1.0 / (arrivals.burstiness or 1.0)
+    return 0.0 if arrivals.process == "constant" else 1.0
+
+
+def _measured_cv2(arrival_s: FloatArray) -> float:
+    gaps = np.diff(arrival_s)
+    mean = float(gaps.mean()) if len(gaps) else 0.0
+    return float(gaps.var()) / mean**2 if mean > 0 else 1.0
+
+
+def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_caching: bool) -> Traffic:
+    """The part of a population that one of ``replicas`` replicas accepts.
+
+    Raises:
+        ForerunError: no request can be served.
+    """
+    prompts, outputs = lengths.input_tokens, lengths.output_tokens
+    reasons = [limits.refusal(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
+    served = np.array([reason is None for reason in reasons])
+    if not served.any():
+        raise ForerunError(f"workload: no request can be served here ({next(r for r in reasons if r is not None)})")
+    cached = np.zeros(len(prompts))
+    if lengths.stream is not None and prefix_caching:
+        cached = cached_prompt_tokens(lengths.stream, limits, replicas)
+    # An engine computes at least the last token of a prompt, to have logits to sample from.
+    cached = np.minimum(cached, prompts - 1)
+    if replicas > 1 and cached.any():
+        served &= np.arange(len(prompts)) % replicas == 0
+    return Traffic(
+        prompts[served].astype(np.float64),
+        cached[served],
+        outputs[served].astype(np.float64),
+        lengths.arrival_cv2,
+        1.0 - sum(reason is None for reason in reasons) / len(reasons),
+    )
+
+
+def cached_prompt_tokens(stream: RequestStream, limits: EngineLimits, replicas: int) -> FloatArray:
+    """Prompt tokens of each request that the LRU prefix cache of one replica holds when it arrives.
+
+    The replica sees every ``replicas``-th request, as round-robin routing hands them out, and its cache has all of its
+    KV blocks: running requests, which take some, are left out, so hits are somewhat high when memory is short.
+    Requests of other replicas, and those after ``MOST_LOOKUPS`` blocks, get the mean share of the first.
+    """
+    hashes = stream.prefix_hashes
+    assert hashes is not None
+    capacity = max(1, limits.num_blocks * limits.block_size // hashes.block_tokens)
+    cache: OrderedDict[int, None] = OrderedDict()
+    cached = np.zeros(len(stream))
+    seen = np.zeros(len(stream), dtype=bool)
+    looked_up = 0
+    for request in range(0, len(stream), replicas):
+        ids = hashes.of(request).tolist()
+        found = next((place for place, block in enumerate(ids) if block not in cache), len(ids))
+        cached[request] = min(found * hashes.block_tokens, int(stream.input_tokens[request]))
+        seen[request] = True
+        for block in reversed(ids):
+            cache[block] = None
+            cache.move_to_end(block)
+        while len(cache) > capacity:
+            cache.popitem(last=False)
+        looked_up += len(ids)
+        if looked_up > MOST_LOOKUPS:
+            break
+    share = cached[seen].sum() / stream.input_tokens[seen].sum()
+    return np.where(seen, cached, np.floor(stream.input_tokens * share))

@@ -1,0 +1,203 @@
+"""Candidates tried in the event simulation: at one load with replications, or for the highest rate by bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+
+from simulator.errors import ForerunError
+from simulator.metrics.statistics import mean_interval
+from simulator.scenario import Scenario
+from simulator.studies.loads import Load
+from simulator.studies.objectives import Objective, reached, resampled
+
+CLEAR_MISS = 1.5
+"""Strain of the first run from which others are not needed to call it a miss."""
+TOLERANCE = 0.01
+"""Relative width of the bracket in which a highest rate is left."""
+MOST_WIDENING = 24
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a plan keeps of one run."""
+
+    values: dict[str, float | None]
+    """By name in the objective."""
+    failed: int
+    completed: int
+    output_throughput: float | None
+    power_w: float | None
+    bottleneck: dict[str, float] | None
+    basis: str
+    notes: tuple[str, ...]
+    resamples: tuple[dict[str, float | None], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a candidate holds the objective at a load, how sure that is, and what binds."""
+
+    meets: bool
+    strain: float
+    """Largest strain of the mean values; at most 1 when met. Infinite when requests fail."""
+    binding: str | None
+    """Name of what strains most."""
+    values: dict[str, float | None]
+    """Means over the runs."""
+    interval: tuple[float, float] | None
+    """95 % interval of the binding value."""
+    share: float
+    """Share of runs (or of resamples of a single replay) that hold every limit."""
+    runs: int
+    method: str
+    """Where share and interval come from: ``replications`` or ``block bootstrap``."""
+    failed: int
+    observation: Observation
+
+
+def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool = False) -> Observation:
+    """Simulate one run and keep what a plan needs; what a worker process does."""
+    from simulator.metrics import run_document
+    from simulator.run import simulate
+
+    result = simulate(scenario, seed, full_step_rows=0)
+    document = run_document(result)
+    summary = document["summary"]
+    energy, duration = document["energy_joules"], summary["duration"]
+    rows = resampled(objective, result, seed) if resample else None
+    return Observation(
+        values=reached(objective, result),
+        failed=summary["failed"],
+        completed=summary["completed"],
+        output_throughput=summary["output_throughput"],
+        power_w=energy / duration if energy is not None and duration else None,
+        bottleneck=document["bottleneck"],
+        basis=result.basis,
+        notes=result.notes,
+        resamples=None if rows is None else tuple(rows),
+    )
+
+
+def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:
+    """The verdict of one or more runs: mean values against the limits, and how the runs agree.
+
+    Several runs give the share of them that hold and a Student-t interval; a single one with resamples, theirs.
+    """
+    values = {key: _mean([run.values[key] for run in observations]) for key in objective.keys}
+    strains = {key: objective.strain(key, value) for key, value in values.items()}
+    binding = max(strains, key=strains.__getitem__)
+    failed = sum(run.failed for run in observations)
+    first = observations[0]
+    known = [value for run in observations if (value := run.values[binding]) is not None]
+    interval, method = None, "replications"
+    holds = [_holds(objective, run.values) and not run.failed for run in observations]
+    if len(observations) > 1:
+        interval = mean_interval(known, LEVEL) if len(known) > 1 else None
+    elif first.resamples is not None:
+        holds = [_holds(objective, row) and not failed for row in first.resamples]
+        drawn = sorted(value for row in first.resamples if (value := row[binding]) is not None)
+        method = "block bootstrap"
+        if drawn:
+            edge = int(len(drawn) * (1 - LEVEL) / 2)
+            interval = drawn[edge], drawn[-1 - edge]
+    strain = inf if failed else strains[binding]
+    return Verdict(
+        meets=strain <= 1.0,
+        strain=strain,
+        binding=binding,
+        values=values,
+        interval=interval,
+        share=sum(holds) / len(holds),
+        runs=len(observations),
+        method=method,
+        failed=failed,
+        observation=first,
+    )
+
+
+def highest_rate(
+    strain_at: Callable[[float], float], guess: float, tolerance: float = TOLERANCE, most: float = inf
+) -> tuple[float, int]:
+    """The highest load at which ``strain_at`` is at most 1, by bisection in the logarithm of the load.
+
+    The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
+    what is searched rises but for the granularity of batching.
+
+    Args:
+        strain_at: largest strain of the SLO at a load.
+        guess: where to start, > 0.
+        tolerance: relative width of the bracket at the end.
+        most: load beyond which is not looked.
+
+    Returns:
+        The load, ``most`` where that still holds, 0 where none was found down to a millionth of the guess; and the
+        number of loads tried.
+    """
+    tried = 1
+    guess = min(guess, most)
+    low, high = 0.0, inf
+    if strain_at(guess) <= 1.0:
+        low = guess
+    else:
+        high = guess
+    step = 1.25
+    while (low == 0.0 or high == inf) and tried < MOST_WIDENING and low < most:
+        rate = min(low * step, most) if high == inf else high / step
+        tried += 1
+        if strain_at(rate) <= 1.0:
+            low = rate
+        else:
+            high = rate
+        step = min(step * 1.5, 4.0)
+    if low == 0.0 or high == inf:
+        return low, tried
+    while high / low > 1.0 + tolerance:
+        middle = sqrt(low * high)
+        tried += 1
+        if strain_at(middle) <= 1.0:
+            low = middle
+        else:
+            high = middle
+    return low, tried
+
+
+def find_highest_rate(
+    scenario: Scenario, load: Load, objective: Objective, seeds: Sequence[int], guess: float, most: float = inf
+) -> tuple[float, int, Verdict | None]:
+    """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does."""
+    verdicts: dict[float, Verdict] = {}
+
+    def strain_at(rate: float) -> float:
+        driven = load.at(scenario, rate)
+        verdicts[rate] = judge(objective, trial(driven, objective, seeds))
+        return verdicts[rate].strain
+
+    rate, tried = highest_rate(strain_at, guess, most=most)
+    return rate, tried, verdicts.get(rate)
+
+
+def trial(scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool = False) -> list[Observation]:
+    """Runs of one candidate at one load, one after the other: the first alone where it misses by far."""
+    runs: list[Observation] = []
+    for seed in seeds:
+        try:
+            runs.append(observe(scenario, seed, objective, resample and len(seeds) == 1))
+        except ForerunError as error:
+            if runs or "no request can be served" not in str(error):
+                raise
+            raise ForerunError(str(error).partition(": ")[2] or str(error)) from None
+        if len(runs) == 1 and judge(objective, runs).strain > CLEAR_MISS:
+            break
+    return runs
+
+
+def _holds(objective: Objective, values: dict[str, float | None]) -> bool:
+    return all(objective.strain(key, value) <= 1.0 for key, value in values.items())
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

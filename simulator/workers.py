@@ -1,0 +1,77 @@
+"""Processes that share independent runs; without any, the work is done here, later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ORPHAN_CHECK_S = 1.0
+"""How often a worker looks whether the process that it works for still lives."""
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """A pool of ``count`` processes; with 0 the work is done by the caller when it asks for the result.
+
+    The processes end with the one that started them, however that ends.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._pool = process_pool(count) if count > 0 else None
+
+    def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+        """Begin ``work``; call what is returned to have its result, or the exception it raised."""
+        if self._pool is None:
+            return partial(work, *args, **kwargs)
+        future: Future[T] = self._pool.submit(work, *args, **kwargs)
+        return future.result
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            close_pool(self._pool, wait=kind is None)
+
+
+def process_pool(count: int) -> ProcessPoolExecutor:
+    """A pool of ``count`` processes that end with this one, even when it is killed."""
+    return ProcessPoolExecutor(count, initializer=_follow_parent, initargs=(os.getpid(),))
+
+
+def close_pool(pool: ProcessPoolExecutor, wait: bool) -> None:
+    """Close ``pool``: after what was started when ``wait``, else at once, ending its processes."""
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=wait, cancel_futures=True)
+    if not wait:
+        for process in processes:
+            process.terminate()
+
+
+def _follow_parent(parent: int) -> None:
+    """Prepare a worker: Ctrl-C ends it without a word, and so does the end of its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(ORPHAN_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

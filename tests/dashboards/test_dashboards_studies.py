@@ -1,0 +1,160 @@
+"""Figures and reports of studies from documents alone."""
+
+import pytest
+
+from dashboards.compare_report import compare_report
+from dashboards.figures.comparison import (
+    forest_data,
+    forest_figure,
+    load_curve_data,
+    load_curve_figure,
+    tornado_data,
+    tornado_figure,
+)
+from dashboards.figures.sweep import sweep_data, sweep_figure
+from dashboards.study_report import study_html, study_markdown, text_intervals
+from dashboards.sweep_report import sweep_report
+
+SCENARIO = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
+
+
+def ratio(value, width=0.1):
+    return {"ratio": value, "low": value - width, "high": value + width}
+
+
+@pytest.fixture
+def comparison():
+    swings = [
+        {
+            "parameter": name,
+            "says": "something assumed",
+            "unit": unit,
+            "low": 0.5,
+            "high": 2.0,
+            "source": "nobody",
+            "ratios": {"b": {"at_low": low, "at_high": high}, "c": {"at_low": 1.0, "at_high": 1.0}},
+            "flips": flips,
+        }
+        for name, unit, low, high, flips in (
+            ("vllm.step_s", "factor", 1.3, 1.1, []),
+            ("idle", "factor", 1.2, 1.2, []),
+            ("acceptance", "s", 0.9, 1.6, ["b"]),
+        )
+    ]
+    variants = [
+        {
+            "name": name,
+            "summary": {"mean_e2el_ms": 10.0, "output_throughput": None},
+            "basis": "calibrated",
+            "speedup": s,
+        }
+        for name, s in (
+            ("a", {"mean_e2el_ms": ratio(1.0, 0.0)}),
+            ("b", {"mean_e2el_ms": ratio(1.2), "output_throughput": {"ratio": 0.9, "low": None, "high": None}}),
+            ("c", {"mean_e2el_ms": None, "output_throughput": ratio(1.05)}),
+        )
+    ]
+    points = [{"value": x, **ratio(y)} for x, y in ((1.0, 1.3), (2.0, 1.1), (4.0, 0.8))]
+    crossing = {"variant": "b", "value": 2.4, "low": 2.0, "high": None, "better": "below"}
+    path = "workload.arrivals.request_rate"
+    return {
+        "variants": variants,
+        "baseline": "a",
+        "metric": "mean_e2el_ms",
+        "crossover": {"path": path, "metric": "mean_e2el_ms", **crossing, "all": [crossing]},
+        "load_curves": {"path": path, "metric": "mean_e2el_ms", "curves": [{"variant": "b", "points": points}]},
+        "sensitivity": swings,
+        "conclusion": "b wins | by <a lot>",
+        "scenario": SCENARIO,
+        "seed": 3,
+        "replications": 4,
+        "version": "9.9",
+        "basis": "calibrated",
+        "notes": ["a remark"],
+    }
+
+
+def test_forest_shows_what_was_measured_with_its_intervals(comparison):
+    data = forest_data(comparison)
+    assert [(row.variant, row.metric, row.ratio) for row in data.rows] == [
+        ("b", "mean_e2el_ms", 1.2),
+        ("b", "output_throughput", 0.9),
+        ("c", "output_throughput", 1.05),
+    ]
+    figure = forest_figure(data)
+    assert list(figure.data[0].error_x.array) == pytest.approx([0.1, 0.0])
+    assert list(figure.data[0].x) == [1.2, 0.9]
+
+
+def test_tornado_is_widest_first_and_leaves_out_what_does_nothing(comparison):
+    data = tornado_data(comparison)
+    assert data.variant == "b"
+    assert [row.parameter.split()[0] for row in data.rows] == ["acceptance", "vllm.step"]
+    assert data.rows[0].flips
+    low, high = tornado_figure(data).data
+    for index, row in enumerate(data.rows):
+        assert low.base + low.x[index] == pytest.approx(row.at_low)
+        assert high.base + high.x[index] == pytest.approx(row.at_high)
+
+
+def test_load_curve_marks_the_crossing(comparison):
+    data = load_curve_data(comparison)
+    assert data.crossings == (2.4,)
+    figure = load_curve_figure(data)
+    assert figure.layout.annotations[0].text == "2.4 req/s"
+    assert 10 ** figure.layout.annotations[0].x == pytest.approx(2.4)
+    assert load_curve_data(comparison | {"load_curves": None, "crossover": None}) is None
+
+
+def test_report_holds_all_that_a_reviewer_needs(comparison):
+    report = compare_report(comparison, "forerun compare study.yaml --seed 3")
+    page, text = study_html(report), study_markdown(report)
+    for needle in ("forerun compare study.yaml --seed 3", "9.9", "llama-3.1-8b", "a remark", "calibrated", "seed 3"):
+        assert needle in page
+        assert needle in text
+    assert "b wins | by &lt;a lot&gt;" in page
+    assert "<a lot>" not in page
+    assert "| 1.200 [1.100, 1.300] |" in text
+    assert {figure.name for figure in report.figures} == {"speedup", "load", "tornado"}
+
+
+def test_text_figure_puts_values_where_they_belong():
+    lines = text_intervals([("low", 0.0, 0.0, 0.5), ("high", None, 1.0, None)], 0.5).splitlines()
+    axes = [line[6:62] for line in lines]
+    assert axes[0][0] == "o"
+    assert axes[0][1] == "-"
+    assert axes[1][55] == "o"
+    assert axes[1][28] == "|"
+
+
+def test_sweep_ranks_fields_by_what_they_explain():
+    points = [
+        {
+            "name": f"{chip} {seqs}",
+            "set": {"engine.max_num_seqs": seqs, "hardware.chip": chip},
+            "status": "done",
+            "summary": {"mean_e2el_ms": base + seqs},
+        }
+        for chip, base in (("h100-sxm", 10.0), ("n150", 100.0))
+        for seqs in (1, 2)
+    ]
+    points.append({"name": "x", "set": {"hardware.chip": "h10"}, "status": "failed", "error": "no such chip"})
+    document = {
+        "points": points,
+        "counts": {"done": 4, "failed": 1},
+        "design": "grid",
+        "scenario": SCENARIO,
+        "seed": 0,
+        "replications": 1,
+        "version": "9.9",
+        "basis": "calibrated",
+        "notes": [],
+        "metric": "mean_e2el_ms",
+        "conclusion": "best",
+    }
+    data = sweep_data(document, "mean_e2el_ms")
+    assert [panel.path for panel in data.panels] == ["hardware.chip", "engine.max_num_seqs"]
+    assert data.best == 0
+    assert len(sweep_figure(data).data) == 4
+    text = study_markdown(sweep_report(document, "forerun sweep study.yaml"))
+    assert text.index("h100-sxm 1") < text.index("n150 2") < text.index("no such chip")

@@ -1,0 +1,166 @@
+"""``forerun compare`` and ``forerun sweep``: the contract's JSON, reports, and one line on bad input."""
+
+import json
+
+import pytest
+
+VARY = ("--vary", "engine.max_num_seqs=2,64")
+QUICK = ("--replications", "2", "--jobs", "1", "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    from simulator.cli import main
+
+    folder = tmp_path_factory.mktemp("compare")
+    scenario = folder / "chat.yaml"
+    scenario.write_text(
+        "model: llama-3.2-1b\nhardware: {chip: h100-sxm}\nworkload:\n  num_requests: 12\n  input_tokens: 200\n"
+        "  arrivals: {process: poisson, request_rate: 50.0}\n"
+        "  output_tokens: {distribution: lognormal, mean: 20, cv: 0.5, max: 60}\n"
+        "prices: {usd_per_chip_hour: 2.0}\n"
+    )
+    out = folder / "out"
+    assert main(["compare", str(scenario), *VARY, *QUICK, "--out", str(out), "--json", str(folder / "c.json")]) == 0
+    return folder, json.loads((folder / "c.json").read_text())
+
+
+def test_compare_json_keeps_the_contract(compared):
+    _, document = compared
+    assert {"variants", "crossover", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
+    assert [variant["set"] for variant in document["variants"]] == [
+        {"engine.max_num_seqs": 2},
+        {"engine.max_num_seqs": 64},
+    ]
+    for variant in document["variants"]:
+        assert {"name", "set", "summary", "speedup"} <= set(variant)
+    assert document["variants"][0]["speedup"]["mean_e2el_ms"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    faster = document["variants"][1]
+    assert faster["speedup"]["mean_e2el_ms"]["ratio"] > 1
+    assert faster["speedup"]["request_goodput"] is None
+    assert faster["summary"]["mean_e2el_ms"] < document["variants"][0]["summary"]["mean_e2el_ms"]
+    cost = faster["speedup"]["usd_per_million_output_tokens"]
+    assert cost["ratio"] == pytest.approx(faster["speedup"]["output_throughput"]["ratio"])
+    assert "max_num_seqs=64" in document["conclusion"]
+
+
+def test_compare_writes_a_report_that_runs_again(compared, forerun):
+    folder, document = compared
+    out = folder / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["compare.json", "report.html", "report.md", "study.yaml"]
+    markdown, page = (out / "report.md").read_text(), (out / "report.html").read_text()
+    for text in (markdown, page):
+        assert "forerun compare study.yaml --seed 0 --replications 2" in text
+        assert document["version"] in text
+        assert "llama-3.2-1b" in text
+    assert document["basis"] in markdown
+    assert "<script src" not in page
+    again = forerun("compare", out / "study.yaml", "--seed", 0, "--replications", 2, "--jobs", 2, "--json", "-")
+    repeated = json.loads(again.out)
+    assert repeated["conclusion"] == document["conclusion"]
+    assert [v["speedup"] for v in repeated["variants"]] == [v["speedup"] for v in document["variants"]]
+    assert repeated["sensitivity"] == document["sensitivity"]
+
+
+def test_compare_prints_a_table(forerun, scenario_file):
+    outcome = forerun("compare", scenario_file, *VARY, *QUICK, "--crossover", "none", "--no-sensitivity")
+    assert outcome.code == 0
+    assert "Speedup over max_num_seqs=2" in outcome.out
+    assert "basis: calibrated" in outcome.out
+
+
+def test_compare_files(forerun, scenario_file, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(scenario_file.read_text().replace("h100-sxm", "a100-sxm-80gb"))
+    outcome = forerun("compare", scenario_file, other, *QUICK, "--crossover", "none", "--no-sensitivity", "--json", "-")
+    document = json.loads(outcome.out)
+    assert [variant["name"] for variant in document["variants"]] == ["chat", "other"]
+    assert document["variants"][1]["speedup"]["mean_tpot_ms"]["ratio"] < 1
+    assert document["variants"][1]["scenario"]["hardware"]["chip"] == "a100-sxm-80gb"
+
+
+def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_file):
+    """Break-even along any number: drafting for nothing costs, drafting with full acceptance pays."""
+    scenario_file.write_text(
+        scenario_file.read_text()
+        + "speculation: {method: draft-model, num_speculative_tokens: 3, draft: {model: llama-3.2-1b}, "
+        "acceptance: {alpha: 0.7}}\n"
+    )
+    outcome = forerun(
+        *("compare", scenario_file, "--vary", "speculation.method=none,draft-model", *QUICK, "--no-sensitivity"),
+        *("--crossover", "speculation.acceptance.alpha=0.05,0.5,0.95", "--json", "-"),
+    )
+    crossover = json.loads(outcome.out)["crossover"]
+    assert crossover["path"] == "speculation.acceptance.alpha"
+    assert crossover["better"] == "above"
+    assert 0.05 < crossover["value"] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "there is nothing to compare"),
+        (("--vary", "engine.max_seqs=1,2"), "engine.max_seqs: unknown field"),
+        (("--vary", "engine.max_num_seqs=0,2"), "max_num_seqs"),
+        (("--vary", "hardware.chip=h100-sxm,h10"), "chip=h10: hardware.chip: no chip 'h10'"),
+        ((*VARY, "--metric", "mean_latency"), "no metric 'mean_latency'"),
+        ((*VARY, "--metric", "request_goodputt"), "did you mean 'request_goodput'"),
+        ((*VARY, "--crossover", "engine.scheduler"), "--crossover"),
+        ((*VARY, "--crossover", "engine.max_seqs=1..4"), "max_seqs"),
+    ],
+)
+def test_bad_comparisons_are_one_line(forerun, scenario_file, arguments, words):
+    outcome = forerun("compare", scenario_file, *arguments, *QUICK)
+    assert outcome.code == 2
+    assert words in outcome.error_line
+    assert outcome.out == ""
+
+
+def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
+    store, out = tmp_path / "s.sweep", tmp_path / "out"
+    outcome = forerun(
+        *("sweep", scenario_file, *VARY, "--vary", "hardware.chip=h100-sxm,h10", "--store", store, "--jobs", 2),
+        *("--json", "-", "--out", out),
+    )
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert {"store", "points", "scenario", "seed", "version", "basis"} <= set(document)
+    assert document["store"] == str(store)
+    assert [point["status"] for point in document["points"]] == ["done", "failed", "done", "failed"]
+    assert document["points"][0]["set"] == {"engine.max_num_seqs": 2, "hardware.chip": "h100-sxm"}
+    assert document["points"][0]["summary"]["completed"] == 30
+    assert "no chip 'h10'" in document["points"][1]["error"]
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.md", "study.yaml", "sweep.json"]
+    assert "2 of 4 points failed" in (out / "report.md").read_text()
+
+
+def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_path):
+    outcome = forerun("sweep", scenario_file, "--vary", "hardware.chip=h10,h11", "--store", tmp_path / "s", "--jobs", 1)
+    assert outcome.code == 2
+    assert "every point failed" in outcome.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "there is nothing to sweep"),
+        (("--vary", "engine.max_seqs=1,2"), "engine.max_seqs: unknown field"),
+        ((*VARY, "--design", "sobol"), "one of grid, random, latin-hypercube"),
+        ((*VARY, "--design", "random"), "--samples N"),
+        ((*VARY, "--samples", "3"), "--samples: a grid"),
+        ((*VARY, "--metric", "speed"), "no metric 'speed'"),
+    ],
+)
+def test_bad_sweeps_are_one_line(forerun, scenario_file, tmp_path, arguments, words):
+    outcome = forerun("sweep", scenario_file, *arguments, "--store", tmp_path / "s")
+    assert outcome.code == 2
+    assert words in outcome.error_line
+    assert not (tmp_path / "s").exists()
+
+
+def test_sweep_refuses_a_file_that_is_no_store(forerun, scenario_file):
+    before = scenario_file.read_text()
+    outcome = forerun("sweep", scenario_file, *VARY, "--store", scenario_file)
+    assert outcome.code == 2
+    assert "not a store of Forerun" in outcome.error_line
+    assert scenario_file.read_text() == before

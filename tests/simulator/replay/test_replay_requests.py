@@ -1,0 +1,263 @@
+"""Replaying served runs: a simulated run replays to itself, closed loops keep their laws, real tables stay in reach."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from simulator.cli.app import main
+from simulator.errors import ForerunError
+from simulator.metrics.summary import summarise
+from simulator.replay.gate import parse_limit
+from simulator.replay.requests import exceeded, in_training, parse_condition, replay_requests, requests_document
+from simulator.replay.rerun import pool_hashes, rerun, run_scenario
+from simulator.replay.serving_names import chip_name, dtype_name, framework_name, model_name
+from simulator.replay.split import Split
+from simulator.run import simulate
+from simulator.scenario import Scenario
+from traces.servings import MeasuredRun, PromptPool, read_runs
+
+BASE = Scenario.model_validate(
+    {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "h100-sxm"},
+        "workload": {
+            "arrivals": {"process": "closed-loop", "max_concurrency": 4},
+            "input_tokens": 256,
+            "output_tokens": 32,
+            "num_requests": 24,
+        },
+    }
+)
+COLUMNS = ("run", "model", "chip", "framework", "tensor_parallel", "max_concurrency", "input_tokens", "output_tokens",
+           "num_requests", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")  # fmt: skip
+
+
+def closed_loop(concurrency, **changes):
+    facts = {
+        "input_tokens": 256,
+        "output_tokens": 32,
+        "num_requests": 40,
+        "measured": {"mean_tpot_ms": 10.0},
+        **changes,
+    }
+    return MeasuredRun(f"c{concurrency}", "here", process="closed-loop", max_concurrency=concurrency, **facts)
+
+
+@pytest.fixture(scope="module")
+def own_table(tmp_path_factory):
+    """A canonical table measured on the simulator itself."""
+    folder = tmp_path_factory.mktemp("own")
+    rows = []
+    for tp in (1, 2):
+        for concurrency in (1, 8):
+            run = closed_loop(concurrency, model="meta-llama/Llama-3.1-8B", chip="H100", tensor_parallel=tp)
+            summary = summarise(simulate(run_scenario(run, BASE)))
+            facts = (f"tp{tp} c{concurrency}", run.model, "H100", "vllm", tp, concurrency, 256, 32, 40)
+            rows.append((*facts, *(summary[name] for name in COLUMNS[9:])))
+    file = folder / "runs.csv"
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([COLUMNS, *rows])
+    (folder / "base.yaml").write_text(json.dumps(BASE.model_dump(exclude_unset=True)))
+    return folder
+
+
+def test_a_simulated_run_replays_to_itself(own_table, capsys):
+    command = ["replay", "requests", str(own_table / "runs.csv"), "--scenario", str(own_table / "base.yaml")]
+    assert main([*command, "--jobs", "1", "--json", "-", "--fail-above", "mape=0.001"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["runs"]) == 4
+    assert all(score["mape"] < 1e-9 and score["coverage"] == 100 for score in document["scores"])
+
+
+def test_gate_where_and_report(own_table, tmp_path, capsys):
+    wrong = tmp_path / "runs.csv"
+    lines = (own_table / "runs.csv").read_text().splitlines()
+    wrong.write_text("\n".join([lines[0], *(line.rsplit(",", 1)[0] + ",1.0" for line in lines[1:])]))
+    command = ["replay", "requests", str(wrong), "--scenario", str(own_table / "base.yaml"), "--jobs", "1"]
+    out = tmp_path / "out"
+    gates = ["--fail-above", "throughput.mape=50", "--fail-above", "tpot.bias=1"]
+    assert main([*command, *gates, "--where", "tensor_parallel>=2", "--out", str(out)]) == 1
+    assert "output_throughput: mape" in capsys.readouterr().err
+    document = json.loads((out / "replay.json").read_text())
+    assert {run["tensor_parallel"] for run in document["runs"]} == {2}
+    assert document["skipped"] == {"left out by --where or --limit": 2}
+    page = (out / "report.html").read_text()
+    assert "Output throughput" in page
+    assert "<script src" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--where", "colour=red"], "colour"),
+        (["--where", "tensor_parallel>=many"], "'many' is no number"),
+        (["--fail-above", "speed.mape=3"], "no 'speed' was scored"),
+        (["--fail-above", "mape"], "METRIC=VALUE"),
+        (["--split", "train=2"], "train must be between 0 and 1"),
+        (["--where", "model=gpt-2"], "no measured run can be simulated"),
+        (["--format", "csv"], "no format 'csv'"),
+    ],
+)
+def test_bad_options(own_table, arguments, told, capsys):
+    command = ["replay", "requests", str(own_table / "runs.csv"), "--scenario", str(own_table / "base.yaml")]
+    assert main([*command, "--jobs", "1", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_what_the_source_does_not_tell_comes_from_the_scenario():
+    run = MeasuredRun("a", "here", chip="h200_sxm", weights_dtype="FP8", input_tokens=(100, 200), max_num_seqs=32,
+                      process="closed-loop", max_concurrency=4)  # fmt: skip
+    scenario = run_scenario(run, BASE)
+    assert scenario.model == BASE.model
+    assert (scenario.hardware.chip, scenario.weights_dtype) == ("h200-sxm", "fp8")
+    assert scenario.workload.output_tokens == 32
+    assert scenario.engine.max_num_seqs == 32
+    assert scenario.workload.num_requests == 40, "ten waves where the source does not say how many were sent"
+
+
+def test_unknown_names_are_skipped_with_their_reason():
+    runs = [closed_loop(2), closed_loop(2, model="acme/unheard-of-7b"), closed_loop(2, chip="Ascend 910B")]
+    report = replay_requests([*runs, closed_loop(2, data_parallel_attention=8)], BASE)
+    assert report.skipped == {
+        "model 'acme/unheard-of-7b' is not known": 1,
+        "chip 'Ascend 910B' is not known": 1,
+        "data-parallel attention is not modelled": 1,
+    }
+    score = next(s for s in report.scores if s.metric == "mean_tpot_ms" and s.group == "all")
+    assert (score.n, score.of, score.coverage) == (1, 4, 25.0)
+    json.dumps(requests_document(report), allow_nan=False)
+
+
+def test_a_split_keeps_curves_together():
+    runs = [closed_loop(c, input_tokens=i) for c in (1, 2, 4) for i in range(100, 140)]
+    split = Split(0.5, 1)
+    sides = {}
+    for run in runs:
+        sides.setdefault(run.input_tokens, set()).add(in_training(run, split))
+    assert all(len(side) == 1 for side in sides.values())
+    assert 8 < sum(True in side for side in sides.values()) < 32
+
+
+def test_conditions():
+    run = closed_loop(
+        8, model="meta-llama/Llama-3.1-8B-Instruct", chip="NVIDIA H100 80GB HBM3", output_tokens=(80, 100)
+    )
+    for text in ("model=llama-3.1-8b", "chip=h100-sxm", "model~Instruct", "output_tokens<=100", "max_concurrency>=8"):
+        assert parse_condition(text)(run), text
+    for text in ("model=llama-3.1-70b", "request_rate>=1", "output_tokens<=99"):
+        assert not parse_condition(text)(run), text
+
+
+def test_a_limit_without_metric_holds_for_all():
+    scores = replay_requests([closed_loop(2)], BASE).scores
+    assert exceeded([parse_limit("mape=0")], scores)
+    assert not exceeded([parse_limit("mape=1000")], scores)
+    with pytest.raises(ForerunError, match="no 'ttft' was scored"):
+        exceeded([parse_limit("ttft.mape=5")], scores)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "meant"),
+    [
+        (model_name, "LLaMA v3.1 8B", "llama-3.1-8b"),
+        (model_name, "nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
+        (model_name, "meta-llama/Llama-2-70b-hf", "llama-2-70b"),
+        (model_name, "deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),
+        (model_name, "acme/unheard-of", None),
+        (framework_name, "NIM (TensorRT-LLM)", "trtllm"),
+        (framework_name, "dynamo-trt", None),
+        (dtype_name, "FP16", "bf16"),
+        (dtype_name, "nonsense", None),
+    ],
+)
+def test_published_names(read, text, meant):
+    assert read(text) == meant
+
+
+def test_published_chips():
+    known = ("h100-sxm",)
+    assert chip_name("NVIDIA H100 80GB HBM3", known) == "h100-sxm"
+    assert chip_name("A100-PCIE-80GB", known) == "a100-pcie-80gb"
+    assert chip_name("NVIDIA GeForce RTX 4090", known) == "rtx-4090"
+    assert chip_name("GB300", known) is None
+
+
+def test_a_pool_of_prompts_shares_what_its_groups_share():
+    hashes = pool_hashes(PromptPool(prompts=4, groups=2, shared_tokens=40), np.full(6, 70), 16)
+    lists = [hashes.ids[a:b].tolist() for a, b in zip(hashes.offsets[:-1], hashes.offsets[1:], strict=True)]
+    assert lists[0] == lists[4], "the fifth request takes the first prompt again"
+    assert lists[0][:2] == lists[2][:2], "one group: two whole blocks of 16 in 40 shared tokens"
+    assert not set(lists[0][2:]) & set(lists[2])
+    assert not set(lists[0]) & set(lists[1])
+
+
+def test_repeated_prompts_are_cached():
+    facts = {"input_tokens": 1024, "num_requests": 200, "measured": {"mean_ttft_ms": 10.0}}
+    pool = PromptPool(prompts=20, groups=2, shared_tokens=256)
+    fresh = rerun(closed_loop(1, **facts), BASE)["predicted"]
+    cached = rerun(closed_loop(1, pool=pool, **facts), BASE)["predicted"]
+    assert cached["mean_ttft_ms"] < 0.75 * fresh["mean_ttft_ms"]
+
+
+def test_rates_that_follow_one_another():
+    run = MeasuredRun("a", "here", process="constant", stages=((2.0, 5.0), (20.0, 1.0)), input_tokens=64,
+                      output_tokens=8, measured={"mean_ttft_ms": 10.0})  # fmt: skip
+    predicted = rerun(run, BASE)["predicted"]
+    # 30 requests, the last sent at 5 + 19/20 s and answered soon after
+    assert predicted["request_throughput"] == pytest.approx(30 / 5.95, rel=0.02)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 16])
+def test_little_bounds_every_closed_loop(concurrency):
+    predicted = rerun(closed_loop(concurrency), BASE)["predicted"]
+    outstanding = predicted["request_throughput"] * predicted["mean_e2el_ms"] / 1e3
+    assert 0.5 * concurrency < outstanding <= concurrency * (1 + 1e-9)
+
+
+def test_itl_is_acceptance_length_times_tpot():
+    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"acceptance_length": 2.4}}
+    base = BASE.with_values({"speculation": speculation, "workload.output_tokens": 400})
+    run = MeasuredRun("s", "here", speculation="eagle3", measured={"mean_itl_ms": 1.0})
+    predicted = rerun(run, base)["predicted"]
+    assert predicted["mean_itl_ms"] / predicted["mean_tpot_ms"] == pytest.approx(2.4, rel=0.03)
+
+
+def test_longer_runs_have_the_longer_tpot():
+    """A loop's first wave decodes beside few prefills: 64 requests at concurrency 64 show a lower TPOT than 640."""
+    tokens = {"input_tokens": (1600, 2000), "output_tokens": (160, 200)}
+    short, long = (rerun(closed_loop(64, **{**tokens, "num_requests": n}), BASE)["predicted"] for n in (64, 640))
+    assert short["mean_tpot_ms"] < 0.97 * long["mean_tpot_ms"]
+
+
+def test_served_8b_on_h100(shared_data):
+    """Twelve of the TensorRT-LLM runs on one chip and on two, whatever the fit saw."""
+    runs = [
+        run
+        for run in read_runs(shared_data / "kernels" / "aiconfigurator" / "e2e")
+        if run.chip == "h100_sxm" and "8B-Instruct" in (run.model or "") and (run.tensor_parallel or 0) <= 2
+    ]
+    report = replay_requests(runs, BASE, limit=12)
+    scores = {s.metric: s for s in report.scores if s.group == "all"}
+    assert scores["mean_tpot_ms"].mape < 7
+    assert scores["output_throughput"].mape < 10
+    assert scores["mean_ttft_ms"].mape < 30
+
+
+def test_served_by_vllm(shared_data):
+    """Four configurations of BLIS's evaluation, each load stage cut to a minute."""
+    from dataclasses import replace
+
+    names = ("19-llama", "14-qwen3", "6-llama-2-70b", "57-codellama")
+    runs = [
+        replace(run, stages=tuple((rate, min(seconds, 60.0)) for rate, seconds in run.stages))
+        for run in read_runs(shared_data / "serving" / "blis" / "eval38_ground_truth.csv")
+        if run.name.startswith(names) and run.name.endswith("stage 0")
+    ]
+    assert len(runs) == 4
+    scores = {s.metric: s for s in replay_requests(runs, BASE).scores if s.group == "all"}
+    assert scores["mean_e2el_ms"].median_ape < 6
+    assert scores["mean_ttft_ms"].median_ape < 20

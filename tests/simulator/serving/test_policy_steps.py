@@ -1,0 +1,137 @@
+"""A policy that changes K from step to step: both engine paths agree, and every count says what was drafted."""
+
+import dataclasses
+
+import numpy as np
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from stub_timers import LinearTimer
+from test_fast_equals_exact import assert_same, conversations, gaps, limits, run_both, streams
+
+from simulator.serving import Cluster, DraftingRule, EngineLimits
+from simulator.speculation import AcceptanceSampler, ContextDrift
+from simulator.speculation.policies import BatchTable
+from simulator.workload import RequestStream
+
+TIMER = LinearTimer(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8, draft_s=1e-4, drafted_s=3e-4, skipped_s=7e-7)
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def rules(draw, most, tree=False):
+    """Tables that change at nearly every batch size, so that futures are derived anew all the time."""
+    choices = st.sampled_from([0, most]) if tree else st.sampled_from([0, 0, *range(1, most + 1)])
+    tokens = tuple(draw(st.lists(choices, min_size=4, max_size=26)))
+    return DraftingRule(lambda: BatchTable(tokens), most, draw(st.sampled_from([False, False, False, True])))
+
+
+def assert_same_drafts(fast, exact):
+    assert_array_equal(fast.draft_tokens, exact.draft_tokens)
+    order = [np.lexsort((log.steps.column("start_s"), log.steps.column("replica"))) for log in (fast, exact)]
+    mine, theirs = (log.steps.draft(0, len(log.steps)) for log in (fast, exact))
+    for a, b in zip(mine[:4] + mine[4] + mine[5], theirs[:4] + theirs[4] + theirs[5], strict=True):
+        assert_array_equal(a[order[0]], b[order[1]])
+
+
+@SETTINGS
+@given(st.data(), streams(), st.integers(1, 5), st.floats(0, 1), st.sampled_from([(None,), (None, 32)]))
+def test_chains(data, stream, drafted, alpha, windows):
+    drift = data.draw(st.sampled_from([None, ContextDrift(0.7, 20)]))
+    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
+    timer = dataclasses.replace(TIMER, windows=windows)
+    limit = data.draw(limits(stream, drafted + 1))
+    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", limit, timer, sampler, rule=data.draw(rules(drafted)))
+    fast, exact = run_both(cluster, stream)
+    draft = exact.steps.draft(0, len(exact.steps))
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    event("switched" if draft.switched.any() else "not switched")
+    event("caught up" if draft.skipped_tokens.any() else "nothing skipped")
+    assert_same(fast, exact)
+    assert_same_drafts(fast, exact)
+    assert_allclose(gaps(fast, True), gaps(exact, False), rtol=1e-9, atol=1e-12)
+
+
+@SETTINGS
+@given(st.data(), conversations(), st.integers(1, 3), st.integers(1, 3))
+def test_trees_replicas_and_shared_prompts(data, stream, depth, replicas):
+    sampler = AcceptanceSampler(np.cumprod(np.full(depth, 0.6)), seed=3)
+    limit = data.draw(limits(stream, depth + 4))
+    cluster = Cluster(
+        replicas,
+        "least-outstanding",
+        "vllm-v1",
+        "fast",
+        limit,
+        TIMER,
+        sampler,
+        prefix_caching=replicas == 1,
+        rule=data.draw(rules(depth, tree=True)),
+    )
+    fast, exact = run_both(cluster, stream)
+    event("hits" if sum(fast.cached_tokens) else "no hits")
+    assert_same(fast, exact)
+    assert_same_drafts(fast, exact)
+
+
+def chat(count=40, rate=60.0):
+    rng = np.random.default_rng(5)
+    return RequestStream(
+        arrival_s=np.cumsum(rng.exponential(1 / rate, count)),
+        input_tokens=rng.integers(20, 400, count),
+        output_tokens=rng.integers(1, 120, count),
+        max_concurrency=None,
+    )
+
+
+LIMITS = EngineLimits(16, 512, 16, 4000, 0, 10_000, True, query_len=4, lookahead_tokens=3)
+SAMPLER = AcceptanceSampler(np.cumprod(np.full(3, 0.7)), seed=1)
+
+
+def with_table(tokens, follows=False, stepping="fast"):
+    rule = None if tokens is None else DraftingRule(lambda: BatchTable(tuple(tokens)), 3, follows)
+    return Cluster(1, "round-robin", "vllm-v1", stepping, LIMITS, TIMER, SAMPLER, rule=rule)
+
+
+def test_a_policy_that_never_changes_k_is_the_plain_run():
+    plain, policy = (with_table(tokens).run(chat()) for tokens in (None, [3]))
+    # The stub charges a policy's draft tokens apart; without that, times are equal too.
+    same = dataclasses.replace(with_table([3]), timer=dataclasses.replace(TIMER, drafted_s=0.0)).run(chat())
+    assert same.finished_s == plain.finished_s
+    assert same.accepted_counts.tolist() == plain.accepted_counts.tolist() == policy.accepted_counts.tolist()
+    assert np.array_equal(np.asarray(same.draft_tokens), 3 * np.asarray(plain.drafts))
+
+
+def test_steps_without_drafts_are_plain_decode_steps():
+    never = with_table([0]).run(chat())
+    assert not np.asarray(never.drafts).any()
+    assert never.accepted_counts.sum() == 0
+    assert set(never.steps.integers("query_len")) == {1}
+    decoding = never.steps.integers("decode_seqs")
+    assert never.steps.integers("output_tokens").sum() == sum(never.output_tokens)
+    assert decoding.sum() == sum(never.output_tokens) - len(never.output_tokens)
+
+
+def test_what_a_resting_drafter_skips_is_made_up_for_once():
+    """All tokens computed while it rests are owed by the step that resumes, those of requests gone by then are not."""
+    stream = RequestStream(np.zeros(2), np.array([100, 50]), np.array([2, 41]), None)
+    # Two requests: no drafts. One: drafts. The first request ends after the second step.
+    log = with_table([3, 3, 0]).run(stream)
+    draft, queries = log.steps.draft(0, 10**9), log.steps.integers("query_len")
+    assert draft.tokens[:3].tolist() == [0, 0, 3]
+    # Step 0 prefills both, step 1 decodes both, step 2 decodes the second: its prompt and one token are owed.
+    assert draft.skipped_tokens.tolist() == [0, 0, 51] + [0] * (len(queries) - 3)
+    assert draft.skipped_pairs[0][2] == 51 * 52 // 2
+    assert queries[:4].tolist() == [4, 1, 1, 4]
+    follower = with_table([3, 3, 0], follows=True).run(stream)
+    assert not follower.steps.draft(0, 10**9).skipped_tokens.any()
+
+
+def test_tokens_beyond_the_end_are_never_delivered():
+    """Stop-token overshoot: the last verify step accepts past the end, and hands out what was asked for alone."""
+    sure = dataclasses.replace(with_table([3]), sampler=AcceptanceSampler(np.ones(3), seed=0))
+    stream = RequestStream(np.zeros(1), np.array([10]), np.array([7]), None)
+    for cluster in (sure, dataclasses.replace(sure, stepping="exact-steps"), dataclasses.replace(sure, rule=None)):
+        log = cluster.run(stream)
+        assert log.steps.integers("output_tokens").tolist() == [1, 4, 2]
+        assert log.accepted_counts.tolist() == [0, 0, 0, 2]

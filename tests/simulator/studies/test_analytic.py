@@ -1,0 +1,193 @@
+"""The analytic model against closed forms and against the event simulation."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ForerunError
+from simulator.metrics import summarise
+from simulator.run import simulate
+from simulator.scenario import Scenario, load_scenario
+from simulator.serving import Cluster
+from simulator.studies.analytic import estimate, max_request_rate
+from simulator.studies.step_prices import verify_steps
+
+PROMPTS = {"distribution": "lognormal", "mean": 700, "cv": 0.8, "max": 4096}
+EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}}
+GRID = {
+    "chat": {},
+    "speculation": {"speculation": EAGLE},
+    "four chips": {"model": "llama-3.1-70b", "hardware": {"chip": "h100-sxm", "tensor_parallel": 4}},
+    "experts": {"model": "qwen3-30b-a3b", "engine": {"max_num_seqs": 128}},
+    "narrow budget": {"engine": {"max_num_batched_tokens": 512}},
+    "prefill first": {"engine": {"scheduler": "prefill-first"}},
+    "short outputs": {"input_tokens": 2000, "output_tokens": 16},
+    "two replicas": {"hardware": {"chip": "a100-sxm-80gb", "replicas": 2}},
+}
+"""Parts of a scenario by name."""
+
+
+def scenario(arrivals=None, requests=100, input_tokens=PROMPTS, output_tokens=150, **parts):
+    return Scenario.model_validate(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "workload": {
+                "arrivals": arrivals or {"process": "poisson", "request_rate": 1.0},
+                "input_tokens": input_tokens,
+                "output_tokens": output_tokens,
+                "num_requests": requests,
+            },
+            **parts,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_averages_are_those_of_the_simulation_away_from_saturation(name):
+    top = max_request_rate(scenario(**GRID[name]))
+    for load in (0.2, 0.6):
+        asked = scenario({"process": "poisson", "request_rate": load * top}, 1500, **GRID[name])
+        model, run = estimate(asked), summarise(simulate(asked, 1))
+        assert model.mean_tpot_s * 1e3 == pytest.approx(run["mean_tpot_ms"], rel=0.15)
+        assert model.mean_ttft_s * 1e3 == pytest.approx(run["mean_ttft_ms"], rel=0.25)
+        assert model.output_throughput == pytest.approx(
+            load * top * 150 if name != "short outputs" else load * top * 16
+        )
+
+
+@pytest.mark.parametrize("name", ["chat", "speculation", "narrow budget", "short outputs"])
+def test_highest_rate_is_what_an_overloaded_engine_completes(name):
+    top = max_request_rate(scenario(**GRID[name]))
+    run = simulate(scenario({"process": "poisson", "request_rate": 1.5 * top}, 3000, **GRID[name]), 1)
+    ends = np.sort(run.requests.finished_s)
+    low, high = int(0.35 * len(ends)), int(0.75 * len(ends))
+    assert top == pytest.approx((high - low) / (ends[high] - ends[low]), rel=0.1)
+
+
+@pytest.mark.parametrize("parts", [{}, {"speculation": EAGLE}, {"input_tokens": 12_000, "output_tokens": 40}])
+def test_one_user_waits_for_nobody(parts):
+    alone = scenario({"process": "closed-loop", "max_concurrency": 1}, 40, **{"input_tokens": 512} | parts)
+    model, run = estimate(alone), summarise(simulate(alone, 3))
+    assert model.mean_e2e_s * 1e3 == pytest.approx(run["mean_e2el_ms"], rel=0.03)
+    assert model.mean_tpot_s * 1e3 == pytest.approx(run["mean_tpot_ms"], rel=0.05)
+
+
+def test_closed_loop_keeps_its_concurrency_and_never_beats_the_highest_rate():
+    plain = scenario(input_tokens=512)
+    top, before = max_request_rate(plain), 0.0
+    for users in (1, 3, 20, 150, 1000):
+        model = estimate(plain, concurrency=users)
+        assert model.request_rate * model.mean_e2e_s == pytest.approx(users)
+        assert before < model.request_rate <= top * 1.0001
+        before = model.request_rate
+    assert before == pytest.approx(top, rel=0.01)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    load=st.floats(0.02, 0.95),
+    cv=st.floats(0.1, 2.0),
+    output=st.integers(1, 400),
+    seqs=st.sampled_from([1, 4, 256]),
+    budget=st.sampled_from([256, 2048]),
+)
+def test_laws_that_hold_for_any_load(load, cv, output, seqs, budget):
+    prompts = {"distribution": "lognormal", "mean": 300, "cv": cv, "max": 4000}
+    engine = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
+    asked = scenario(input_tokens=prompts, output_tokens=output, engine=engine)
+    top = max_request_rate(asked)
+    model = estimate(asked, request_rate=load * top)
+    assert model.concurrency == pytest.approx(model.request_rate * model.mean_e2e_s)
+    assert sum(model.bottleneck.values()) == pytest.approx(1.0)
+    assert model.batch <= model.max_batch
+    more = estimate(asked, request_rate=min(0.99, 1.02 * load) * top)
+    assert more.mean_e2e_s >= model.mean_e2e_s
+    assert (model.mean_tpot_s is None) == (output == 1)
+
+
+def test_more_than_can_be_served_has_no_latency():
+    model = estimate(scenario(), request_rate=1e5)
+    assert model.saturated
+    assert (model.mean_ttft_s, model.mean_e2e_s, model.concurrency) == (None, None, None)
+    assert model.output_throughput == pytest.approx(model.max_request_rate * 150)
+
+
+def test_verify_steps_are_the_renewal_function():
+    survival = np.array([0.7, 0.4, 0.1])
+    chances = -np.diff(np.concatenate(([1.0], survival, [0.0])))
+    wanted = [0.0]
+    for tokens in range(1, 60):
+        wanted.append(1.0 + sum(p * wanted[max(0, tokens - 1 - i)] for i, p in enumerate(chances)))
+    found = verify_steps(np.arange(60, dtype=float), survival)
+    assert found[20:] == pytest.approx(wanted[20:], rel=1e-6)
+    assert found == pytest.approx(wanted, rel=0.2)
+    assert verify_steps(np.array([0.0, 7.0]), None).tolist() == [0.0, 7.0]
+    assert estimate(scenario(speculation=EAGLE)).acceptance_length == pytest.approx(2.6)
+
+
+def test_answers_without_simulating(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("an event simulation was started")
+
+    monkeypatch.setattr(Cluster, "run", refuse)
+    plain = scenario()
+    first = estimate(plain, request_rate=4.0)
+    assert estimate(plain, request_rate=4.0) == first
+
+
+def test_scenario_says_its_own_load(project_root):
+    chat = load_scenario(project_root / "examples" / "chat-h100.yaml")
+    assert estimate(chat).request_rate == pytest.approx(4.62, rel=0.01)
+    faster = chat.with_values({"workload.arrivals": {"process": "trace", "rate_scale": 3.0}})
+    assert estimate(faster).request_rate == pytest.approx(3 * estimate(chat).request_rate)
+    assert estimate(scenario({"process": "closed-loop", "max_concurrency": 7})).concurrency == 7
+
+
+def test_shared_prefixes_are_found_as_the_engine_finds_them(tmp_path):
+    rows = [
+        {
+            "timestamp": 400 * i,
+            "input_length": 2560,
+            "output_length": 60,
+            "hash_ids": [*range(i % 3 * 4, i % 3 * 4 + 4), 99 + i],
+        }
+        for i in range(150)
+    ]
+    trace = tmp_path / "shared.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    plain = scenario().model_dump(exclude_unset=True)
+    shared = Scenario.model_validate({**plain, "workload": {"trace": str(trace)}})
+    run = simulate(shared, 0)
+    assert run.kv.prefix_hit_tokens == 147 * 2048
+    apart = shared.with_values({"engine.enable_prefix_caching": False})
+    for asked in (shared, apart):
+        assert estimate(asked).mean_ttft_s * 1e3 == pytest.approx(summarise(simulate(asked))["mean_ttft_ms"], rel=0.1)
+    assert estimate(shared).mean_ttft_s < 0.6 * estimate(apart).mean_ttft_s
+
+
+def test_a_changed_file_is_read_anew(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,10,5\n2,10,5\n")
+    asked = Scenario.model_validate({**scenario().model_dump(exclude_unset=True), "workload": {"trace": str(trace)}})
+    assert estimate(asked).request_rate == pytest.approx(1.0)
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n0.5,10,5\n")
+    assert estimate(asked).request_rate == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "load", "words"),
+    [
+        ({"engine": {"scheduler": "static"}}, {}, "static batching"),
+        ({}, {"request_rate": 1.0, "concurrency": 1.0}, "not both"),
+        ({}, {"request_rate": -1.0}, "positive"),
+        ({"input_tokens": 200_000}, {}, "no request can be served"),
+        ({"model": "llama-3.1-405b"}, {}, "does not fit"),
+    ],
+)
+def test_what_it_refuses(parts, load, words):
+    with pytest.raises(ForerunError, match=words):
+        estimate(scenario(**parts), **load)

@@ -1,0 +1,116 @@
+"""Assumed parameters: all that are in play, none that was measured; factors move what they name and nothing else."""
+
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.assumptions import Assumptions
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.speculation import draft_survival
+from simulator.studies.assumed import assumed_parameters, scaled_survival, with_acceptance_scaled
+
+
+def scenario(**changes):
+    return scenario_from(tiny_data() | changes, "s")
+
+
+def duration(scenario, **factors):
+    return float(simulate(scenario, 0, factors=factors).requests.finished_s.max())
+
+
+def test_host_costs_are_assumed_and_calibrated_kernels_are_not():
+    names = set(assumed_parameters(scenario()))
+    assert {"vllm.step_s", "vllm.per_sequence_s", "vllm.reserved_bytes"} <= names
+    assert not any(name.startswith("h100-sxm.kernels.") for name in names)
+
+
+def test_a_datasheet_chip_rests_on_its_efficiencies_and_several_chips_on_their_link():
+    names = set(assumed_parameters(scenario(hardware={"chip": "mi300x"})))
+    assert {"mi300x.kernels.launch_s", "mi300x.kernels.compute_efficiency", "mi300x.kernels.memory_efficiency"} <= names
+    assert not any("latency" in name for name in names)
+    pair = scenario(hardware={"chip": "h100-sxm", "tensor_parallel": 2, "link": "ethernet-100g"})
+    assert "ethernet-100g.latency_s" in assumed_parameters(pair)
+
+
+def test_speculation_rests_on_acceptance_and_the_hosts_part_of_drafting():
+    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.7, 0.5, 0.3]}}
+    assert {"acceptance", "eagle3.step_s", "eagle3.pass_s"} <= set(
+        assumed_parameters(scenario(speculation=speculation))
+    )
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.4}}
+    names = set(assumed_parameters(scenario(speculation=ngram)))
+    assert {"ngram.step_s", "ngram.per_sequence_s", "ngram.per_context_token_s"} <= names
+    assert "ngram.pass_s" not in names
+
+
+@pytest.mark.parametrize(
+    ("chip", "name"),
+    [("h100-sxm", "vllm.step_s"), ("mi300x", "mi300x.kernels.launch_s"), ("h100-sxm", "vllm.per_sequence_s")],
+)
+def test_a_longer_time_makes_the_run_longer(chip, name):
+    chosen = scenario(hardware={"chip": chip})
+    assert duration(chosen, **{name: 0.5}) < duration(chosen) < duration(chosen, **{name: 2.0})
+
+
+def test_factors_on_other_names_change_nothing():
+    chosen = scenario()
+    assert duration(chosen, **{"sglang.step_s": 9.0, "mi300x.kernels.launch_s": 9.0}) == duration(chosen)
+    assert duration(chosen, **{"h100-sxm.kernels.memory_efficiency": 0.5}) < 1.2 * duration(chosen)
+
+
+def test_efficiencies_stay_below_one():
+    from hwprofiles import load_chip
+
+    kernels = Assumptions({"mi300x.kernels.memory_efficiency": 100.0}).kernels(load_chip("mi300x"), "generic")
+    assert kernels.parameters("gemm", "bf16").memory_efficiency == 1.0
+
+
+@pytest.mark.parametrize(
+    "acceptance",
+    [
+        {"alpha": 0.7},
+        {"per_position": [0.7, 0.5, 0.3]},
+        {"conditional": [0.7, 0.6, 0.5]},
+        {"acceptance_length": 2.4},
+        {"alpha": 0.97, "spread": 0.1},
+    ],
+)
+def test_scaled_acceptance_scales_every_conditional_rate(acceptance):
+    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": acceptance}
+    chosen = scenario(speculation=speculation)
+    for factor in (0.9, 1.1):
+        before, after = (draft_survival(s.speculation) for s in (chosen, with_acceptance_scaled(chosen, factor)))
+        assert list(after) == pytest.approx(scaled_survival(list(before), factor))
+        simulate(with_acceptance_scaled(chosen, factor))
+
+
+def test_scaled_survival_by_hand():
+    assert scaled_survival([0.8, 0.4], 0.5) == pytest.approx([0.4, 0.1])
+    assert scaled_survival([0.8, 0.4], 2.0) == pytest.approx([1.0, 1.0])
+    assert scaled_survival([0.0, 0.0], 1.1) == [0.0, 0.0]
+
+
+def test_an_end_at_which_the_model_no_longer_fits_has_no_ratio():
+    from simulator.studies.compare import CompareOptions, compare
+    from simulator.studies.study_file import Variant
+
+    tight = scenario(model="llama-3.1-8b", hardware={"chip": "rtx-4090"}, engine={"gpu_memory_utilization": 0.71})
+    variants = [Variant(str(n), {}, tight.with_values({"engine.max_num_seqs": n})) for n in (1, 8)]
+    document = compare(variants, CompareOptions(replications=2, crossover="none", jobs=1))
+    reserved = next(row for row in document["sensitivity"] if row["parameter"] == "vllm.reserved_bytes")
+    assert reserved["ratios"]["8"]["at_high"] is None
+    assert reserved["ratios"]["8"]["at_low"] > 0
+
+
+def test_attention_level_speculation_rests_on_its_hit_rate_and_the_costs_of_its_mechanism():
+    pair = {"chip": "h100-sxm", "speculative_parallel": 2}
+    chosen = scenario(hardware=pair, attention_speculation={"task": "gsm8k", "lambda": 0.1, "sync_s": 1e-5})
+    parameters = assumed_parameters(chosen)
+    assert {"attention.hit_rate", "attention.verify_s", "attention.skip_launch_s"} <= set(parameters)
+    assert "attention.sync_s" not in parameters
+    before = chosen.attention_speculation.layer_hit_rates(1, 1)[0]
+    moved, factors = parameters["attention.hit_rate"].applied(chosen, 0.9)
+    assert moved.attention_speculation.layer_hit_rates(1, 1)[0] == pytest.approx(0.9 * before)
+    assert factors == {}
+    slower, _ = parameters["attention.verify_s"].applied(chosen, 1e-3)
+    assert duration(slower) > duration(chosen)

@@ -1,0 +1,243 @@
+"""Capacity plans: the winner is that of exhaustive simulation, the highest rate that of a fine sweep."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.cli.app import main
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario, load_scenario
+from simulator.studies.layouts import layouts, search_axes
+from simulator.studies.loads import load_of
+from simulator.studies.objectives import objective_of
+from simulator.studies.plan import PlanOptions, make_plan
+from simulator.studies.plan_document import plan_document
+from simulator.studies.pruning import hopeless, overload
+from simulator.studies.study_file import StudyFile, parse_vary
+from simulator.studies.trials import find_highest_rate, highest_rate, judge, trial
+
+VARY = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=512,4096", "hardware.replicas=1,2,3")
+SLO = ("p99_ttft_ms=400", "p99_tpot_ms=25")
+CHAT = """
+model: llama-3.1-8b
+hardware: {chip: a100-sxm-80gb}
+workload:
+  arrivals: {process: poisson, request_rate: 12.0}
+  input_tokens: {distribution: lognormal, mean: 600, cv: 0.8, max: 4000}
+  output_tokens: {distribution: lognormal, mean: 120, cv: 0.6, max: 1000}
+  num_requests: 200
+prices: {usd_per_chip_hour: 2.0}
+"""
+
+
+@pytest.fixture
+def chat(tmp_path):
+    file = tmp_path / "chat.yaml"
+    file.write_text(CHAT)
+    return file
+
+
+def study(file, *vary):
+    return StudyFile(str(file), load_scenario(file), parse_vary(vary), ())
+
+
+def quick(**changes):
+    return PlanOptions(**{"replications": 2, "requests": 200, "headroom": False, "jobs": 1} | changes)
+
+
+@pytest.mark.parametrize(
+    ("slo", "rate"),
+    [(SLO, 30.0), (("mean_ttft_ms=60",), 20.0), (("goodput=0.9", "ttft_ms=300", "tpot_ms=18"), 12.0)],
+)
+def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
+    objective = objective_of({}, slo)
+    planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=rate))
+    load = load_of(planned.study.scenario, 200, own_arrivals=False)
+    holding = []
+    for layout in layouts(planned.study, search_axes(planned.study)):
+        for replicas in (1, 2, 3):
+            driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
+            verdict = judge(objective, trial(driven, objective, [0, 1]))
+            if verdict.meets:
+                holding.append((layout.usd_per_hour * replicas, verdict.strain, len(holding), layout.named(replicas)))
+    assert (planned.best.name if planned.best is not None else None) == (min(holding)[-1] if holding else None)
+    assert len(holding) < 12
+
+
+def test_pruned_layouts_miss_when_they_are_simulated(chat):
+    objective = objective_of({}, SLO)
+    planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=60.0, requests=1500))
+    load = load_of(planned.study.scenario, 1500, own_arrivals=False)
+    pruned = [candidate for candidate in planned.candidates if candidate.status == "pruned"]
+    assert pruned
+    for candidate in pruned:
+        driven = candidate.layout.with_replicas(load.at(candidate.layout.scenario, 60.0), candidate.replicas)
+        assert not judge(objective, trial(driven, objective, [0])).meets
+
+
+def test_bisection_agrees_with_a_fine_sweep(chat):
+    objective = objective_of({}, SLO)
+    scenario = load_scenario(chat)
+    load = load_of(scenario, 250, own_arrivals=False)
+    found, tried, verdict = find_highest_rate(scenario, load, objective, [0, 1], 10.0)
+    assert verdict.meets
+    rates = found * np.arange(0.9, 1.1, 0.01)
+    holds = [judge(objective, trial(load.at(scenario, rate), objective, [0, 1])).meets for rate in rates]
+    assert found == pytest.approx(rates[holds.index(False) - 1], rel=0.02)
+    assert tried < 15
+
+
+@given(threshold=st.floats(1e-3, 1e3), guess=st.floats(1e-2, 1e2))
+def test_bisection_brackets_any_threshold(threshold, guess):
+    found, tried = highest_rate(lambda rate: rate / threshold, guess)
+    assert threshold / 1.01 <= found <= threshold
+    assert tried <= 40
+
+
+def test_no_rate_holds():
+    assert highest_rate(lambda rate: 2.0, 1.0)[0] == 0.0
+
+
+def test_trace_is_replayed_and_growth_presses_it_together(project_root):
+    chat_trace = project_root / "examples" / "chat-h100.yaml"
+    objective = objective_of({}, ("p99_ttft_ms=1000", "p99_tpot_ms=60"))
+    narrow = study(chat_trace, "hardware.tensor_parallel=1", "engine.max_num_batched_tokens=2048")
+    options = quick(mode="own", growth=8.0, requests=600, headroom=True)
+    planned = make_plan(narrow, objective, options)
+    document = plan_document(planned)
+    own = load_of(narrow.scenario, 600, own_arrivals=True).own_rate
+    assert document["request_rate"] == pytest.approx(8 * own)
+    best = document["best"]
+    assert best["replicas"] == 2
+    assert best["confidence"]["method"] == "block bootstrap"
+    assert best["max_rate"] >= document["request_rate"]
+    assert document["next_cheaper"]["layout"].startswith("1 x h100-sxm")
+    assert "The next cheaper, 1 x h100-sxm TP1, fails: p99" in document["conclusion"]
+
+
+def test_refused_layouts_are_listed_with_their_reason(chat):
+    varied = study(chat, "model=llama-3.1-8b,llama-3.1-405b", "hardware.tensor_parallel=1,3", "hardware.replicas=1")
+    planned = make_plan(varied, objective_of({}, SLO), quick(mode="rate", rate=2.0))
+    reasons = {candidate.name: candidate.reason for candidate in planned.candidates if candidate.status == "refused"}
+    assert len(reasons) == 6
+    assert any("do not divide by 3" in reason for reason in reasons.values())
+    assert any("does not fit" in reason for reason in reasons.values())
+    assert planned.best is not None
+
+
+def test_same_seed_same_plan_whatever_the_processes(chat):
+    objective = objective_of({}, SLO)
+    alone, shared = (
+        plan_document(make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=20.0, jobs=jobs)))
+        for jobs in (1, 2)
+    )
+    assert json.dumps(alone) == json.dumps(shared)
+
+
+def test_highest_rate_of_every_layout(chat):
+    objective = objective_of({}, SLO)
+    varied = study(chat, "hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=2048", "hardware.replicas=1")
+    document = plan_document(make_plan(varied, objective, quick(mode="max-rate")))
+    rates = [row["max_rate"] for row in document["candidates"]]
+    assert rates == sorted(rates, reverse=True)
+    assert [row["set"]["hardware.tensor_parallel"] for row in document["candidates"]] == [2, 1]
+    assert all(
+        row["values"]["p99_ttft_ms"] <= 400 and row["values"]["p99_tpot_ms"] <= 25 for row in document["candidates"]
+    )
+    assert document["candidates"][0]["flags"]["vllm"].startswith("vllm serve meta-llama/Llama-3.1-8B --tensor-parallel")
+
+
+def test_prices_of_other_chips_come_from_their_profiles(chat):
+    varied = study(
+        chat, "hardware.chip=a100-sxm-80gb,h100-sxm", "hardware.tensor_parallel=1", "hardware.replicas=1,2,3"
+    )
+    planned = make_plan(varied, objective_of({}, SLO), quick(mode="rate", rate=8.0))
+    prices = {c.layout.scenario.hardware.chip: c.layout.usd_per_hour for c in planned.candidates}
+    assert prices == {"a100-sxm-80gb": 2.0, "h100-sxm": 2.65}
+    assert planned.by_price
+    assert any("price of a100-sxm-80gb" in note for note in planned.notes)
+
+
+def test_bounds_know_what_they_do_not_know(chat):
+    steady = layouts(study(chat), {})[0].steady
+    arrivals = np.arange(4000) / 400.0
+    assert overload(steady, objective_of({}, ("p99_ttft_ms=1000",)), 1, arrivals) is not None
+    assert overload(steady, objective_of({}, ("p99_ttft_ms=1e7",)), 1, arrivals) is None
+    assert overload(steady, objective_of({}, ("p99_ttft_ms=1000",)), 40, arrivals) is None
+    assert hopeless(steady, objective_of({}, ("p99_ttft_ms=1",))) is not None
+    assert hopeless(steady, objective_of({}, ("p50_ttft_ms=1",))) is None
+    assert overload(None, objective_of({}, SLO), 1, arrivals) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ((), "at least one limit"),
+        (("p99_ttft=5",), "not a latency limit"),
+        (("p99_ttft_ms",), "write KEY=VALUE"),
+        (("p99_ttft_ms=-3",), "positive number"),
+        (("goodput=0.9",), "what a good request is"),
+        (("goodput=1.5", "ttft_ms=9"), r"\(0, 1\]"),
+        (("ttft_ms=9",), "needs the share"),
+        (("p99_tpot_ms=50",), "wait in the queue for ever"),
+    ],
+)
+def test_objectives_that_are_none(texts, words):
+    with pytest.raises(ForerunError, match=words):
+        objective_of({}, texts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--rate", "2", "--slo", "p99_ttft_ms=0.5"], 1, "is out of reach"),
+        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--vary", "hardware.tensor_parallel="], 2, "write PATH=V1,V2"),
+        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--vary", "hardware.replicas=0"], 2, "whole numbers from 1"),
+        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--vary", "engine.seqs=3"], 2, "unknown field"),
+        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--set", "model=deepseek-v3"], 1, "No layout can be built"),
+        (["--rate", "2", "--max-rate", "--slo", "p99_ttft_ms=1000"], 2, "give one of the two"),
+        (["--rate", "-1", "--slo", "p99_ttft_ms=1000"], 2, "--rate"),
+        (["--trace", "nowhere.csv", "--slo", "p99_ttft_ms=1000"], 2, "nowhere.csv"),
+        (["--rate", "2"], 2, "at least one limit"),
+    ],
+)
+def test_bad_input_and_nothing_that_holds(chat, capsys, arguments, code, words):
+    assert main(["plan", str(chat), *arguments, "--jobs", "1", "--requests", "50"]) == code
+    printed = capsys.readouterr()
+    shown = printed.err if code == 2 else printed.out
+    assert words in " ".join(shown.split())
+    if code == 2:
+        assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_command_writes_what_it_says(chat, capsys, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["plan", str(chat), "--rate", "3", "--requests", "60", "--jobs", "1", "--replications", "1"]
+    arguments += ["--slo", "p99_ttft_ms=2000", "--vary", "hardware.tensor_parallel=1,2", "--json", "-"]
+    assert main([*arguments, "--out", str(out)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["best"]["chips"] == 1
+    needed = "layout chips usd_per_hour usd_per_million_output_tokens max_rate meets_slo binding bottleneck basis flags"
+    assert all(set(needed.split()) <= set(row) for row in document["candidates"])
+    assert {path.name for path in out.iterdir()} == {"plan.json", "study.yaml", "report.html", "report.md"}
+    assert document["conclusion"].split(" is the cheapest")[0] in (out / "report.md").read_text()
+    rerun = (out / "report.md").read_text().split("```sh\nforerun ")[1].split("\n")[0].split()
+    rerun[1] = str(out / "study.yaml")
+    assert main([*rerun, "--json", "-", "--jobs", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["candidates"] == document["candidates"]
+
+
+def test_scenarios_own_speculation_is_tried_on_and_off():
+    scenario = Scenario.model_validate(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "speculation": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.5}},
+            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 9},
+        }
+    )
+    axes = search_axes(StudyFile("here", scenario, {}, ()))
+    assert axes["speculation.method"] == ("ngram", "none")

@@ -1,0 +1,145 @@
+"""The store of a sweep: each point once, whoever dies; clear words about files it cannot use."""
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.studies.points import make_point, point_key
+from simulator.studies.store import SweepStore
+
+
+def points(count, seed=0):
+    scenario = scenario_from(tiny_data(), "tiny")
+    found = []
+    for n in range(count):
+        changed = scenario.with_values({"engine.max_num_seqs": n + 1})
+        found.append(make_point(f"p{n}", {"engine.max_num_seqs": n + 1}, changed, seed, 1))
+    return found
+
+
+DOCUMENT = {"summary": {"completed": 1}, "basis": "calibrated"}
+
+
+def test_a_point_is_claimed_by_one_and_recorded_once(tmp_path):
+    own = points(4)
+    with SweepStore(tmp_path / "s", own) as first, SweepStore(tmp_path / "s", own) as second:
+        mine, theirs = first.claim(3), second.claim(3)
+        assert len(mine) == 3
+        assert len(theirs) == 1
+        assert not set(mine) & set(theirs)
+        second.record([(mine[0], DOCUMENT, None)])
+        assert first.counts()["done"] == 0, "a result of another's claim was taken"
+        first.record([(key, DOCUMENT, None) for key in mine] * 2)
+        assert [row.runs for row in first.rows()] == [1, 1, 1, 0]
+
+
+def test_a_lease_that_ran_out_is_open_and_its_late_result_is_dropped(tmp_path):
+    own = points(1)
+    with SweepStore(tmp_path / "s", own, lease_s=-1.0) as slow, SweepStore(tmp_path / "s", own) as quick:
+        key = slow.claim(1)[0]
+        assert quick.claim(1) == [key]
+        slow.record([(key, {"summary": {"completed": 2}}, None)])
+        quick.record([(key, DOCUMENT, None)])
+        assert quick.rows()[0].document == DOCUMENT
+        assert quick.rows()[0].runs == 1
+
+
+def test_claims_of_a_dead_process_are_open_at_once(tmp_path, project_root):
+    own = points(2)
+    with SweepStore(tmp_path / "s", own):
+        pass
+    script = (
+        "import os, sys; sys.path[:0] = ['.', 'tests', 'tests/simulator/studies']\n"
+        "from pathlib import Path; from simulator.studies.store import SweepStore; from test_store import points\n"
+        f"SweepStore(Path({str(tmp_path / 's')!r}), points(2)).claim(2); os.kill(os.getpid(), 9)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=project_root, capture_output=True, text=True)
+    assert ended.returncode == -9, ended.stderr
+    with SweepStore(tmp_path / "s", own) as store:
+        assert store.claim(2) == []
+        store.free_dead()
+        assert len(store.claim(2)) == 2
+
+
+def test_other_studies_in_the_store_are_left_alone(tmp_path):
+    with SweepStore(tmp_path / "s", points(2, seed=1)) as store:
+        store.record([(key, DOCUMENT, None) for key in store.claim(2)])
+    with SweepStore(tmp_path / "s", points(3)) as store:
+        assert store.counts() == {"pending": 3, "running": 0, "done": 0, "failed": 0}
+        assert store.others() == 2
+
+
+def test_the_key_depends_on_all_that_the_result_depends_on(tmp_path):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("10 20 30")
+    data = tiny_data(output_tokens={"distribution": "empirical", "file": str(lengths)})
+    scenario = scenario_from(data, "s")
+    keys = {point_key(scenario, 0, 1), point_key(scenario, 1, 1), point_key(scenario, 0, 2)}
+    keys.add(point_key(scenario.with_values({"engine.max_num_seqs": 17}), 0, 1))
+    assert len(keys) == 4
+    moved = tmp_path / "elsewhere.txt"
+    moved.write_text("10 20 30")
+    same = scenario.with_values({"workload.output_tokens.file": str(moved)})
+    assert point_key(same, 0, 1) in keys
+    lengths.write_text("10 20 31")
+    os.utime(lengths, ns=(1, 1))
+    assert point_key(scenario, 0, 1) not in keys
+
+
+def one_line(action):
+    with pytest.raises(ForerunError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_store_of_another_version_is_refused(tmp_path):
+    path = tmp_path / "s"
+    with SweepStore(path, points(1)):
+        pass
+    base = sqlite3.connect(path)
+    base.execute("PRAGMA user_version = 99")
+    base.close()
+    line = one_line(lambda: SweepStore(path, points(1)))
+    assert "store of version 99" in line
+    assert str(path) in line
+
+
+def test_other_files_are_refused(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("these are notes, and long enough to be no empty file" * 50)
+    assert "not a store" in one_line(lambda: SweepStore(text, points(1)))
+    assert text.read_text().startswith("these are notes")
+    foreign = tmp_path / "foreign.db"
+    base = sqlite3.connect(foreign)
+    base.execute("CREATE TABLE points (a)")
+    base.commit()
+    base.close()
+    assert "not a store of Forerun" in one_line(lambda: SweepStore(foreign, points(1)))
+    assert "is a folder" in one_line(lambda: SweepStore(tmp_path, points(1)))
+    assert "no folder" in one_line(lambda: SweepStore(tmp_path / "gone" / "s", points(1)))
+
+
+def test_a_full_disk_is_one_line_and_what_was_recorded_stays(tmp_path):
+    path = tmp_path / "s"
+    own = points(4)
+    with SweepStore(path, own) as store:
+        keys = store.claim(4)
+        store.record([(keys[0], DOCUMENT, None)])
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
+        try:
+            line = one_line(lambda: store.record([(keys[1], {"summary": {"text": "x" * 100_000}}, None)]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "disk is full" in line
+        assert str(path) in line
+    with SweepStore(path, own) as store:
+        assert store.counts()["done"] == 1

@@ -1,0 +1,111 @@
+"""Study files and --vary options: what they mean, and what is refused."""
+
+import pytest
+import yaml
+from tiny_scenario import tiny_data
+
+from simulator.errors import ForerunError
+from simulator.studies.compare import variants_from_files, variants_of
+from simulator.studies.study_file import Range, load_study, parse_vary, settings_name, study_text
+
+
+@pytest.fixture
+def scenario_path(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_data()))
+    return path
+
+
+def test_values_are_yaml():
+    found = parse_vary(["a.b=1,2.5,null,true,fp8", "c={x: [1, 2]},{x: [3]}", "d=1e3,2e3"])
+    assert found["a.b"] == (1, 2.5, None, True, "fp8")
+    assert found["c"] == ({"x": [1, 2]}, {"x": [3]})
+    assert found["d"] == (1000.0, 2000.0)
+
+
+def test_ranges():
+    assert parse_vary(["a=1..64"])["a"] == Range(1, 64)
+    assert parse_vary(["a=0.5..8:log"])["a"] == Range(0.5, 8, log=True)
+    assert parse_vary(["a=-2..-1"])["a"] == Range(-2, -1)
+    assert parse_vary(["model=../x/config.json,b"])["model"] == ("../x/config.json", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a", "write PATH=V1,V2"),
+        ("a=", "write PATH=V1,V2"),
+        (".a=1", "write PATH=V1,V2"),
+        ("a=1,1", "given twice"),
+        ("a=[1", "--vary a=[1"),
+        ("a=5..1", "must lie below"),
+        ("a=0..1:log", "above 0"),
+        ("a=1..2:lin", "LOW..HIGH:log"),
+    ],
+)
+def test_bad_vary_is_one_line(text, words):
+    with pytest.raises(ForerunError) as caught:
+        parse_vary([text])
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plain_scenario_is_a_study(scenario_path):
+    study = load_study(scenario_path, ["engine.max_num_seqs=8"], ["hardware.replicas=1,2"])
+    assert study.scenario.engine.max_num_seqs == 8
+    assert [variant.scenario.hardware.replicas for variant in variants_of(study)] == [1, 2]
+
+
+def test_study_file_with_scenario_beside_it(tmp_path, scenario_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("scenario: tiny.yaml\nvariants:\n- {name: small, set: {engine.max_num_seqs: 4}}\n- {name: big}\n")
+    variants = variants_of(load_study(path))
+    assert [(v.name, v.scenario.engine.max_num_seqs) for v in variants] == [("small", 4), ("big", 16)]
+
+
+def test_one_variant_is_compared_with_the_scenario_itself(scenario_path):
+    variants = variants_from_files([scenario_path], vary=["engine.max_num_seqs=4"])
+    assert [v.scenario.engine.max_num_seqs for v in variants] == [16, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("scenario: gone.yaml\nvary: {a: [1]}\n", "no such scenario file"),
+        ("scenario: tiny.yaml\nvarry: {}\n", "varry: unknown field; did you mean 'vary'?"),
+        ("scenario: tiny.yaml\nvary: {engine.max_num_seqs: 4}\n", "give a list of values"),
+        ("scenario: tiny.yaml\nvary: {engine.max_num_seqs: []}\n", "empty"),
+        ("scenario: tiny.yaml\nvary: {engine.max_num_seqs: {low: 4}}\n", "high: must be a number"),
+        ("scenario: tiny.yaml\nvariants: [{name: a, sett: {}}]\n", "did you mean 'set'"),
+        ("scenario: tiny.yaml\nvariants: [{name: a}, {name: a}]\n", "'a' is given twice"),
+        ("scenario: tiny.yaml\nvariants: [{set: {engine.max_seqs: 3}}]\n", "engine.max_seqs: unknown field"),
+        ("scenario: 3\n", "name a scenario file"),
+        ("vary: {a: [1]}\n", "name a scenario file"),
+    ],
+)
+def test_bad_study_files_are_one_line(tmp_path, scenario_path, text, words):
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(ForerunError) as caught:
+        load_study(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_study_text_runs_the_same_variants(tmp_path, scenario_path):
+    variants = variants_from_files(
+        [scenario_path], vary=["speculation=null,{method: ngram, num_speculative_tokens: 2, acceptance: {alpha: 0.5}}"]
+    )
+    plain = [{"name": v.name, "scenario": v.scenario.model_dump(exclude_none=True)} for v in variants]
+    path = tmp_path / "again.yaml"
+    path.write_text(study_text(plain))
+    again = variants_of(load_study(path))
+    assert [v.name for v in again] == [v.name for v in variants]
+    assert [v.scenario for v in again] == [v.scenario for v in variants]
+
+
+def test_names_are_short_and_tell_apart():
+    assert (
+        settings_name({"hardware.tensor_parallel": 2, "speculation.method": "none"}) == "tensor_parallel=2 method=none"
+    )
+    assert settings_name({"a.mean": 1, "b.mean": 2.5}) == "a.mean=1 b.mean=2.5"

@@ -1,0 +1,262 @@
+"""Sweeps: complete, the same however they are run, and nothing lost or run twice when something dies."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+import yaml
+from tiny_scenario import tiny_data
+
+from simulator.errors import ForerunError
+from simulator.studies import Range, Study
+from simulator.studies.pools import LocalPool
+
+PATH = "engine.max_num_seqs"
+
+
+def documents(result):
+    return [(point.name, point.status, point.document, point.error) for point in result.points]
+
+
+@pytest.fixture
+def study(tiny):
+    return Study(tiny, {PATH: [1, 2, 4, 8], "workload.arrivals.request_rate": [5.0, 50.0, 500.0]})
+
+
+def test_every_combination_once_and_as_simulated_alone(study, tiny):
+    from simulator.metrics import run_document
+    from simulator.run import simulate
+
+    result = study.run(jobs=2)
+    assert [point.status for point in result.points] == ["done"] * 12
+    assert [point.runs for point in result.points] == [1] * 12
+    for point in result.points[::5]:
+        alone = run_document(simulate(tiny.with_values(point.set), 0))
+        assert point.summary == alone["summary"]
+
+
+def test_results_do_not_depend_on_the_number_of_processes(study):
+    assert documents(study.run(jobs=1)) == documents(study.run(jobs=3))
+
+
+def test_replications_give_intervals(tiny):
+    result = Study(tiny, {PATH: [4]}, seed=5, replications=3).run(jobs=1)
+    document = result.document()
+    assert document["points"][0]["intervals"]["mean_e2el_ms"][0] < document["points"][0]["summary"]["mean_e2el_ms"]
+    assert document["seed"] == 5
+    assert {"store", "points", "scenario", "seed", "version", "basis"} <= set(document)
+    json.dumps(document, allow_nan=False)
+
+
+def test_a_second_run_runs_nothing(study, tmp_path):
+    seen = []
+    first = study.run(tmp_path / "s", jobs=2)
+    again = study.run(tmp_path / "s", jobs=2, progress=lambda done, total: seen.append(done))
+    assert seen == []
+    assert documents(again) == documents(first)
+    assert [point.runs for point in again.points] == [1] * 12
+
+
+def test_a_failing_point_is_recorded_and_the_rest_goes_on(tiny, tmp_path):
+    study = Study(tiny, {"hardware.chip": ["h100-sxm", "h10-sxm"], PATH: [2, 4]})
+    result = study.run(tmp_path / "s", jobs=1)
+    assert [point.status for point in result.points] == ["done", "done", "failed", "failed"]
+    assert "did you mean 'h100-sxm'" in result.points[2].error
+    again = study.run(tmp_path / "s", jobs=1, retry_failed=True)
+    assert [point.runs for point in again.points] == [1, 1, 2, 2]
+
+
+def test_a_combination_that_is_no_scenario_is_a_failed_point(tiny):
+    arrivals = "workload.arrivals.process"
+    vary = {arrivals: ["poisson", "gamma"], "workload.arrivals.burstiness": [None, 0.5]}
+    found = Study(tiny, vary).run(jobs=1)
+    assert [point.status for point in found.points] == ["done", "failed", "failed", "done"]
+    assert "has no use for burstiness" in found.points[1].error
+    assert "needs burstiness" in found.points[2].error
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ({"engine.max_seqs": [1]}, "engine.max_seqs: unknown field"),
+        ({PATH: [0, 4]}, "max_num_seqs=0 fits in no combination"),
+        ({PATH: []}, "empty"),
+        ({}, "nothing to sweep"),
+        ({PATH: Range(1, 4)}, "a grid needs values"),
+    ],
+)
+def test_bad_studies_are_refused_before_anything_runs(tiny, vary, words):
+    with pytest.raises(ForerunError) as caught:
+        Study(tiny, vary)
+    assert words in str(caught.value)
+
+
+def test_latin_hypercube_through_the_study(tiny):
+    study = Study(tiny, {PATH: Range(1, 8)}, design="latin-hypercube", samples=8, seed=2)
+    assert sorted(point.set[PATH] for point in study.points) == list(range(1, 9))
+
+
+def test_a_killed_worker_process_loses_nothing(study, tmp_path, monkeypatch):
+    pools = []
+
+    class Watched(LocalPool):
+        def __init__(self, jobs):
+            super().__init__(jobs)
+            pools.append(self)
+
+    monkeypatch.setattr("simulator.studies.pools.LocalPool", Watched)
+    killed = []
+
+    def kill(done, total):
+        if done >= 3 and not killed:
+            killed.extend(pools[0]._pool._processes)
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = study.run(tmp_path / "s", jobs=2, progress=kill)
+    assert killed
+    assert [point.runs for point in result.points] == [1] * 12
+    assert documents(result) == documents(study.run(jobs=2))
+
+
+def test_a_point_that_kills_its_worker_fails_alone(study, monkeypatch):
+    doomed = study.points[4].key
+
+    class Deadly(LocalPool):
+        def submit(self, task):
+            key = next(point.key for point in study.points if point.task() == task)
+            if key != doomed:
+                return super().submit(task)
+            try:
+                return self._pool.submit(os._exit, 1)
+            except Exception:
+                self.restart()
+                return self._pool.submit(os._exit, 1)
+
+    monkeypatch.setattr("simulator.studies.pools.LocalPool", Deadly)
+    result = study.run(jobs=2)
+    assert [point.status for point in result.points] == ["failed" if n == 4 else "done" for n in range(12)]
+    assert "its worker died 3 times" in result.points[4].error
+
+
+@pytest.fixture
+def command(tmp_path, project_root):
+    scenario = tmp_path / "tiny.yaml"
+    scenario.write_text(yaml.safe_dump(tiny_data()))
+    seqs = ",".join(map(str, range(1, 9)))
+
+    def start(store, *more):
+        words = [sys.executable, "-m", "simulator", "sweep", scenario, "--store", store, "--jobs", 2, "--no-progress"]
+        words += ["--vary", f"{PATH}={seqs}", "--vary", "workload.arrivals.request_rate=5.0,10.0,20.0,40.0,80.0", *more]
+        return subprocess.Popen(list(map(str, words)), cwd=project_root, stdout=subprocess.DEVNULL)
+
+    return start
+
+
+def finished(path):
+    if not path.exists():
+        return 0
+    base = sqlite3.connect(path, timeout=30)
+    try:
+        return base.execute("SELECT count(*) FROM points WHERE status = 'done'").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        base.close()
+
+
+def test_killed_at_any_moment_it_goes_on_where_it_stopped(command, tmp_path):
+    store = tmp_path / "killed"
+    moments = sorted(random.Random(3).sample(range(1, 36), 3))
+    for moment in moments:
+        process = command(store)
+        while finished(store) < moment and process.poll() is None:
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+    last = command(store, "--json", tmp_path / "killed.json")
+    assert last.wait() == 0
+    whole = command(tmp_path / "whole", "--json", tmp_path / "whole.json")
+    assert whole.wait() == 0
+    base = sqlite3.connect(store)
+    assert base.execute("SELECT count(*), sum(runs), count(DISTINCT key) FROM points").fetchone() == (40, 40, 40)
+    base.close()
+    killed, uninterrupted = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("killed", "whole"))
+    assert killed["points"] == uninterrupted["points"]
+
+
+def test_two_processes_on_one_store_share_the_work(command, tmp_path):
+    store = tmp_path / "shared"
+    both = [command(store, "--json", tmp_path / f"{n}.json") for n in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    base = sqlite3.connect(store)
+    assert base.execute("SELECT count(*), min(runs), max(runs) FROM points").fetchone() == (40, 1, 1)
+    base.close()
+    first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in range(2))
+    assert first["points"] == second["points"]
+
+
+@contextmanager
+def dask_cluster(folder, root, workers=2):
+    """A scheduler and workers as processes of their own on this machine."""
+    file = folder / "scheduler.json"
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
+    quiet = {"cwd": folder, "env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--scheduler-file", str(file)]
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(file), "--no-nanny"]
+    started = [subprocess.Popen([*scheduler, "--host", "127.0.0.1", "--port", "0", "--no-dashboard"], **quiet)]
+    try:
+        started += [
+            subprocess.Popen([*worker, "--nthreads", "1", "--no-dashboard", "--name", f"w{n}"], **quiet)
+            for n in range(workers)
+        ]
+        while not (file.exists() and file.read_text().endswith("}")):
+            assert started[0].poll() is None
+            time.sleep(0.02)
+        yield json.loads(file.read_text())["address"], started[1:]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_dask_gives_the_same_and_a_killed_worker_loses_nothing(tiny, tmp_path, project_root):
+    pytest.importorskip("distributed")
+    study = Study(tiny, {PATH: list(range(1, 13)), "workload.arrivals.request_rate": [5.0, 50.0]})
+    with dask_cluster(tmp_path, project_root) as (address, workers):
+        killed = []
+
+        def kill(done, total):
+            if done >= 5 and not killed:
+                killed.append(workers[0])
+                workers[0].kill()
+
+        result = study.run(tmp_path / "s", cluster=address, progress=kill)
+    assert killed
+    assert [point.runs for point in result.points] == [1] * 24
+    assert documents(result) == documents(study.run(jobs=2))
+
+
+def test_an_address_where_nothing_answers_is_one_line(study, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("simulator.studies.pools.CONNECT_S", 0.3)
+    for address, words in (("tcp://127.0.0.1:9", "no Dask scheduler answers"), ("nonsense", "tcp://HOST:8786")):
+        with pytest.raises(ForerunError) as caught:
+            study.run(cluster=address)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_worker_of_another_version_is_refused(study, monkeypatch):
+    monkeypatch.setattr("simulator.studies.points.build_mark", lambda: "9.9.9+other")
+    from simulator.studies.points import evaluate
+
+    task = study.points[0].task()
+    monkeypatch.undo()
+    assert "build" in evaluate(task)

@@ -1,0 +1,137 @@
+"""A drafter on chips of its own: what crosses the link, what overlaps, whose memory it takes."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from test_drafting import scenario
+
+from hwprofiles import load_link
+from simulator.build import build_cluster
+from simulator.errors import ForerunError
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.timing import RemoteDrafter, StepWork, check_drafter
+
+APART = {"model": "llama-3.2-1b", "chip": "h100-sxm"}
+WORK = StepWork(0, 0, (0,), (0,), 0, (0,), 8, 4, (8 * 500,))
+
+
+def timer(draft=None, **fields):
+    asked = scenario("draft-model", draft={"model": "llama-3.2-1b"} | (draft or {}), **fields)
+    return build_cluster(asked, 0).cluster.timer
+
+
+def test_the_same_chip_over_a_link_costs_two_messages_more():
+    here, there = timer(), timer(APART | {"link": "pcie5-x16"})
+    link = load_link("pcie5-x16")
+    # 8 sequences: 4 verified tokens of 4 bytes there, 3 draft tokens of 4 bytes back.
+    messages = 2 * link.latency_s + (8 * 4 + 8 * 3) * 4 / link.bandwidth_bytes_per_s
+    assert there.seconds(WORK) - here.seconds(WORK) == pytest.approx(messages, rel=1e-9)
+
+
+def test_a_head_is_sent_the_hidden_states_that_it_reads():
+    link = load_link("pcie5-x16")
+    drafters = {}
+    for method, states in (("eagle", 1), ("eagle3", 3)):
+        fields = {"num_speculative_tokens": 3, "tree": None, "acceptance": {"alpha": 0.7}}
+        asked = scenario(method, draft={"chip": "h100-sxm", "link": "pcie5-x16"}, **fields)
+        drafters[method] = build_cluster(asked, 0).cluster.timer.drafter
+        near = build_cluster(scenario(method, draft=None, **fields), 0).cluster.timer.drafter
+        size = 32 * (4 + states * 4096 * 2) + 8 * 3 * 4
+        expected = 2 * link.latency_s + size / link.bandwidth_bytes_per_s
+        assert drafters[method].seconds(WORK) - near.seconds(WORK) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+def test_overlap_hides_drafting_behind_the_target(overlap):
+    alone = timer(APART | {"overlap": overlap})
+    target, drafting = alone.target.seconds(WORK), alone.drafter.seconds(WORK)
+    host = alone.seconds(WORK) - target - drafting + overlap * min(target, drafting)
+    without = timer(APART)
+    assert host == pytest.approx(without.seconds(WORK) - target - drafting, rel=1e-9)
+    if overlap == 1.0:
+        assert alone.seconds(WORK) == pytest.approx(max(target, drafting) + host, rel=1e-9)
+
+
+def test_the_drafter_takes_no_memory_of_the_target():
+    none, here, there = (
+        simulate(scenario(name, **fields)).kv
+        for name, fields in ((None, {}), ("draft-model", {}), ("draft-model", {"draft": APART}))
+    )
+    assert there.draft_weights_bytes == 0.0
+    assert there.bytes_per_token == none.bytes_per_token < here.bytes_per_token
+    assert here.num_blocks < there.num_blocks <= none.num_blocks
+
+
+def test_a_small_draft_chip_limits_the_blocks_or_is_refused():
+    wide, narrow = (simulate(scenario("draft-model", draft=APART | {"chip": c})).kv for c in ("h100-sxm", "l40s"))
+    assert narrow.num_blocks == wide.num_blocks, "1B parameters leave room enough on 48 GB"
+    big = APART | {"model": "llama-3.1-8b", "chip": "rtx-4090"}
+    with pytest.raises(
+        ForerunError, match=r"speculation.draft: chip: llama-3.1-8b does not fit 1 x rtx-4090"
+    ) as caught:
+        simulate(scenario("draft-model", draft=big | {"weights_dtype": "fp32"}))
+    assert "\n" not in str(caught.value)
+    assert simulate(scenario("draft-model", draft=big)).kv.num_blocks < wide.num_blocks
+
+
+@pytest.mark.parametrize("method", ["draft-model", "eagle3", "parallel-draft"])
+@pytest.mark.parametrize("policy", ["fixed", {"name": "disable-above-batch", "batch": 6}])
+def test_fast_and_exact_stepping_agree(method, policy):
+    draft = {"chip": "l40s", "link": "pcie4-x16", "overlap": 0.7}
+    if method == "draft-model":
+        draft["model"] = "llama-3.2-1b"
+    fast, exact = (
+        simulate(scenario(method, draft=draft, policy=policy, engine={"stepping": stepping, "num_kv_blocks": 2000}))
+        for stepping in ("fast", "exact-steps")
+    )
+    assert fast.engine.exact_steps == 0
+    assert_allclose(fast.requests.finished_s, exact.requests.finished_s, rtol=1e-9)
+    bounds = ("compute", "memory", "interconnect", "latency", "host")
+    assert_allclose(fast.steps.seconds, sum(getattr(fast.steps, f"{bound}_s") for bound in bounds), rtol=1e-9)
+    assert (fast.steps.interconnect_s > 0.0).any()
+    assert any("the drafter runs on 1 x l40s per replica over pcie4-x16" in note for note in fast.notes)
+
+
+def test_remote_drafters_keep_the_rules():
+    for method, k in (("eagle3", 3), ("parallel-draft", 7)):
+        asked = scenario(method, draft={"chip": "h100-sxm"})
+        drafter = build_cluster(asked, 0).cluster.timer.drafter
+        assert isinstance(drafter, RemoteDrafter)
+        check_drafter(drafter, k + 1)
+
+
+def test_a_slower_chip_drafts_slower_and_its_work_is_not_the_targets():
+    fast, slow = (simulate(scenario("draft-model", draft=APART | {"chip": chip})) for chip in ("h100-sxm", "l40s"))
+    assert slow.engine.simulated_s > fast.engine.simulated_s
+    near = simulate(scenario("draft-model"))
+    per_token = [r.steps.bytes.sum() / r.steps.output_tokens.sum() for r in (near, fast)]
+    assert per_token[1] < per_token[0]
+    assert np.isfinite(fast.steps.flops).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "draft", "said"),
+    [
+        ("draft-model", {"link": "pcie5-x16"}, "link goes with chip"),
+        (
+            "draft-model",
+            {"chip": "h100-sxm", "overlap": 2.0},
+            "speculation.draft.overlap: must be less than or equal to 1",
+        ),
+        ("mtp", {"chip": "h100-sxm"}, "method 'mtp' has no use for draft.chip"),
+        ("ngram", {"chip": "h100-sxm"}, "method 'ngram' has no use for draft.chip"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(method, draft, said):
+    data = scenario(method).model_dump(exclude_unset=True)
+    data["speculation"]["draft"] = {**({"model": "llama-3.2-1b"} if method == "draft-model" else {}), **draft}
+    with pytest.raises(ForerunError) as caught:
+        scenario_from(data, "chat.yaml")
+    assert said in str(caught.value)
+
+
+def test_unknown_chips_and_links_are_named():
+    for field, value in (("chip", "h10-sxm"), ("link", "pcie55")):
+        with pytest.raises(Exception, match=f"speculation.draft: .*{value}"):
+            simulate(scenario("draft-model", draft=APART | {field: value}))

@@ -1,0 +1,151 @@
+"""Whole runs under policies: paths agree, resting drafters cost nothing, bad policies are named."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from test_drafting import METHODS, outcomes, scenario
+
+from simulator.drafting import build_drafter
+from simulator.errors import ForerunError
+from simulator.metrics.document import run_document
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.speculation.policies import BatchTable
+
+OFTEN = {"name": "disable-above-batch", "batch": 8}
+"""Switches all the time in the runs below."""
+
+
+def table(most):
+    return {"name": "batch-table", "table": [[1, 4, most], [5, 7, 1], [8, 8, 0], [9, 99, 2]], "switch_s": 1e-4}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fast_and_exact_stepping_agree_under_a_policy(name):
+    limits = {"num_kv_blocks": 1200, "max_num_seqs": 24}
+    policy = OFTEN if "tree" in METHODS[name] else table(METHODS[name]["num_speculative_tokens"])
+    fast = simulate(scenario(name, engine=limits, policy=policy))
+    exact = simulate(scenario(name, engine=limits | {"stepping": "exact-steps"}, policy=policy))
+    assert (fast.engine.exact_steps, exact.engine.exact_steps) == (0, exact.engine.steps)
+    assert fast.engine.steps == exact.engine.steps
+    for column, values in fast.requests.columns().items():
+        assert_allclose(values, exact.requests.columns()[column], rtol=1e-9, err_msg=column)
+    assert fast.speculation == exact.speculation
+    assert fast.speculation.draft_tokens == fast.requests.draft_tokens.sum()
+    verified = fast.steps.decode_seqs * (fast.steps.query_len - 1) * fast.steps.steps
+    assert verified.sum() == fast.speculation.draft_tokens
+    assert len(set(fast.steps.query_len)) > 1
+    for column in ("seconds", "host_s", "flops", "bytes"):
+        assert np.isfinite(getattr(fast.steps, column)).all()
+    assert_allclose(
+        fast.steps.seconds,
+        sum(getattr(fast.steps, f"{bound}_s") for bound in ("compute", "memory", "interconnect", "latency", "host")),
+        rtol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("policy", ["goodput", "ema"])
+def test_policies_that_learn_are_simulated_step_by_step_and_say_so(policy):
+    result = simulate(scenario("eagle3", policy=policy))
+    assert result.engine.exact_steps == result.engine.steps
+    assert any("a policy that learns: every step was simulated one by one" in note for note in result.notes)
+    assert outcomes(result)[1] == outcomes(simulate(scenario("eagle3", policy=policy)))[1]
+
+
+def test_a_policy_that_never_switches_is_the_fixed_run():
+    fixed = simulate(scenario("eagle3"))
+    same = simulate(scenario("eagle3", policy={"name": "disable-above-batch", "batch": 1000}))
+    for part in ("requests", "steps"):
+        for column, values in getattr(fixed, part).columns().items():
+            assert values.tobytes() == getattr(same, part).columns()[column].tobytes(), column
+    assert fixed.speculation == same.speculation
+    assert run_document(same)["summary"] == run_document(fixed)["summary"]
+
+
+def test_never_drafting_costs_what_no_speculation_costs():
+    """Apart from the blocks that the drafter holds, K = 0 throughout is the engine without a drafter."""
+    engine = {"num_kv_blocks": 100_000}
+    without = simulate(scenario(None, engine=engine))
+    never = simulate(scenario("eagle3", engine=engine), make_policy=lambda: BatchTable((0,)))
+    assert_allclose(never.requests.finished_s, without.requests.finished_s, rtol=1e-12)
+    assert never.speculation.num_drafts == 0
+    assert run_document(never)["summary"]["spec_decode_acceptance_length"] is None
+    follow = {"name": "batch-table", "table": [[1, 999, 0]], "while_off": "follow"}
+    following = simulate(scenario("eagle3", engine=engine, policy=follow))
+    assert following.engine.simulated_s > never.engine.simulated_s
+
+
+def test_goodput_is_no_worse_than_the_best_constant():
+    """In a closed loop of one batch size, the choice by tokens per second finds the K with the most of them."""
+    work = {
+        "arrivals": {"process": "closed-loop", "max_concurrency": 64},
+        "input_tokens": 200,
+        "output_tokens": 200,
+        "num_requests": 192,
+    }
+
+    def seconds(**fields):
+        return simulate(scenario("eagle3", workload=work, acceptance={"alpha": 0.6}, **fields)).engine.simulated_s
+
+    constants = {k: seconds(num_speculative_tokens=k) for k in (1, 3, 7)}
+    chosen = seconds(num_speculative_tokens=7, policy="goodput")
+    assert chosen < min(constants.values()) * 1.03
+    assert max(constants.values()) > min(constants.values()) * 1.1, "the constants differ, so there was a choice"
+
+
+def test_a_policy_is_read_back_as_it_was_given():
+    for policy in ("ema", {"name": "ema", "candidates": {1: [1, 3], 8: [0, 1]}}):
+        asked = scenario("eagle3", policy=policy)
+        document = run_document(dataclasses.replace(simulate(scenario("eagle3")), scenario=asked))["scenario"]
+        assert scenario_from(document, "again").speculation.policy == asked.speculation.policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("fast", "speculation.policy: must be 'fixed', 'disable-above-batch', 'batch-table', 'goodput' or 'ema'"),
+        (
+            {"name": "disable-above-batch", "batches": 3},
+            "speculation.policy.batches: unknown field; did you mean 'batch'",
+        ),
+        ({"name": "goodput", "batch": 3}, "policy 'goodput' has no use for batch (it takes prior, window"),
+        ({"name": "fixed", "switch_s": 1e-3}, "policy 'fixed' has no use for switch_s (it takes no parameters)"),
+        ({"name": "disable-above-batch", "batch": 0}, "speculation.policy.batch: must be greater than 0 (got 0)"),
+        ({"name": "goodput", "prior": 1.5}, "speculation.policy.prior: must be less than or equal to 1 (got 1.5)"),
+        ({"batch": 3}, "speculation.policy.name: missing"),
+        ({"name": "batch-table", "table": [[2, 4, 1]]}, "the first range must start at 1"),
+    ],
+)
+def test_bad_policies_are_named(policy, said):
+    data = scenario("eagle3").model_dump(exclude_unset=True)
+    data["speculation"]["policy"] = policy
+    with pytest.raises(ForerunError) as caught:
+        scenario_from(data, "chat.yaml")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tree_is_drafted_whole_or_not_at_all():
+    data = scenario("eagle").model_dump(exclude_unset=True)
+    data["speculation"]["policy"] = "goodput"
+    with pytest.raises(ForerunError, match="policy 'goodput' shortens a chain; with tree choose one of fixed, disable"):
+        scenario_from(data, "chat.yaml")
+
+
+def test_a_drafter_that_cannot_be_shortened_is_refused():
+    class Whole:
+        """What a drafter was asked for before there were policies."""
+
+        def __init__(self, request):
+            self._inner = build_drafter(request)
+
+        def __getattr__(self, name):
+            if name in ("with_tokens", "catch_up"):
+                raise AttributeError(name)
+            return getattr(self._inner, name)
+
+    policy = {"name": "batch-table", "table": [[1, 3, 2], [4, 99, 1]]}
+    with pytest.raises(ForerunError, match="Whole drafts all its tokens or none"):
+        simulate(scenario("ngram", policy=policy), make_drafter=Whole)

@@ -1,0 +1,211 @@
+"""Readers of measured serving runs: each tool's result means the same run, and nothing unmeasured becomes a number."""
+
+import json
+
+import pytest
+
+from traces import TraceError
+from traces.servings import METRICS, read_runs
+from traces.servings.silicon import closed_loop_throughput
+from traces.steps import read_steps
+
+VLLM = {
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "backend": "vllm",
+    "num_prompts": 100,
+    "completed": 100,
+    "request_rate": "inf",
+    "burstiness": 1.0,
+    "max_concurrency": 16,
+    "total_input_tokens": 51_200,
+    "total_output_tokens": 12_800,
+    "request_throughput": 4.0,
+    "output_throughput": 512.0,
+    "total_token_throughput": 2560.0,
+    "mean_ttft_ms": 80.0,
+    "median_ttft_ms": 70.0,
+    "p99_ttft_ms": 200.0,
+    "mean_tpot_ms": 9.5,
+    "mean_itl_ms": 9.4,
+    "mean_e2el_ms": None,
+}
+AIPERF = {
+    "request_latency": {"unit": "ms", "avg": 1300.0, "p50": 1290.0, "p99": 1400.0},
+    "time_to_first_token": {"unit": "ms", "avg": 80.0, "p50": 70.0, "p99": 200.0},
+    "inter_token_latency": {"unit": "ms", "avg": 9.5},
+    "inter_chunk_latency": {"unit": "ms", "avg": 9.4},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 512.0},
+    "request_count": {"unit": "requests", "avg": 100.0},
+    "input_sequence_length": {"unit": "tokens", "avg": 512.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 128.0},
+    "input_config": {"endpoint": {"model_names": ["Llama-3.1-8B-Instruct"]}, "loadgen": {"concurrency": 16}},
+}
+GUIDELLM = {
+    "benchmarks": [
+        {
+            "config": {"strategy": {"type_": "concurrent", "streams": 16}},
+            "metrics": {
+                "time_to_first_token_ms": {"successful": {"mean": 80.0, "percentiles": {"p99": 200.0}}},
+                "time_per_output_token_ms": {"successful": {"mean": 10.1}},
+                "inter_token_latency_ms": {"successful": {"mean": 9.5}},
+                "request_latency": {"successful": {"mean": 1.3}},
+                "output_tokens_per_second": {"successful": {"mean": 512.0}},
+                "prompt_token_count": {"successful": {"mean": 512.0}},
+                "output_token_count": {"successful": {"mean": 128.0}},
+            },
+        }
+    ]
+}
+INFERENCE_PERF = {
+    "load_summary": {"count": 100},
+    "successes": {
+        "count": 100,
+        "latency": {
+            "request_latency": {"mean": 1.3, "median": 1.29},
+            "time_to_first_token": {"mean": 0.08},
+            "time_per_output_token": {"mean": 0.0048},
+        },
+        "throughput": {"output_tokens_per_sec": 512.0, "requests_per_sec": 4.0},
+        "prompt_len": {"mean": 512.0},
+        "output_len": {"mean": 128.0},
+    },
+    "failures": {"count": 0},
+}
+
+
+def written(tmp_path, document, name="result.json"):
+    file = tmp_path / name
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return file
+
+
+@pytest.mark.parametrize(
+    "document", [VLLM, AIPERF, GUIDELLM, INFERENCE_PERF], ids=["vllm", "aiperf", "guidellm", "perf"]
+)
+def test_every_client_tells_the_same_run(tmp_path, document):
+    (run,) = read_runs(written(tmp_path, document))
+    assert run.measured["mean_ttft_ms"] == pytest.approx(80.0)
+    assert run.measured["mean_tpot_ms"] == pytest.approx(9.5, rel=0.02)
+    assert run.measured["output_throughput"] == pytest.approx(512.0)
+    assert (run.input_tokens, run.output_tokens) == (512, 128)
+    assert run.max_concurrency == (None if document is INFERENCE_PERF else 16)
+    assert set(run.measured) <= set(METRICS)
+
+
+def test_what_was_not_measured_is_absent(tmp_path):
+    (run,) = read_runs(written(tmp_path, {**VLLM, "mean_itl_ms": 0.0}))
+    assert "mean_e2el_ms" not in run.measured
+    assert "mean_itl_ms" not in run.measured
+
+
+def test_open_loop_of_the_vllm_client(tmp_path):
+    document = {**VLLM, "request_rate": 8.0, "burstiness": 0.5, "max_concurrency": None}
+    (run,) = read_runs(written(tmp_path, document))
+    assert (run.process, run.request_rate, run.burstiness) == ("gamma", 8.0, 0.5)
+
+
+def test_sglang_lines(tmp_path):
+    line = {k: v for k, v in VLLM.items() if k != "mean_e2el_ms"} | {"mean_e2e_latency_ms": 1300.0}
+    runs = read_runs(written(tmp_path, "\n".join([json.dumps(line)] * 2), "result.jsonl"))
+    assert [run.framework for run in runs] == ["sglang"] * 2
+    assert runs[0].measured["mean_e2el_ms"] == 1300.0
+    assert "mean_itl_ms" not in runs[0].measured
+
+
+def test_guidellm_counts_the_first_token_into_its_time_per_token(tmp_path):
+    (run,) = read_runs(written(tmp_path, GUIDELLM))
+    assert run.measured["mean_tpot_ms"] == 9.5
+
+
+def test_inference_perf_beside_its_configuration(tmp_path):
+    results = tmp_path / "exp" / "results"
+    results.mkdir(parents=True)
+    (results / "config.yaml").write_text(
+        "data: {shared_prefix: {num_groups: 10, num_prompts_per_group: 10, system_prompt_len: 100, output_len: 128}}\n"
+        "load: {type: constant, stages: [{rate: 5.0, duration: 60}, {rate: 10.0, duration: 60}]}\n"
+    )
+    (tmp_path / "exp" / "exp-config.yaml").write_text("{model: llama-2-7b, tensor_parallelism: 2, max_num_seqs: 128}\n")
+    (whole,) = read_runs(written(results, INFERENCE_PERF, "summary_lifecycle_metrics.json"))
+    (second,) = read_runs(written(results, INFERENCE_PERF, "stage_1_lifecycle_metrics.json"))
+    assert whole.stages == ((5.0, 60.0), (10.0, 60.0))
+    assert second.stages == ((10.0, 60.0),)
+    assert whole.pool is not None
+    assert (whole.pool.prompts, whole.tensor_parallel, whole.max_num_seqs) == (100, 2, 128)
+    failed = {**INFERENCE_PERF, "failures": {"count": 50}}
+    (overloaded,) = read_runs(written(results, failed, "summary_lifecycle_metrics.json"))
+    assert overloaded.unusable == "50 requests failed"
+
+
+def test_canonical_table(tmp_path):
+    table = (
+        "run,model,chip,tensor_parallel,max_concurrency,min_output_tokens,output_tokens,mean_tpot_ms\n"
+        "a,llama-3.1-8b,h100-sxm,2,8,100,200,7.5\n"
+    )
+    (run,) = read_runs(written(tmp_path, table, "runs.csv"))
+    assert (run.process, run.max_concurrency, run.output_tokens) == ("closed-loop", 8, (100, 200))
+    assert run.measured == {"mean_tpot_ms": 7.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("run,mean_tpot_ms\na,x\n", "mean_tpot_ms: 'x' is no number"),
+        ("run,mean_tpot\na,1\n", "not recognised"),
+        ("run,tensor_paralel,mean_tpot_ms\na,1,1\n", "did you mean 'tensor_parallel'"),
+        ("run,mean_tpot_ms\na\n", "1 cells where the header names 2"),
+        ("run,mean_tpot_ms,max_concurrency\na,1,2.5\n", "no whole number"),
+        ("run,mean_tpot_ms,process\na,1,uniform\n", "not one of closed-loop"),
+        ("run,mean_tpot_ms\na,\n", "no metric"),
+        ("", "empty"),
+    ],
+)
+def test_bad_tables_name_the_place(tmp_path, text, told):
+    with pytest.raises(TraceError, match=r"runs\.csv") as error:
+        read_runs(written(tmp_path, text, "runs.csv"))
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_little_gives_the_throughput_of_a_closed_loop():
+    # 8 outstanding, each 0.1 s + 99 x 10 ms for 100 tokens: 8 x 100 / 1.09 s
+    assert closed_loop_throughput(8, 100, 100.0, 10.0) == pytest.approx(800 / 1.09)
+
+
+def test_steps_of_a_profiler_trace(tmp_path):
+    name = "execute_8192_context_2(sq300sk400sqsq50000sqsk65000)_generation_4(sq4sk4000sqsq4sqsk4000)"
+    events = [{"ph": "X", "cat": "gpu_user_annotation", "name": name, "ts": 1.0, "dur": 2500.0}]
+    table = read_steps(written(tmp_path, {"traceEvents": events}, "trace.json"))
+    assert table.measured_s.tolist() == [2.5e-3]
+    assert table.device.all()
+    # causal: sum over sequences of q k - q (q - 1) / 2
+    assert table.prefill_pairs.tolist() == [65_000 - (50_000 - 300) // 2]
+    assert (table.decode_seqs.tolist(), table.decode_kv_tokens.tolist()) == ([4], [4000])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("decode_seqs,decode_kv_tokens,measured_s\n4,100,0\n", "measured_s: '0' is no positive number"),
+        ("decode_seqs,measured_s\n4,0.1\n", "decode_kv_tokens is missing"),
+        ("decode_seqs,decode_kv_tokens,measured_s\n4,3,0.1\n", "less than the 4 new tokens"),
+        ("decode_seqs,decode_kv,measured_s\n4,3,0.1\n", "did you mean 'decode_kv_tokens'"),
+        ("prefill_seqs,measured_s\n4,0.1\n", "without prefill_tokens"),
+        ("prefill_tokens,measured_s\n4,0.1,3\n", "3 cells"),
+    ],
+)
+def test_bad_steps_name_the_place(tmp_path, text, told):
+    with pytest.raises(TraceError, match=r"steps\.csv") as error:
+        read_steps(written(tmp_path, text, "steps.csv"))
+    assert told in str(error.value)
+
+
+def test_published_tables(shared_data):
+    unified = read_runs(shared_data / "serving" / "inferencex.csv")
+    assert len(unified) == 1243
+    assert sum(run.unusable == "disaggregated prefill and decode" for run in unified) == 291
+    silicon = read_runs(shared_data / "kernels" / "aiconfigurator" / "e2e")
+    assert len(silicon) == 3771
+    blis = read_runs(shared_data / "serving" / "blis" / "eval38_ground_truth.csv")
+    assert len({run.name.partition(" stage")[0] for run in blis}) == 38
+    (per_request,) = read_runs(shared_data / "serving" / "per_request" / "llmservingsim" / "RTX4090_Llama-3.1-8B")
+    assert (per_request.num_kv_blocks, per_request.num_requests) == (2588, 300)

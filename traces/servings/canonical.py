@@ -1,0 +1,93 @@
+"""Forerun's own table of measured serving runs (CSV): settings under scenario names, metrics under vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from traces.errors import TraceError, did_you_mean
+from traces.servings.cells import Cells, latencies_ms
+from traces.servings.run import METRICS, PROCESSES, MeasuredRun, TokenCounts
+
+WORDS = ("run", "model", "chip", "framework", "framework_version", "weights_dtype", "kv_cache_dtype", "process",
+         "trace", "trace_format", "speculation")  # fmt: skip
+COUNTS = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas", "max_concurrency", "input_tokens",
+          "output_tokens", "min_input_tokens", "min_output_tokens", "num_requests", "max_num_seqs",
+          "max_num_batched_tokens", "max_model_len", "num_kv_blocks", "block_size",
+          "num_speculative_tokens")  # fmt: skip
+NUMBERS = ("request_rate", "burstiness", "gpu_memory_utilization", "acceptance_length")
+FLAGS = ("prefix_caching", "chunked_prefill")
+COLUMNS = (*WORDS, *COUNTS, *NUMBERS, *FLAGS, *METRICS)
+SIGNATURE = frozenset(METRICS)
+"""A table with one of these columns and none of another source's is taken for a canonical one."""
+
+
+def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> Iterator[MeasuredRun]:
+    """Runs of a canonical table.
+
+    ``min_input_tokens`` beside ``input_tokens`` means a uniform draw between the two, and so for outputs.
+
+    Raises:
+        TraceError: an unknown column, a cell that is no number, or a run without any metric.
+    """
+    for column in columns:
+        if column not in COLUMNS:
+            raise TraceError(f"{file}: unknown column '{column}'{did_you_mean(column, COLUMNS)}")
+    for number, cells in enumerate(rows, start=1):
+        measured = latencies_ms(cells, {name: name for name in METRICS})
+        if not measured:
+            raise TraceError(f"{cells.place}: no metric is given (one of {', '.join(METRICS[:3])} ...)")
+        yield MeasuredRun(
+            name=cells.text("run") or f"run {number}",
+            place=cells.place,
+            model=cells.text("model"),
+            chip=cells.text("chip"),
+            framework=cells.text("framework"),
+            framework_version=cells.text("framework_version"),
+            tensor_parallel=cells.count("tensor_parallel"),
+            pipeline_parallel=cells.count("pipeline_parallel"),
+            expert_parallel=cells.count("expert_parallel"),
+            replicas=cells.count("replicas"),
+            weights_dtype=cells.text("weights_dtype"),
+            kv_cache_dtype=cells.text("kv_cache_dtype"),
+            process=_process(cells),
+            request_rate=cells.positive("request_rate"),
+            burstiness=cells.positive("burstiness"),
+            max_concurrency=cells.count("max_concurrency"),
+            input_tokens=_tokens(cells, "input_tokens"),
+            output_tokens=_tokens(cells, "output_tokens"),
+            num_requests=cells.count("num_requests"),
+            trace=cells.text("trace"),
+            trace_format=cells.text("trace_format") or "auto",
+            max_num_seqs=cells.count("max_num_seqs"),
+            max_num_batched_tokens=cells.count("max_num_batched_tokens"),
+            max_model_len=cells.count("max_model_len"),
+            num_kv_blocks=cells.count("num_kv_blocks"),
+            block_size=cells.count("block_size"),
+            gpu_memory_utilization=cells.positive("gpu_memory_utilization"),
+            prefix_caching=cells.flag("prefix_caching"),
+            chunked_prefill=cells.flag("chunked_prefill"),
+            speculation=cells.text("speculation"),
+            num_speculative_tokens=cells.count("num_speculative_tokens"),
+            acceptance_length=cells.positive("acceptance_length"),
+            measured=measured,
+        )
+
+
+def _process(cells: Cells) -> str | None:
+    process = cells.text("process")
+    if process is not None:
+        if process not in PROCESSES:
+            raise TraceError(f"{cells.place}: process: '{process}' is not one of {', '.join(PROCESSES)}")
+        return process
+    if cells.count("max_concurrency") is not None:
+        return "closed-loop"
+    return "poisson" if cells.positive("request_rate") is not None else None
+
+
+def _tokens(cells: Cells, name: str) -> TokenCounts | None:
+    most, least = cells.count(name), cells.count(f"min_{name}")
+    if most is None or least is None:
+        return most
+    if least > most:
+        raise TraceError(f"{cells.place}: min_{name}: {least} is more than {name} {most}")
+    return (least, most)

@@ -1,0 +1,273 @@
+"""Result files of benchmark clients: vLLM and SGLang, AIPerf and GenAI-Perf, inference-perf, GuideLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from traces.errors import TraceError
+from traces.servings.cells import Cells, latencies_ms, read_text
+from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, PromptPool
+
+MS_PER_S = 1e3
+_VLLM_KEYS = {f"{s}_{name}_ms": f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS} | {
+    name: name for name in THROUGHPUTS
+}
+_SGLANG_KEYS = {f"{s}_e2el_ms": f"{s}_e2e_latency_ms" for s in STATISTICS} | {"total_token_throughput":
+                                                                             "total_throughput"}  # fmt: skip
+_AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "inter_chunk_latency": "itl",
+           "request_latency": "e2el"}  # fmt: skip
+_AIPERF_STATISTICS = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
+_AIPERF_RATES = {"request_throughput": "request_throughput", "output_token_throughput": "output_throughput",
+                 "total_token_throughput": "total_token_throughput"}  # fmt: skip
+_TO_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "ns": 1e-6, "milliseconds": 1.0}
+
+
+def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
+    """One result of ``vllm bench serve --save-result``, of its forks, or of SGLang's ``bench_serving``.
+
+    With per-request arrays in it (``--save-detailed``) the requests themselves are replayed; otherwise every request
+    has the mean lengths. SGLang divides its ITL by the tokens of a chunk, so that is left out.
+
+    Raises:
+        TraceError: a field of another kind.
+    """
+    cells = Cells(result, place)
+    sglang = "mean_e2e_latency_ms" in result
+    measured = latencies_ms(cells, _VLLM_KEYS)
+    if sglang:
+        measured = {name: value for name, value in measured.items() if "_itl_" not in name}
+        measured |= latencies_ms(cells, _SGLANG_KEYS)
+    concurrency = cells.count("max_concurrency")
+    word = cells.text("request_rate")
+    rate = None if word in (None, "inf", "trace", "Infinity") else cells.positive("request_rate")
+    burstiness = cells.positive("burstiness")
+    if rate is None:
+        process = "closed-loop" if concurrency else "burst"
+    else:
+        process = "gamma" if burstiness not in (None, 1.0) else "poisson"
+    count = cells.count("completed") or cells.count("num_prompts")
+    detailed = isinstance(result.get("input_lens"), list)
+    return MeasuredRun(
+        name=file.stem,
+        place=place,
+        model=cells.text("model_id"),
+        chip=cells.text("hw"),
+        framework="sglang" if sglang else (cells.text("framework") or cells.text("backend")),
+        tensor_parallel=cells.count("tp"),
+        process=process,
+        request_rate=rate,
+        burstiness=burstiness if process == "gamma" else None,
+        max_concurrency=concurrency if process == "closed-loop" else None,
+        input_tokens=None if detailed else _mean(cells, "total_input_tokens", count),
+        output_tokens=None if detailed else _mean(cells, "total_output_tokens", count),
+        num_requests=count,
+        trace=str(file) if detailed else None,
+        trace_format="vllm-bench" if detailed else "auto",
+        acceptance_length=cells.positive("spec_decode_acceptance_length") or cells.positive("accept_length"),
+        measured=measured,
+    )
+
+
+def aiperf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
+    """The aggregate export of AIPerf or GenAI-Perf (``profile_export_*.json``).
+
+    Its inter-token latency is vLLM's TPOT, its inter-chunk latency vLLM's ITL.
+
+    Raises:
+        TraceError: a metric that is no number, or in an unknown unit.
+    """
+    measured: dict[str, float] = {}
+    for key, name in _AIPERF.items():
+        metric = result.get(key)
+        if isinstance(metric, Mapping):
+            scale = _scale(metric, f"{place}: {key}")
+            cells = Cells(metric, f"{place}: {key}")
+            for theirs, ours in _AIPERF_STATISTICS.items():
+                value = cells.positive(theirs)
+                if value is not None:
+                    measured[f"{ours}_{name}_ms"] = value * scale
+    for key, name in _AIPERF_RATES.items():
+        value = _average(result, key, place)
+        if value:
+            measured[name] = value
+    setup = result.get("input_config", result.get("config"))
+    options = _flat(setup) if isinstance(setup, Mapping) else {}
+    cells = Cells(options, f"{place}: input_config")
+    concurrency, rate = cells.count("concurrency"), cells.positive("request_rate")
+    inputs, outputs = (_average(result, f"{side}_sequence_length", place) for side in ("input", "output"))
+    count = _average(result, "request_count", place)
+    models = options.get("model_names", options.get("model"))
+    mode = cells.text("request_rate_mode") or cells.text("arrival_pattern") or "poisson"
+    return MeasuredRun(
+        name=file.stem,
+        place=place,
+        model=str(models[0]) if isinstance(models, list) and models else (str(models) if models else None),
+        process="closed-loop" if concurrency and rate is None else (None if rate is None else _open(mode)),
+        request_rate=rate,
+        max_concurrency=concurrency if rate is None else None,
+        input_tokens=round(inputs) if inputs else None,
+        output_tokens=round(outputs) if outputs else None,
+        num_requests=int(count) if count else None,
+        measured=measured,
+    )
+
+
+def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
+    """A lifecycle summary of inference-perf (``summary_lifecycle_metrics.json`` or one stage's), seconds.
+
+    Its TPOT and ITL count two stream events for each token, so TPOT is derived here: (latency - TTFT) / (tokens - 1).
+    ``config.yaml`` beside the file gives load, lengths and prompts; ``exp-config.yaml`` above it the server's limits.
+
+    Raises:
+        TraceError: a field of another kind.
+    """
+    good = result["successes"]
+    cells = Cells(good, place)
+    measured: dict[str, float] = {}
+    for key, name in (("time_to_first_token", "ttft"), ("request_latency", "e2el")):
+        holder = good.get("latency", {}).get(key)
+        if isinstance(holder, Mapping):
+            found = latencies_ms(Cells(holder, f"{place}: {key}"), {f"{s}_{name}_ms": s for s in STATISTICS}, MS_PER_S)
+            measured |= found
+    rates = Cells(good.get("throughput") or {}, f"{place}: throughput")
+    rate_keys = ("requests_per_sec", "output_tokens_per_sec", "total_tokens_per_sec")
+    measured |= latencies_ms(rates, dict(zip(THROUGHPUTS, rate_keys, strict=True)))
+    setup, server = _yaml(file.parent / "config.yaml"), _yaml(file.parent.parent / "exp-config.yaml")
+    data, load = _map(setup, "data"), _map(setup, "load")
+    prefix = Cells(_map(data, "shared_prefix"), f"{file.parent / 'config.yaml'}: shared_prefix")
+    stages = [(float(s["rate"]), float(s["duration"])) for s in load.get("stages") or [] if isinstance(s, Mapping)]
+    stage = file.name.removeprefix("stage_").partition("_")[0]
+    if file.name.startswith("stage_") and stage.isdigit() and int(stage) < len(stages):
+        stages = [stages[int(stage)]]
+    inputs = Cells(good.get("prompt_len") or {}, place).positive("mean")
+    outputs = prefix.count("output_len")
+    if outputs is None:
+        mean = Cells(good.get("output_len") or {}, place).positive("mean")
+        outputs = round(mean) if mean else None
+    if outputs and outputs > 1 and "mean_e2el_ms" in measured and "mean_ttft_ms" in measured:
+        measured["mean_tpot_ms"] = (measured["mean_e2el_ms"] - measured["mean_ttft_ms"]) / (outputs - 1)
+    groups, each = prefix.count("num_groups"), prefix.count("num_prompts_per_group")
+    engine = Cells(server, str(file.parent.parent / "exp-config.yaml"))
+    failed = Cells(_map(result, "failures"), place).number("count") or 0
+    completed = cells.count("count")
+    shared = prefix.count("system_prompt_len")
+    return MeasuredRun(
+        name=f"{file.parent.parent.name} {file.stem.removesuffix('_lifecycle_metrics')}".strip(),
+        place=place,
+        model=engine.text("model") or Cells(_map(setup, "server"), place).text("model_name"),
+        framework=Cells(_map(setup, "server"), place).text("type"),
+        tensor_parallel=engine.count("tensor_parallelism"),
+        process="poisson" if load.get("type") == "poisson" else "constant",
+        stages=tuple(stages),
+        input_tokens=round(inputs) if inputs else None,
+        output_tokens=outputs,
+        num_requests=completed if not stages else None,
+        pool=PromptPool(groups * each, groups, shared) if groups and each and shared else None,
+        max_num_seqs=engine.count("max_num_seqs"),
+        max_num_batched_tokens=engine.count("max_num_batched_tokens"),
+        max_model_len=engine.count("max_model_len"),
+        measured=measured,
+        unusable=f"{failed:.0f} requests failed" if completed is None or failed > 0.01 * completed else None,
+    )
+
+
+def guidellm_runs(result: Mapping[str, Any], place: str, file: Path) -> Iterator[MeasuredRun]:
+    """Benchmarks of a GuideLLM report; its "time per output token" counts the first one and is left out.
+
+    Raises:
+        TraceError: a field of another kind.
+    """
+    names = {"time_to_first_token_ms": ("ttft", 1.0), "inter_token_latency_ms": ("itl", 1.0),
+             "request_latency": ("e2el", MS_PER_S)}  # fmt: skip
+    for number, benchmark in enumerate(result["benchmarks"]):
+        where = f"{place}: benchmarks[{number}]"
+        if not isinstance(benchmark, Mapping) or not isinstance(benchmark.get("metrics"), Mapping):
+            raise TraceError(f"{where}: an object with metrics expected")
+        metrics = benchmark["metrics"]
+        measured: dict[str, float] = {}
+        for key, (name, scale) in names.items():
+            good = _map(_map(metrics, key), "successful")
+            flat = {**good, **_map(good, "percentiles")}
+            keys = {f"{s}_{name}_ms": s for s in STATISTICS}
+            measured |= latencies_ms(Cells(flat, f"{where}: {key}"), keys, scale)
+        for key, name in (("requests_per_second", "request_throughput"), ("output_tokens_per_second",
+                          "output_throughput"), ("tokens_per_second", "total_token_throughput")):  # fmt: skip
+            value = Cells(_map(_map(metrics, key), "successful"), f"{where}: {key}").positive("mean")
+            if value is not None:
+                measured[name] = value
+        if "mean_itl_ms" in measured:
+            measured["mean_tpot_ms"] = measured["mean_itl_ms"]
+        strategy = _map(_map(benchmark, "config"), "strategy") or _map(_map(benchmark, "args"), "strategy")
+        cells = Cells(strategy, f"{where}: strategy")
+        kind = cells.text("type_") or cells.text("type") or ""
+        streams = 1 if kind == "synchronous" else (cells.count("streams") or cells.count("max_concurrency"))
+        rate = cells.positive("rate") if kind in ("constant", "poisson", "async") else None
+        process = {"constant": "constant", "async": "constant", "poisson": "poisson"}.get(kind, "closed-loop")
+        inputs, outputs = (
+            Cells(_map(_map(metrics, f"{side}_token_count"), "successful"), where).positive("mean")
+            for side in ("prompt", "output")
+        )
+        totals = Cells(_map(benchmark, "request_totals") or _map(benchmark, "run_stats"), where)
+        yield MeasuredRun(
+            name=f"{file.stem} {number}",
+            place=where,
+            model=Cells(_map(benchmark, "worker"), where).text("backend_model"),
+            process=process,
+            request_rate=rate,
+            max_concurrency=streams if process == "closed-loop" else None,
+            input_tokens=round(inputs) if inputs else None,
+            output_tokens=round(outputs) if outputs else None,
+            num_requests=totals.count("successful"),
+            measured=measured,
+        )
+
+
+def _open(mode: str) -> str:
+    return "constant" if mode.lower() == "constant" else "poisson"
+
+
+def _mean(cells: Cells, key: str, count: int | None) -> int | None:
+    total = cells.positive(key)
+    return max(1, round(total / count)) if total and count else None
+
+
+def _map(holder: Any, key: str) -> Mapping[str, Any]:
+    value = holder.get(key) if isinstance(holder, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _flat(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """Every leaf of nested mappings by its own name; the outermost wins."""
+    flat: dict[str, Any] = {}
+    for key, value in holder.items():
+        if isinstance(value, Mapping):
+            flat = {**_flat(value), **flat}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _average(result: Mapping[str, Any], key: str, place: str) -> float | None:
+    metric = result.get(key)
+    return Cells(metric, f"{place}: {key}").positive("avg") if isinstance(metric, Mapping) else None
+
+
+def _scale(metric: Mapping[str, Any], place: str) -> float:
+    unit = str(metric.get("unit", "ms"))
+    if unit not in _TO_MS:
+        raise TraceError(f"{place}: unit: '{unit}' is no unit of time (one of {', '.join(_TO_MS)})")
+    return _TO_MS[unit]
+
+
+def _yaml(file: Path) -> Mapping[str, Any]:
+    if not file.is_file():
+        return {}
+    import yaml
+
+    try:
+        value = yaml.safe_load(read_text(file))
+    except yaml.YAMLError as error:
+        raise TraceError(f"{file}: not readable as YAML ({str(error).splitlines()[0]})") from None
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,129 @@
+"""One measured serving run: the configuration as far as it is known, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from traces.errors import TraceError
+
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")
+"""Requests, output tokens, and input and output tokens per second of the whole deployment."""
+METRICS = (*(f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS), *THROUGHPUTS)
+"""Names of what a run may have measured, as vLLM's serving benchmark names them: latencies in milliseconds."""
+
+PROCESSES = ("closed-loop", "poisson", "gamma", "constant", "burst", "trace")
+
+TokenCounts = int | tuple[int, int]
+"""Tokens of every request, or the smallest and largest of a uniform draw, both included."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPool:
+    """Prompts that a client sends over and over, in turn.
+
+    Attributes:
+        prompts: different prompts; prompt ``i`` belongs to group ``i % groups``.
+        groups: system prompts; those of one group start with the same tokens.
+        shared_tokens: length of a system prompt.
+    """
+
+    prompts: int
+    groups: int
+    shared_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A row of a table of measured serving runs; what the source does not tell is None.
+
+    Attributes:
+        name: how the source calls the run.
+        place: file and line or key, for messages.
+        model, chip, framework: as the source writes them.
+        framework_version: as the source writes it.
+        tensor_parallel, pipeline_parallel, expert_parallel: chips over which one replica is spread.
+        data_parallel_attention: replicas of attention in an expert-parallel deployment.
+        replicas: independent engines behind one address.
+        weights_dtype, kv_cache_dtype: as the source writes them.
+        process: how requests arrive, one of ``PROCESSES``.
+        request_rate: requests per second.
+        burstiness: shape of gamma inter-arrival times.
+        max_concurrency: requests outstanding in a closed loop.
+        stages: (requests per second, seconds) of rates that follow one another.
+        input_tokens, output_tokens: of the requests.
+        num_requests: how many were sent.
+        pool: prompts that repeat; None = all prompts differ.
+        trace, trace_format: file with the requests themselves, and its format.
+        max_num_seqs, max_num_batched_tokens, max_model_len, num_kv_blocks, block_size: limits of the engine; tokens.
+        gpu_memory_utilization: share of the memory that the engine may use.
+        prefix_caching, chunked_prefill: whether they were on.
+        speculation: method, or None for none.
+        num_speculative_tokens, acceptance_length: draft tokens, and tokens per verify step, bonus token included.
+        settings: further scenario values by dotted path.
+        measured: metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second.
+        derived: metrics that the source does not state and that follow from the others by Little's law.
+        unusable: why the run cannot be compared; None = it can.
+        notes: what is known about how it was measured.
+    """
+
+    name: str
+    place: str
+    model: str | None = None
+    chip: str | None = None
+    framework: str | None = None
+    framework_version: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    expert_parallel: int | None = None
+    data_parallel_attention: int | None = None
+    replicas: int | None = None
+    weights_dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    process: str | None = None
+    request_rate: float | None = None
+    burstiness: float | None = None
+    max_concurrency: int | None = None
+    stages: tuple[tuple[float, float], ...] = ()
+    input_tokens: TokenCounts | None = None
+    output_tokens: TokenCounts | None = None
+    num_requests: int | None = None
+    pool: PromptPool | None = None
+    trace: str | None = None
+    trace_format: str = "auto"
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    num_kv_blocks: int | None = None
+    block_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    speculation: str | None = None
+    num_speculative_tokens: int | None = None
+    acceptance_length: float | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
+    unusable: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for metric, value in self.measured.items():
+            if metric not in METRICS:
+                raise TraceError(
+                    f"{self.place}: '{metric}' is no metric of a serving run (one of {', '.join(METRICS)})"
+                )
+            if not 0 < value < float("inf"):
+                raise TraceError(f"{self.place}: {metric}: {value!r} is no positive number")
+        if self.process is not None and self.process not in PROCESSES:
+            raise TraceError(f"{self.place}: process: '{self.process}' is not one of {', '.join(PROCESSES)}")
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """What identifies the curve that the run lies on: everything except load and size."""
+        return (self.model, self.chip, self.framework, self.tensor_parallel, self.pipeline_parallel,
+                self.expert_parallel, self.weights_dtype, self.input_tokens, self.output_tokens, self.trace,
+                self.speculation, self.num_speculative_tokens)  # fmt: skip

@@ -1,0 +1,121 @@
+"""The 68-column table of published serving results: InferenceX, TensorRT-LLM, NIM, vLLM, SGLang and others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from traces.errors import TraceError
+from traces.servings.cells import Cells, latencies_ms
+from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, TokenCounts
+
+SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
+                       "output_tput_tok_s"})  # fmt: skip
+_KEYS = {f"{s}_{name}_ms": f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS} | dict(
+    zip(THROUGHPUTS, ("request_throughput_rps", "output_tput_tok_s", "total_tput_tok_s"), strict=True)
+)
+OFFLINE_TOOLS = ("trtllm-bench throughput", "profile_throughput.py", "profile_generation.py")
+"""Benchmarks that call the engine without a server."""
+_SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
+
+
+def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
+    """Runs of the unified table.
+
+    A rate of ``inf`` with a concurrency is a closed loop, without one everything is sent at once; a finite rate is
+    Poisson, as the clients behind these tables draw it. Latencies whose TPOT counts the first token are left out.
+
+    Raises:
+        TraceError: a cell that is no number.
+    """
+    for cells in rows:
+        process, rate = _arrivals(cells)
+        low = _SHARE.search(cells.text("length_mode") or "")
+        share = float(low.group(1)) if low else None
+        measured = latencies_ms(cells, _KEYS)
+        if "include" in (cells.text("tpot_definition") or "").lower():
+            measured = {name: value for name, value in measured.items() if "_tpot_" not in name}
+        if cells.text("tool") == "inference-perf":
+            measured = {name: value for name, value in measured.items() if "_tpot_" not in name and "_itl_" not in name}
+        measured = {name: value for name, value in measured.items() if "_itl_" not in name or _one_token_chunks(cells)}
+        chips, tensor, pipeline = cells.count("n_gpus"), cells.several("tp"), cells.several("pp")
+        per_replica = (tensor or 1) * (pipeline or 1)
+        expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
+        replicas = chips // per_replica if chips and tensor and not expert else None
+        yield MeasuredRun(
+            name=cells.text("row_id") or "",
+            place=cells.place,
+            model=cells.text("model"),
+            chip=cells.text("gpu"),
+            framework=cells.text("framework"),
+            framework_version=cells.text("framework_version"),
+            tensor_parallel=tensor or chips,
+            pipeline_parallel=pipeline,
+            expert_parallel=expert,
+            data_parallel_attention=_data_parallel(cells),
+            replicas=replicas if tensor and replicas and replicas > 1 else None,
+            weights_dtype=cells.text("weight_precision"),
+            kv_cache_dtype=_kv_dtype(cells),
+            process=process,
+            request_rate=rate,
+            max_concurrency=cells.count("max_concurrency") if process == "closed-loop" else None,
+            input_tokens=_tokens(cells, "input_len", share),
+            output_tokens=_tokens(cells, "output_len", share),
+            num_requests=cells.count("num_requests"),
+            prefix_caching=False if cells.text("dataset") == "random" else None,
+            speculation=cells.text("spec_method"),
+            num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
+            acceptance_length=cells.positive("accept_length"),
+            settings={"engine.front_end": "offline"} if cells.text("tool") in OFFLINE_TOOLS else {},
+            measured=measured,
+            unusable=_unusable(cells),
+        )
+
+
+def _one_token_chunks(cells: Cells) -> bool:
+    """Whether the run's inter-token latency is one: clients time chunks, which may hold several tokens."""
+    ratio = cells.number("itl_over_tpot")
+    return cells.text("spec_method") is None and ratio is not None and 0.8 < ratio < 1.2
+
+
+def _arrivals(cells: Cells) -> tuple[str | None, float | None]:
+    word = cells.text("request_rate_rps")
+    concurrency = cells.text("max_concurrency")
+    if word is None or word.lower() == "inf":
+        if concurrency is not None:
+            return "closed-loop", None
+        return (None, None) if word is None else ("burst", None)
+    try:
+        return "poisson", cells.positive("request_rate_rps")
+    except TraceError:
+        return None, None
+
+
+def _tokens(cells: Cells, name: str, share: float | None) -> TokenCounts | None:
+    value = cells.count(name)
+    if value is None or share is None:
+        return value
+    return (max(1, int(value * share)), value)
+
+
+def _kv_dtype(cells: Cells) -> str | None:
+    """FP8 where the source says so, and for NVIDIA's FP8 and FP4 checkpoints, which quantise the KV cache too."""
+    precision = (cells.text("weight_precision") or "").lower()
+    told = "FP8 KV cache" in (cells.text("notes") or "") and precision == "fp8"
+    return "fp8" if told or (cells.text("tool") == "trtllm-bench throughput" and precision in ("fp8", "fp4")) else None
+
+
+def _data_parallel(cells: Cells) -> int | None:
+    asked = cells.text("dp_attention")
+    return None if asked is None or asked.lower() in ("false", "0", "off", "no") else (cells.count("dp") or 2)
+
+
+def _unusable(cells: Cells) -> str | None:
+    if (cells.text("disagg") or "").lower() in ("true", "1", "yes"):
+        return "disaggregated prefill and decode"
+    if cells.count("input_len") is None or cells.count("output_len") is None:
+        return "lengths are those of a data set"
+    mode = (cells.text("length_mode") or "").lower()
+    if not mode.startswith(("fixed", "uniform[0.")):
+        return f"how lengths were drawn is not known ({mode or 'not stated'})"
+    return None

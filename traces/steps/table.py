@@ -1,0 +1,132 @@
+"""The canonical table of engine steps: one numpy column per fact, one row per measured step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+COLUMNS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",
+           "query_len", "decode_kv_tokens", "measured_s", "scope")  # fmt: skip
+"""Columns of a canonical step trace (CSV or Parquet). Needed: ``measured_s``, and ``prefill_tokens`` or ``decode_seqs``
+with ``decode_kv_tokens``."""
+SCOPES = ("step", "device")
+"""What ``measured_s`` covers: the whole step with the host's work, or the device alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Measured engine steps; arrays of equal length.
+
+    Attributes:
+        prefill_seqs: sequences with a prompt chunk.
+        prefill_tokens: tokens of all chunks.
+        prefill_kv_tokens: keys that the chunks read, cached and new.
+        prefill_pairs: (query, key) pairs that the causal mask admits.
+        sampled_prefills: chunks that complete their prompt.
+        decode_seqs: decoding sequences.
+        query_len: tokens of each of them: 1, or K+1 in a verify step.
+        decode_kv_tokens: keys that the decoding sequences read, own tokens included.
+        measured_s: seconds.
+        device: whether ``measured_s`` is the device's time alone.
+        place: file and line of each row, for messages.
+        source: the file.
+        skipped: reason -> rows left out.
+    """
+
+    prefill_seqs: IntArray
+    prefill_tokens: IntArray
+    prefill_kv_tokens: IntArray
+    prefill_pairs: IntArray
+    sampled_prefills: IntArray
+    decode_seqs: IntArray
+    query_len: IntArray
+    decode_kv_tokens: IntArray
+    measured_s: FloatArray
+    device: NDArray[np.bool_]
+    place: tuple[str, ...]
+    source: str
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self.measured_s)
+
+    @property
+    def tokens(self) -> IntArray:
+        """Tokens that each step computes."""
+        return self.prefill_tokens + self.decode_seqs * self.query_len
+
+    def where(self, keep: NDArray[np.bool_]) -> StepTable:
+        """The rows that ``keep`` marks."""
+        columns = {name: getattr(self, name)[keep] for name in _ARRAYS}
+        place = tuple(text for text, kept in zip(self.place, keep.tolist(), strict=True) if kept)
+        return StepTable(**columns, place=place, source=self.source, skipped=self.skipped)
+
+
+_ARRAYS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",
+           "query_len", "decode_kv_tokens", "measured_s", "device")  # fmt: skip
+
+
+def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[str, int] | None = None) -> StepTable:
+    """A table from rows of canonical columns; what a row leaves out follows from the rest.
+
+    One chunk per step where ``prefill_seqs`` is not told, fresh prompts where ``prefill_kv_tokens`` is not, chunks of
+    equal length where ``prefill_pairs`` is not: ``q k - q (q - 1) / 2`` pairs each. ``place`` names the row.
+
+    Raises:
+        TraceError: a step without work, or with fewer keys than tokens.
+    """
+    complete = [_complete(row) for row in rows]
+    arrays: dict[str, Any] = {
+        name: np.array([row[name] for row in complete], dtype=np.float64 if name == "measured_s" else np.int64)
+        for name in _ARRAYS
+        if name != "device"
+    }
+    device = np.array([row["device"] for row in complete], dtype=np.bool_)
+    place = tuple(str(row["place"]) for row in rows)
+    return StepTable(**arrays, device=device, place=place, source=source, skipped=dict(skipped or {}))
+
+
+def _complete(row: Mapping[str, Any]) -> dict[str, Any]:
+    place = row["place"]
+    tokens, decoding = int(row.get("prefill_tokens") or 0), int(row.get("decode_seqs") or 0)
+    seqs = int(row.get("prefill_seqs") or 0) or min(tokens, 1)
+    if tokens + decoding == 0:
+        raise TraceError(f"{place}: a step without prefill_tokens and without decode_seqs")
+    if tokens < seqs:
+        raise TraceError(f"{place}: prefill_tokens: {tokens} for {seqs} prompt chunks")
+    keys = int(row.get("prefill_kv_tokens") or tokens)
+    if keys < tokens:
+        raise TraceError(f"{place}: prefill_kv_tokens: {keys} is less than the {tokens} new tokens it includes")
+    query = int(row.get("query_len") or 1)
+    decode_keys = row.get("decode_kv_tokens")
+    if decoding and decode_keys is None:
+        raise TraceError(f"{place}: decode_kv_tokens is missing: the context lengths of the decoding sequences, summed")
+    if decoding and int(decode_keys or 0) < decoding * query:
+        raise TraceError(f"{place}: decode_kv_tokens: {decode_keys} is less than the {decoding * query} new tokens")
+    chunk = tokens / max(seqs, 1)
+    pairs = row.get("prefill_pairs")
+    if pairs is None:
+        pairs = round(chunk * keys - seqs * chunk * (chunk - 1) / 2)
+    sampled = row.get("sampled_prefills")
+    return {
+        "prefill_seqs": seqs,
+        "prefill_tokens": tokens,
+        "prefill_kv_tokens": keys,
+        "prefill_pairs": int(pairs),
+        "sampled_prefills": seqs if sampled is None else int(sampled),
+        "decode_seqs": decoding,
+        "query_len": query,
+        "decode_kv_tokens": int(decode_keys or 0) if decoding else 0,
+        "measured_s": float(row["measured_s"]),
+        "device": row.get("scope") == "device",
+    }
