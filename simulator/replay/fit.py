@@ -67,9 +67,15 @@ QUANTISE = Coordinate("quantise_s", 1e-7, 2e-5)
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
 
 
-def coordinates(parameters: FamilyParameters) -> tuple[Coordinate, ...]:
-    """What a fit of these parameters moves."""
+CPU_TIMES = 10.0
+"""On a CPU every fixed time may be so many times longer: a kernel there is a call from Python, tens of microseconds."""
+
+
+def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinate, ...]:
+    """What a fit of these parameters moves on a chip of that kind."""
     found = [Coordinate(name, *bounds) for name, bounds in parameters.free.items()]
+    if kind == "cpu":
+        found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
     found += EXTRA.get(parameters.family, ())
     for optional in (QUANTISE, REGROUP):
         if getattr(parameters, optional.name, 0.0):
@@ -147,7 +153,7 @@ def sampled(problem: FitProblem, rows: int, generator: np.random.Generator) -> F
 def _solve(problem: FitProblem, start: FamilyParameters, prior: FamilyParameters) -> FamilyParameters:
     from scipy.optimize import least_squares
 
-    moved = coordinates(start)
+    moved = coordinates(start, problem.chip.kind)
     measured = np.log(problem.table.measured_s)
     centre = np.array([coordinate.scaled(float(getattr(prior, coordinate.name))) for coordinate in moved])
 

@@ -94,19 +94,21 @@ def measure_kernels(
     dtype: str,
     clock: Callable[[], float],
     seed: int,
+    number: int,
     samples: KernelSamples,
 ) -> None:
-    """Run steps of one nearby model, in random order, and note its kernels in ``samples``."""
+    """Run steps of one nearby model, in an order that the round's ``number`` decides; its kernels join ``samples``."""
     longest = sizes.load.longest + max(QUERY_LENGTHS)
     slots = max(1, sizes.load.concurrency)
     model = ReferenceModel(model_size, seed, slots, longest, dtype)
     generator = np.random.default_rng(seed)
+    order = np.random.default_rng([seed, number])
     batches = list(_batches(sizes, model_size, slots, longest, generator))
     with torch.inference_mode():
         model.probabilities(batches[0])
         observer = model.observer = Observer(clock)
         for _ in range(sizes.repeats):
-            for index in generator.permutation(len(batches)):
+            for index in order.permutation(len(batches)):
                 observer.calls.clear()
                 model.probabilities(batches[index])
                 samples.add(observer.calls, model_size.layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
@@ -266,7 +265,3 @@ class ReferenceModel:
         angles = torch.outer(torch.arange(longest), frequencies).repeat(1, 2)
         return angles.cos().to(self._dtype), angles.sin().to(self._dtype)
 
-
-def clock_of(name: str) -> Callable[[], float]:
-    """``cpu``: seconds that this process had a core; ``wall``: seconds on the wall."""
-    return time.process_time if name == "cpu" else time.perf_counter
