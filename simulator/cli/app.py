@@ -17,6 +17,7 @@ from simulator.cli import (
     plans,
     replays,
     runs,
+    selfchecks,
     sweeps,
     validations,
 )
@@ -44,6 +45,7 @@ kernels.register(app)
 replays.register(app)
 calibrations.register(app)
 measures.register(app)
+selfchecks.register(app)
 validations.register(app)
 catalogues.register(app)
 

@@ -54,7 +54,7 @@ class Acceptance(NamedTuple):
 def expected_acceptance(runs: list[EngineRun]) -> Acceptance:
     """Acceptance as the distributions of calibration runs say it: the chance of every draft, not its outcome.
 
-    Its mean over steps is unbiased for the rates that counting would give (Rao-Blackwell), with a fraction of the noise.
+    Its mean over steps is unbiased for the rates that counting would give (Rao-Blackwell), with less noise.
     """
     survival = np.concatenate([np.array(run.survival) for run in runs])
     rates = np.minimum.accumulate(survival.mean(0))

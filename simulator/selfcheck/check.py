@@ -17,10 +17,10 @@ from simulator.metrics.files import write_atomically, write_text_atomically
 from simulator.replay.calibrate import Calibration, calibrate, profile_text
 from simulator.selfcheck.calibration import Acceptance, HostCosts, counted_acceptance, expected_acceptance, host_costs
 from simulator.selfcheck.engine import EngineRun, ReferenceEngine
-from simulator.selfcheck.kernels import LIBRARY, KernelSamples, enlarged, measure_kernels
+from simulator.selfcheck.kernels import LIBRARY, KernelSamples, NearbyModel, enlarged
 from simulator.selfcheck.machine import CLOCKS, chip_of, clock_for, fast_dtype, machine_limits
 from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
-from simulator.selfcheck.predict import COMPARED, predicted, scenario, write_trace
+from simulator.selfcheck.predict import COMPARED, equal_batches, predicted, scenario, write_trace
 from simulator.selfcheck.scheduler import Request
 from simulator.selfcheck.sizes import Load, Sizes
 from traces.kernels import KernelTable, write_kernels
@@ -50,6 +50,7 @@ class Selfcheck:
     progress: Callable[[int, int], None] | None = None
     reference_s: list[float] = field(default_factory=list)
     """The same step of the target timed between phases: how much the machine itself drifts."""
+    _equal: list[tuple[int, int]] = field(default_factory=list)
     _done: int = 0
 
     def run(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class Selfcheck:
         calibration: dict[str, list[EngineRun]] = {"none": [], "draft-model": []}
         for number in range(sizes.rounds):
             self._reference_step()
-            self._measure(samples, number)
+            self._measure(samples)
             for method, found in calibration.items():
                 found.append(self._serve(method, sizes.calibration_load, 1000 + number, Observer(self._clock)))
                 self._step()
@@ -86,7 +87,7 @@ class Selfcheck:
         return self._document(comparisons, fitted, table, runs, acceptance, host, limits)
 
     def _build(self) -> None:
-        """The target and its first layers, with room for the longest request and its drafts."""
+        """The target and its first layers, with room for the longest request and its drafts; the models around it."""
         sizes = self.sizes
         loads = (sizes.load, sizes.calibration_load)
         slots = max(load.concurrency for load in loads)
@@ -94,11 +95,13 @@ class Selfcheck:
         self._target = ReferenceModel(sizes.target, self.seed, slots, longest, self._dtype)
         draft = sizes.target.first(sizes.draft_layers)
         self._draft = ReferenceModel(draft, self.seed, slots, longest, self._dtype)
+        cache = last_cache_bytes() if sizes.fill_cache else 0
+        grown = [enlarged(nearby, self._dtype, cache) for nearby in sizes.nearby]
+        self._nearby = [NearbyModel(sizes, size, self._dtype, self.seed) for size in grown]
 
-    def _measure(self, samples: KernelSamples, number: int) -> None:
-        for nearby in self.sizes.nearby:
-            size = enlarged(nearby, self._dtype, last_cache_bytes()) if nearby.hidden >= 1024 else nearby
-            measure_kernels(self.sizes, size, self._dtype, self._clock, self.seed, number, samples)
+    def _measure(self, samples: KernelSamples) -> None:
+        for nearby in self._nearby:
+            nearby.measure(self.sizes.repeats, self._clock, samples)
             self._step()
 
     def _serve(self, method: str, load: Load, stream: int, observer: Observer | None) -> EngineRun:
@@ -177,6 +180,8 @@ class Selfcheck:
                 text = described.model_dump_json(exclude_unset=True, indent=2)
                 write_text_atomically(self.folder / f"scenario-{method}-{number}.json", text + "\n")
                 predictions.append(predicted(described, self.seed))
+                if not drafting:
+                    self._equal.append(equal_batches(described, run))
             means = {name: float(np.mean([one[name] for one in predictions])) for name in predictions[0]}
             found.append({"speculation": method, "figures": self._figures(means, measured_runs, acceptance)})
         return found
@@ -235,6 +240,7 @@ class Selfcheck:
                 "wall_over_clock": sum(step.wall_s for step in steps) / sum(step.seconds for step in steps),
                 "limits": limits._asdict(),
             },
+            "batches": {"equal": sum(same for same, _ in self._equal), "steps": sum(all_ for _, all_ in self._equal)},
             "host": host._asdict(),
             "acceptance": acceptance._asdict(),
             "calibration": {

@@ -20,11 +20,14 @@ from traces.kernels import KernelTable, make_table, words
 
 LIBRARY = "reference"
 """Kernel library and framework of the engine."""
-PASSES = {"elementwise": 4, "head": 3}
-"""Memory-bound passes of a layer, and of sampling, as the simulator counts them."""
+LAYER_PASSES, OTHER_PASSES = 4, 4
+"""Memory-bound passes of a layer (two norms, rotary embedding, activation), and of a step beside its layers (embedding,
+norm, and two over the logits), as the simulator counts them."""
 LEAST_MODEL = 3
 """A nearby model's weights fill the last cache at least so many times over, else they would not come from memory."""
 QUERY_LENGTHS = (1, 2, 3, 5, 6)
+"""Tokens of a decoding sequence in measured steps."""
+SHORTEST_PROMPT = 18
 
 Key = tuple[str, tuple[tuple[str, int], ...]]
 
@@ -36,19 +39,18 @@ class KernelSamples:
         self._samples: dict[Key, list[float]] = defaultdict(list)
 
     def add(self, calls: Sequence[KernelCall], layers: int) -> None:
-        """Note one observed step: mean over its layers, and of the passes of a layer or of the head their mean."""
+        """Note one observed step: the mean of each kernel over the layers, and one mean pass for all its passes.
+
+        Passes differ in arithmetic per byte; their mean, in the mix of a step, is what a step adds up.
+        """
         found: dict[Key, list[float]] = defaultdict(list)
-        passes: dict[str, list[KernelCall]] = defaultdict(list)
+        passes = [call for call in calls if call.op == "elementwise"]
         for call in calls:
-            if call.op in PASSES:
-                passes[call.op].append(call)
-            else:
-                op = "elementwise" if call.op == "embedding" else call.op
-                found[op, tuple(sorted(call.sizes.items()))].append(call.seconds)
-        for op, group in passes.items():
-            count = PASSES[op] * (layers if op == "elementwise" else 1)
-            moved = round(sum(call.sizes["bytes_moved"] for call in group) / count)
-            found["elementwise", (("bytes_moved", moved),)].append(sum(call.seconds for call in group) / count)
+            if call.op != "elementwise":
+                found[call.op, tuple(sorted(call.sizes.items()))].append(call.seconds)
+        count = LAYER_PASSES * layers + OTHER_PASSES
+        moved = round(sum(call.sizes["bytes_moved"] for call in passes) / count)
+        found["elementwise", (("bytes_moved", moved),)].append(sum(call.seconds for call in passes) / count)
         for key, seconds in found.items():
             self._samples[key].append(float(np.mean(seconds)))
 
@@ -88,30 +90,34 @@ def enlarged(size: ModelSize, dtype: str, cache_bytes: int) -> ModelSize:
     return replace(size, layers=max(size.layers, layers))
 
 
-def measure_kernels(
-    sizes: Sizes,
-    model_size: ModelSize,
-    dtype: str,
-    clock: Callable[[], float],
-    seed: int,
-    number: int,
-    samples: KernelSamples,
-) -> None:
-    """Run steps of one nearby model, in an order that the round's ``number`` decides; its kernels join ``samples``."""
-    longest = sizes.load.longest + max(QUERY_LENGTHS)
-    slots = max(1, sizes.load.concurrency)
-    model = ReferenceModel(model_size, seed, slots, longest, dtype)
-    generator = np.random.default_rng(seed)
-    order = np.random.default_rng([seed, number])
-    batches = list(_batches(sizes, model_size, slots, longest, generator))
-    with torch.inference_mode():
-        model.probabilities(batches[0])
-        observer = model.observer = Observer(clock)
-        for _ in range(sizes.repeats):
-            for index in order.permutation(len(batches)):
-                observer.calls.clear()
-                model.probabilities(batches[index])
-                samples.add(observer.calls, model_size.layers)
+class NearbyModel:
+    """A model of other shapes than the target's, and the steps in which its kernels are measured.
+
+    Args:
+        sizes: of the check.
+        size: of this model.
+        dtype: bf16 or fp32.
+        seed: of weights and steps.
+    """
+
+    def __init__(self, sizes: Sizes, size: ModelSize, dtype: str, seed: int) -> None:
+        longest = sizes.load.longest + max(QUERY_LENGTHS)
+        self._model = ReferenceModel(size, seed, sizes.load.concurrency, longest, dtype)
+        generator = np.random.default_rng([seed, size.hidden])
+        self._batches = list(_batches(sizes, size, sizes.load.concurrency, longest, generator))
+        self._order = generator
+
+    def measure(self, repeats: int, clock: Callable[[], float], samples: KernelSamples) -> None:
+        """Run every step ``repeats`` times, in random order, and note its kernels in ``samples``."""
+        with torch.inference_mode():
+            self._model.observer = None
+            self._model.probabilities(self._batches[0])
+            observer = self._model.observer = Observer(clock)
+            for _ in range(repeats):
+                for index in self._order.permutation(len(self._batches)):
+                    observer.calls.clear()
+                    self._model.probabilities(self._batches[index])
+                    samples.add(observer.calls, self._model.size.layers)
 
 
 def _batches(
@@ -119,12 +125,11 @@ def _batches(
 ) -> Iterator[Batch]:
     """Steps with the wanted numbers of tokens: prompts alone, then batches of decoding or verifying sequences."""
     for tokens in sizes.kernel_tokens:
-        if tokens > slots * max(QUERY_LENGTHS):
+        if tokens >= SHORTEST_PROMPT:
             chunks = tuple(Segment(s, 0, n) for s, n in enumerate(_parts(tokens, min(2, slots))))
             yield _batch(size, (), chunks, generator)
             cached = int(generator.integers(1, longest - tokens))
             yield _batch(size, (), (Segment(0, cached, tokens),), generator)
-            continue
         for queries in QUERY_LENGTHS:
             if tokens % queries == 0 and tokens // queries <= slots:
                 contexts = generator.integers(longest // 8, longest - queries, tokens // queries)

@@ -139,26 +139,26 @@ class ReferenceModel:
         segments = (*batch.decodes, *batch.chunks)
         positions = torch.cat([torch.arange(s.cached, s.cached + s.tokens) for s in segments])
         cosines, sines = self._angles[0][positions], self._angles[1][positions]
-        x = run("embedding", {"bytes_moved": 2 * count * hidden * self._width}, self._embed, batch.token_ids)
+        x = run("elementwise", {"bytes_moved": 2 * count * hidden * self._width}, self._embed, batch.token_ids)
         added = torch.zeros_like(x)
         rotated = (size.heads + size.kv_heads) * size.head_dim
         for index, (qkv, out, gate_up, down) in enumerate(self.layers):
-            x, normed = self._norm("elementwise", x, added)
+            x, normed = self._norm(x, added)
             fused = self._linear(normed, qkv)
             moved = {"bytes_moved": 2 * rotated * count * self._width}
             queries, keys, values = run("elementwise", moved, self._rotate, fused, cosines, sines)
             attended = self._attention(batch, index, queries, keys, values)
-            x, normed = self._norm("elementwise", x, self._linear(attended, out))
+            x, normed = self._norm(x, self._linear(attended, out))
             moved = {"bytes_moved": 3 * size.intermediate * count * self._width}
             activated = run("elementwise", moved, self._activate, self._linear(normed, gate_up))
             added = self._linear(activated, down)
         rows = torch.tensor(batch.logit_rows, dtype=torch.long)
         if not len(rows):
             return torch.zeros(0, size.vocabulary)
-        _, normed = self._norm("head", x[rows], added[rows])
+        _, normed = self._norm(x[rows], added[rows])
         scores = self._linear(normed, self.lm_head)
         moved = {"bytes_moved": 3 * size.vocabulary * len(rows) * 4}
-        return run("head", moved, self._softmax, scores)
+        return run("elementwise", moved, self._softmax, scores)
 
     def _run(self, op: str, sizes: dict[str, int], kernel: Callable[..., Any], *operands: Any) -> Any:
         return kernel(*operands) if self.observer is None else self.observer.run(op, sizes, kernel, *operands)
@@ -167,9 +167,9 @@ class ReferenceModel:
         sizes = {"m": x.shape[0], "n": weight.shape[0], "k": weight.shape[1]}
         return self._run("gemm", sizes, functional.linear, x, weight)
 
-    def _norm(self, op: str, x: Any, added: Any) -> Any:
+    def _norm(self, x: Any, added: Any) -> Any:
         """Residual sum and its RMS norm: four passes over the activations."""
-        return self._run(op, {"bytes_moved": 4 * x.numel() * self._width}, self._add_norm, x, added)
+        return self._run("elementwise", {"bytes_moved": 4 * x.numel() * self._width}, self._add_norm, x, added)
 
     def _add_norm(self, x: Any, added: Any) -> Any:
         x = x + added
@@ -179,7 +179,7 @@ class ReferenceModel:
         return functional.embedding(torch.tensor(token_ids, dtype=torch.long), self.embedding)
 
     def _rotate(self, fused: Any, cosines: Any, sines: Any) -> Any:
-        """Queries ``[tokens, heads, head_dim]``, keys and values ``[tokens, kv_heads, head_dim]``, the first two turned.
+        """Queries ``[tokens, heads, head_dim]``, keys and values ``[tokens, kv_heads, head_dim]``; values are not turned.
 
         Source: Su et al., "RoFormer", arXiv:2104.09864, in the half-split form of Llama.
         """
@@ -264,4 +264,3 @@ class ReferenceModel:
         frequencies = ROPE_BASE ** (-torch.arange(0, dimension, 2) / dimension)
         angles = torch.outer(torch.arange(longest), frequencies).repeat(1, 2)
         return angles.cos().to(self._dtype), angles.sin().to(self._dtype)
-

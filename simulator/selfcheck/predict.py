@@ -12,6 +12,7 @@ from simulator.metrics.files import write_text_atomically
 from simulator.metrics.summary import summarise
 from simulator.run import simulate
 from simulator.scenario import Scenario, scenario_from
+from simulator.selfcheck.engine import EngineRun
 from simulator.selfcheck.sizes import Load, Sizes
 
 BLOCK_SIZE = 16
@@ -69,6 +70,18 @@ def scenario(
             "acceptance": {"per_position": list(acceptance)},
         }
     return scenario_from(data, "selfcheck")
+
+
+def equal_batches(scenario: Scenario, run: EngineRun) -> tuple[int, int]:
+    """Steps of a real run without speculation whose batch the simulator had too, and steps of the real run.
+
+    Compared are prompt chunks and their tokens, decoding sequences and the keys they read.
+    """
+    found = simulate(scenario.with_values({"engine.stepping": "exact-steps"})).steps
+    columns = (found.prefill_seqs, found.prefill_tokens, found.decode_seqs, found.decode_kv_tokens)
+    simulated = list(zip(*(column.tolist() for column in columns), strict=True))
+    real = [(s.prefill_seqs, s.prefill_tokens, s.decode_seqs, s.decode_kv_tokens) for s in run.steps]
+    return sum(one == other for one, other in zip(real, simulated, strict=False)), len(real)
 
 
 def predicted(scenario: Scenario, seed: int) -> dict[str, float]:

@@ -79,8 +79,9 @@ class Sizes:
         load: of the predicted runs.
         calibration_load: of the runs that give host costs and acceptance.
         kernel_tokens: tokens per step at which kernels are measured.
-        repeats: of every measured step; of them the median counts.
+        repeats: of every measured step in each round; the median of all rounds counts.
         rounds: times the kernels are measured and the predicted runs repeated, in turn.
+        fill_cache: whether nearby models get so many layers that their weights come from memory.
     """
 
     target: ModelSize
@@ -92,6 +93,7 @@ class Sizes:
     kernel_tokens: tuple[int, ...]
     repeats: int
     rounds: int
+    fill_cache: bool = True
 
 
 FULL = Sizes(
@@ -102,11 +104,11 @@ FULL = Sizes(
         ModelSize("nearby-1024", 1024, 16, 4, 2816, 4, 3072),
         ModelSize("nearby-1280", 1280, 20, 5, 3456, 3, 5120),
     ),
-    load=Load(24, 6, (24, 120), (24, 56), 96),
-    calibration_load=Load(10, 4, (16, 96), (20, 40), 80),
-    kernel_tokens=(1, 2, 3, 5, 7, 9, 11, 14, 18, 22, 28, 36, 44, 56, 72, 88, 104),
-    repeats=5,
-    rounds=2,
+    load=Load(15, 6, (24, 120), (24, 56), 96),
+    calibration_load=Load(6, 5, (16, 96), (16, 40), 80),
+    kernel_tokens=(1, 2, 3, 5, 6, 8, 9, 12, 15, 18, 20, 24, 28, 32, 36, 44, 56, 72, 80, 88, 104),
+    repeats=2,
+    rounds=4,
 )
 """About two minutes on one core."""
 
@@ -123,5 +125,6 @@ TINY = Sizes(
     kernel_tokens=(1, 2, 4, 8, 16),
     repeats=2,
     rounds=1,
+    fill_cache=False,
 )
 """Seconds; for tests of the machinery. Its kernels are all overhead, so its errors say nothing."""
