@@ -46,7 +46,7 @@ def selfcheck(
     ] = None,
     tiny: Annotated[
         bool,
-        typer.Option("--tiny", hidden=True, help="Seconds, not minutes: tries the machinery; its errors mean nothing."),
+        typer.Option("--tiny", hidden=True, help="Seconds only: tries the machinery; its errors mean nothing."),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, requests and sampling.")] = 0,
     json_file: JsonOption = None,

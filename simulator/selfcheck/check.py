@@ -179,7 +179,8 @@ class Selfcheck:
                 )
                 text = described.model_dump_json(exclude_unset=True, indent=2)
                 write_text_atomically(self.folder / f"scenario-{method}-{number}.json", text + "\n")
-                predictions.append(predicted(described, self.seed))
+                figures, self._basis = predicted(described, self.seed)
+                predictions.append(figures)
                 if not drafting:
                     self._equal.append(equal_batches(described, run))
             means = {name: float(np.mean([one[name] for one in predictions])) for name in predictions[0]}
@@ -256,7 +257,7 @@ class Selfcheck:
             },
             "requests": len(runs["none"]) * sizes.load.requests,
             "steps": len(steps),
-            "basis": "calibrated",
+            "basis": self._basis,
             "seed": self.seed,
             "folder": str(self.folder),
             "version": forerun_version(),

@@ -179,7 +179,7 @@ class ReferenceModel:
         return functional.embedding(torch.tensor(token_ids, dtype=torch.long), self.embedding)
 
     def _rotate(self, fused: Any, cosines: Any, sines: Any) -> Any:
-        """Queries ``[tokens, heads, head_dim]``, keys and values ``[tokens, kv_heads, head_dim]``; values are not turned.
+        """Queries ``[tokens, heads, head_dim]``, keys and values ``[tokens, kv_heads, head_dim]``.
 
         Source: Su et al., "RoFormer", arXiv:2104.09864, in the half-split form of Llama.
         """

@@ -84,9 +84,10 @@ def equal_batches(scenario: Scenario, run: EngineRun) -> tuple[int, int]:
     return sum(one == other for one, other in zip(real, simulated, strict=False)), len(real)
 
 
-def predicted(scenario: Scenario, seed: int) -> dict[str, float]:
-    """Mean of the compared figures over simulated runs; one run is enough where nothing is drawn."""
+def predicted(scenario: Scenario, seed: int) -> tuple[dict[str, float], str]:
+    """Mean of the compared figures over simulated runs, and their basis; one is enough where nothing is drawn."""
     replications = REPLICATIONS if scenario.speculation is not None else 1
-    summaries = [summarise(simulate(scenario, seed + number)) for number in range(replications)]
+    results = [simulate(scenario, seed + number) for number in range(replications)]
+    summaries = [summarise(result) for result in results]
     names = [*COMPARED, *(["spec_decode_acceptance_length"] if scenario.speculation is not None else [])]
-    return {name: float(np.mean([summary[name] for summary in summaries])) for name in names}
+    return {name: float(np.mean([summary[name] for summary in summaries])) for name in names}, results[0].basis

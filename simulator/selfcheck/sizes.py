@@ -122,7 +122,7 @@ TINY = Sizes(
     ),
     load=Load(6, 3, (4, 20), (6, 12), 16),
     calibration_load=Load(4, 2, (4, 16), (6, 10), 12),
-    kernel_tokens=(1, 2, 4, 8, 16),
+    kernel_tokens=(1, 2, 4, 8, 16, 18, 20, 24),
     repeats=2,
     rounds=1,
     fill_cache=False,
