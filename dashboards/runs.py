@@ -17,6 +17,9 @@ Column = NDArray[np.float64]
 
 REQUEST_COLUMNS = (
     "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "preemptions",
     "scheduled_s",
     "first_token_s",
     "finished_s",
@@ -25,7 +28,12 @@ REQUEST_COLUMNS = (
     "tpot_ms",
     "e2el_ms",
 )
-STEP_COLUMNS = ("replica", "start_s", "seconds", "output_tokens", "running", "waiting", "kv_blocks")
+BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
+"""What limits a step; ``steps.parquet`` has a column of seconds for each."""
+STEP_COLUMNS = (
+    *("replica", "start_s", "seconds", "output_tokens", "running", "waiting", "kv_blocks"),
+    *(f"{bound}_s" for bound in BOUNDS),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ def build_cluster(
     framework = assumed.framework(load_framework(engine.framework)).on(chip)
     if engine.front_end == "offline":
         framework = framework.without_front_end()
+    if engine.sampling == "top-p":
+        framework = framework.sorting(load_architecture(scenario.model).vocab_size)
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
     framework = framework.scheduled(engine.async_scheduling)
     kernels = assumed.kernels(chip, engine.framework, engine.flash_decoding)

@@ -83,8 +83,9 @@ def parity_figure(data: ParityData) -> go.Figure:
             hoverinfo="skip",
             showlegend=False,
         )
-    figure.update_xaxes(type="log", title="measured (us)")
-    figure.update_yaxes(type="log", title="predicted (us)")
+    ticks = {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {}
+    figure.update_xaxes(type="log", title="measured (us)", **ticks)
+    figure.update_yaxes(type="log", title="predicted (us)", **ticks)
     return captioned(figure, "Parity", f"{data.rows:,} kernels, MAPE {data.mape:.1f} %", data.basis, 560)
 
 
@@ -112,6 +113,6 @@ def error_figure(data: ErrorData) -> go.Figure:
             line={"width": 2.5, "shape": "hv"},
             hovertemplate="%{y:.1f} % of rows within %{x:.3g} %",
         )
-    figure.update_xaxes(type="log", title="absolute error (% of the measurement)")
+    figure.update_xaxes(type="log", title="absolute error (% of the measurement)", dtick=1)
     figure.update_yaxes(title="share of rows (%)", range=[0, 102])
     return captioned(figure, "Error distribution", f"{data.rows:,} kernels", data.basis, 560)

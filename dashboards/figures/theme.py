@@ -6,6 +6,8 @@ stay apart for readers with any colour vision; each reads on both backgrounds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 BLUE, ORANGE, GREEN, PINK, VERMILLION, SKY, GREY = (
@@ -36,8 +38,48 @@ COLOURS = {
     "waiting": VERMILLION,
     "kv": GREEN,
     "tokens": ORANGE,
+    "verify": GREEN,
 }
 """What each colour stands for, in every figure."""
+
+METHODS = {
+    "none": (GREY, "solid"),
+    "draft-model": (ORANGE, "solid"),
+    "ngram": (PINK, "dot"),
+    "suffix": (PINK, "dash"),
+    "medusa": (PINK, "solid"),
+    "eagle": (SKY, "solid"),
+    "eagle2": (SKY, "dash"),
+    "eagle3": (BLUE, "solid"),
+    "mtp": (VERMILLION, "solid"),
+    "parallel-draft": (GREEN, "solid"),
+}
+"""Colour and dash of every speculation method."""
+
+CHIP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
+RUN_COLOURS = (BLUE, VERMILLION)
+"""Of two things that are compared, the first and the second."""
+
+LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = VERMILLION, "#eca36f", "#f4f4f1", "#6fb3d9", BLUE
+"""Ends of a scale from loss to gain; they stay apart for readers with any colour vision."""
+
+
+def gain_scale(low: float, neutral: float, high: float) -> list[list[float | str]]:
+    """A colour scale from ``low`` (loss) over ``neutral`` to ``high`` (gain); the three ascend."""
+    middle = (neutral - low) / (high - low)
+    return [
+        [0.0, LOSS],
+        [middle / 2, LITTLE_LOSS],
+        [middle, NEUTRAL],
+        [(1 + middle) / 2, LITTLE_GAIN],
+        [1.0, GAIN],
+    ]
+
+
+def chip_colour(name: str, among: Sequence[str]) -> str:
+    """Colour of a chip among those of one figure; the same list always gives the same colours."""
+    return CHIP_COLOURS[sorted(among).index(name) % len(CHIP_COLOURS)]
+
 
 BASIS_WORDS = {
     "datasheet": "datasheet limits, no measurement behind it",

@@ -26,12 +26,18 @@ class WaterfallData(NamedTuple):
     completed: int
     """Completed requests of the whole run."""
     basis: str
+    marked: int | None = None
+    """Row to point at."""
 
 
-def waterfall_data(run: Run, most: int = MAX_REQUESTS) -> WaterfallData:
-    """At most ``most`` completed requests, evenly spaced in order of arrival."""
+def waterfall_data(run: Run, most: int = MAX_REQUESTS, around: int | None = None) -> WaterfallData:
+    """At most ``most`` completed requests in order of arrival: evenly spaced, or the neighbours of row ``around``."""
     done = np.flatnonzero(np.isfinite(run.requests["finished_s"]) & (run.requests["failed"] == 0))
-    chosen = done[np.unique(np.linspace(0, len(done) - 1, min(len(done), most)).round().astype(np.int64))]
+    if around is None:
+        chosen = done[np.unique(np.linspace(0, len(done) - 1, min(len(done), most)).round().astype(np.int64))]
+    else:
+        first = max(0, min(int(np.searchsorted(done, around)) - most // 2, len(done) - most))
+        chosen = done[first : first + most]
     return WaterfallData(
         row=chosen,
         arrival_s=run.requests["arrival_s"][chosen],
@@ -40,6 +46,7 @@ def waterfall_data(run: Run, most: int = MAX_REQUESTS) -> WaterfallData:
         finished_s=run.requests["finished_s"][chosen],
         completed=len(done),
         basis=run.basis,
+        marked=around if around is not None and around in chosen else None,
     )
 
 
@@ -66,5 +73,17 @@ def waterfall_figure(data: WaterfallData) -> go.Figure:
     figure.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
     figure.update_xaxes(title="simulated seconds")
     figure.update_yaxes(title="request, in order of arrival", autorange="reversed", showticklabels=False, ticks="")
+    if data.marked is not None:
+        place = int(np.flatnonzero(data.row == data.marked)[0])
+        figure.add_hrect(y0=place - 0.5, y1=place + 0.5, fillcolor=COLOURS["tokens"], opacity=0.25, line_width=0)
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            y=place,
+            text=f"request {data.marked}",
+            showarrow=False,
+            xanchor="right",
+            yanchor="bottom",
+        )
     shown = f"{len(data.row)} of {data.completed:,}" if len(data.row) < data.completed else f"all {data.completed:,}"
     return captioned(figure, "Requests", f"{shown} completed", data.basis, 480)

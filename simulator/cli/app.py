@@ -12,6 +12,7 @@ from simulator.cli import (
     calibrations,
     catalogues,
     compares,
+    dashboard,
     kernels,
     measures,
     plans,
@@ -48,6 +49,7 @@ measures.register(app)
 selfchecks.register(app)
 validations.register(app)
 catalogues.register(app)
+dashboard.register(app)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""Replays of serving runs as tables for a terminal."""
+"""Replays of serving runs and engine steps as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from simulator.cli.tables import ABSENT, number, pairs_table, titled_table
+from simulator.cli.tables import ABSENT, duration, number, pairs_table, titled_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SHOWN_RUNS = 40
 SHOWN_REASONS = 12
+SHOWN_WORST = 8
 SHOWN_METRICS = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT", "mean_itl_ms": "ITL", "mean_e2el_ms": "E2E",
                  "output_throughput": "tok/s", "request_throughput": "req/s"}  # fmt: skip
 
@@ -71,3 +72,25 @@ def load(run: dict[str, Any]) -> str:
     if run["stages"]:
         return f"{lengths} {'+'.join(f'{rate:g}' for rate, _ in run['stages'])} req/s"
     return f"{lengths} {run['request_rate']:g} req/s" if run["request_rate"] else f"{lengths} {run['process'] or ''}"
+
+
+def step_tables(document: dict[str, Any]) -> list[RenderableType]:
+    """Everything ``forerun replay steps`` prints."""
+    table = titled_table(
+        f"Errors of engine steps (%), basis: {document['basis']}", "kind", "steps", "MAPE", "median", "p90", "bias"
+    )
+    for group in (*document["groups"], document["overall"]):
+        figures = (number(group[key], 3) for key in ("mape", "median_ape", "p90_ape", "bias"))
+        table.add_row(group["kind"], f"{group['n']:,}", *figures)
+    worst = titled_table("Worst steps", "kind", "batch", "measured", "predicted", "error %", "bound", left=True)
+    for row in document["worst"][:SHOWN_WORST]:
+        batch = f"{row['prefill_seqs']} x prefill {row['prefill_tokens']}" if row["prefill_tokens"] else ""
+        if row["decode_seqs"]:
+            verify = f" x {row['query_len']} tokens" if row["query_len"] > 1 else ""
+            batch += f"{', ' if batch else ''}{row['decode_seqs']} decoding{verify}, {row['decode_kv_tokens']:,} keys"
+        times = (duration(row[key]) for key in ("measured_s", "predicted_s"))
+        worst.add_row(row["kind"], batch, *times, f"{row['ape']:.1f}", row["bound"])
+    parts: list[RenderableType] = [table, worst]
+    if document["skipped"]:
+        parts.append(pairs_table("Not used", [(reason, f"{n:,}") for reason, n in document["skipped"].items()]))
+    return parts

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from simulator.cli.output import JsonOption, checked_outputs, emit
-from simulator.cli.tables import duration, number, pairs_table, titled_table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 EXIT_GATE_FAILED = 1
-SHOWN_WORST = 8
 
 
 def register(replay: typer.Typer) -> None:
@@ -46,6 +41,7 @@ def steps(
     """Predict measured engine steps from their batch composition and show how far off the predictions are."""
     import sys
 
+    from simulator.cli.replay_run_tables import step_tables
     from simulator.errors import ForerunError
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
@@ -75,25 +71,3 @@ def steps(
             print(f"forerun: {limit.op}: {limit.metric} {value:.2f} % exceeds {limit.value:g} %", file=sys.stderr)
             failed = EXIT_GATE_FAILED
     return failed
-
-
-def step_tables(document: dict[str, Any]) -> list[RenderableType]:
-    """Everything ``forerun replay steps`` prints."""
-    table = titled_table(
-        f"Errors of engine steps (%), basis: {document['basis']}", "kind", "steps", "MAPE", "median", "p90", "bias"
-    )
-    for group in (*document["groups"], document["overall"]):
-        figures = (number(group[key], 3) for key in ("mape", "median_ape", "p90_ape", "bias"))
-        table.add_row(group["kind"], f"{group['n']:,}", *figures)
-    worst = titled_table("Worst steps", "kind", "batch", "measured", "predicted", "error %", "bound", left=True)
-    for row in document["worst"][:SHOWN_WORST]:
-        batch = f"{row['prefill_seqs']} x prefill {row['prefill_tokens']}" if row["prefill_tokens"] else ""
-        if row["decode_seqs"]:
-            verify = f" x {row['query_len']} tokens" if row["query_len"] > 1 else ""
-            batch += f"{', ' if batch else ''}{row['decode_seqs']} decoding{verify}, {row['decode_kv_tokens']:,} keys"
-        times = (duration(row[key]) for key in ("measured_s", "predicted_s"))
-        worst.add_row(row["kind"], batch, *times, f"{row['ape']:.1f}", row["bound"])
-    parts: list[RenderableType] = [table, worst]
-    if document["skipped"]:
-        parts.append(pairs_table("Not used", [(reason, f"{n:,}") for reason, n in document["skipped"].items()]))
-    return parts

@@ -45,6 +45,9 @@ class EngineConfig(Section):
     flash_decoding: bool = True
     """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
     are no more of them than sequences times KV heads."""
+    sampling: Literal["greedy", "top-p"] = "greedy"
+    """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
+    settings ask for and servers do by default."""
     front_end: Literal["server", "offline"] = "server"
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""

@@ -77,16 +77,17 @@ class ModelTimer:
         """Seconds of one step, host included."""
         target_s = self.target.seconds(work)
         sequences = work.decode_seqs + work.prefill_seqs
-        total = target_s + self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        total = target_s + exposed
         if self.drafter is not None:
             if draft is None:
                 drafting = self.drafter.seconds(self._seen_by_draft(work))
             else:
                 assert self.adjusted is not None
                 drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
-            total += drafting
+            total = total + drafting
             if self._overlap:
-                total -= self._overlap * np.minimum(drafting, target_s)
+                total = total - self._overlap * np.minimum(drafting, target_s)
         beside = self._beside_s + self._beside_per_sequence_s * sequences
         return np.maximum(total, beside) if isinstance(total, np.ndarray) else max(total, beside)
 
@@ -97,18 +98,21 @@ class ModelTimer:
         sequences = work.decode_seqs + work.prefill_seqs
         total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self.drafter is not None:
-            if draft is None:
-                drafting = self.drafter.costs(self._seen_by_draft(work))
-            else:
-                assert self.adjusted is not None
-                drafting = self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
-            self._add_drafting(total, drafting, target_s)
+            self._add_drafting(total, target_s, work, draft)
         beside = self._beside_s + self._beside_per_sequence_s * sequences
         total.host_s += np.maximum(0.0, beside - total.device_s - total.host_s)
         return total
 
-    def _add_drafting(self, total: Costs, drafting: Costs, target_s: FloatArray) -> None:
-        """Add what the drafter costs beyond the share that runs beside the target's pass."""
+    def _add_drafting(
+        self, total: Costs, target_s: FloatArray, work: StepWork[IntArray], draft: DraftStep[IntArray] | None
+    ) -> None:
+        """Add what the drafter costs, less what runs beside the target's pass."""
+        assert self.drafter is not None
+        if draft is None:
+            drafting = self.drafter.costs(self._seen_by_draft(work))
+        else:
+            assert self.adjusted is not None
+            drafting = self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
         if not self._overlap:
             total.add(drafting)
             return

@@ -49,6 +49,7 @@ class Framework(BaseModel):
     reserved_bytes: float = Field(ge=0)
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
+    sorted_logit_s: float = Field(default=0.0, ge=0)
     overlapped_s: float = Field(default=0.0, ge=0)
     overlapped_per_sequence_s: float = Field(default=0.0, ge=0)
     intake_s: float = Field(default=0.0, ge=0)
@@ -71,6 +72,14 @@ class Framework(BaseModel):
                 "overlapped_per_sequence_s": 0.0,
             }
         )
+
+    def sorting(self, vocabulary: int) -> Framework:
+        """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.
+
+        Args:
+            vocabulary: logits of one sequence.
+        """
+        return self.model_copy(update={"per_sequence_s": self.per_sequence_s + vocabulary * self.sorted_logit_s})
 
     def scheduled(self, asynchronous: bool | None) -> Framework:
         """The same engine with a step's scheduling beside the device, or after the step before; None: as it comes.

@@ -85,6 +85,11 @@ def detect_kernel_format(path: Path) -> str:
     return _opened(path)[0]
 
 
+def recognise_columns(names: tuple[str, ...]) -> str | None:
+    """The format of a table with these columns; None where no kernel trace has them."""
+    return next((name for name, recognises in _RECOGNISERS if recognises(names)), None)
+
+
 def _read_folder(folder: Path, format: str) -> KernelTable:
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES))
     if not files:
@@ -115,7 +120,7 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
         if nsys.header_line(start) is not None:
             return "nsys", None
     frame = read_frame(path)
-    found = next((name for name, recognises in _RECOGNISERS if recognises(frame.names)), None)
+    found = recognise_columns(frame.names)
     if found is None:
         raise TraceError(
             f"{path}: no kernel trace that is known here (columns: {', '.join(frame.names[:12])}); the canonical one "

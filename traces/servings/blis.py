@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,9 @@ the prompt lengths that it reports have the same mean over any multiple of 100 r
 MAX_NUM_SEQS = 128
 """``max_num_seqs`` of every run whose command line is published."""
 
+SAMPLED = re.compile(r"Llama-(2-|3\.\d-.*Instruct|4-)|Qwen", re.IGNORECASE)
+"""Checkpoints whose ``generation_config.json`` sets top_p or top_k (Meta's Llama-2, Llama-3.x Instruct and Llama-4,
+Alibaba's Qwen); Mistral's, CodeLlama's and Yi's do not."""
 _KEYS = {
     "mean_e2el_ms": "e2e_mean_ms",
     "p90_e2el_ms": "e2e_p90_ms",
@@ -91,10 +95,16 @@ def blis_runs(rows: Iterable[Cells], file: Path) -> Iterator[MeasuredRun]:
             gpu_memory_utilization=cells.positive("gpu_mem_util"),
             prefix_caching=True,
             chunked_prefill=True,
+            settings=_sampling(cells.text("model") or ""),
             measured=latencies_ms(cells, _KEYS),
             unusable=None if stages else f"the rates of load '{cells.text('workload')}' are not published",
             notes=() if not lite else ("rates of the training runs with this load",),
         )
+
+
+def _sampling(model: str) -> dict[str, object]:
+    """Sampling settings that vLLM takes from the checkpoint where the client asks for none, as this one does."""
+    return {"engine.sampling": "top-p"} if SAMPLED.search(model) else {}
 
 
 def concurrency_1_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:

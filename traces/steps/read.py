@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
 
     Source: vLLM's and SGLang's profiler annotations: sums over sequences of new tokens (sq), keys (sk), sq^2 and sq sk.
     """
-    text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else read_text(file)
+    text = _unpacked(file) if file.suffix == ".gz" else read_text(file)
     document = json_value(text, str(file))
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
@@ -140,6 +141,13 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
         yield {**composition, "measured_s": seconds, "scope": "device", "place": f"{file}: {name}"}
+
+
+def _unpacked(file: Path) -> str:
+    try:
+        return gzip.decompress(file.read_bytes()).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise TraceError(f"{file}: not readable as gzip-compressed text ({str(error)[:60]})") from None
 
 
 def _busy_us(kernels: Sequence[Mapping[str, Any]]) -> float:

@@ -145,7 +145,7 @@ def test_a_pass_is_the_model_and_its_hand_overs(model, stages):
     link = load_link("nvlink4")
     plain = ModelTimer(StepTimer(one, 512))
     first, *later = stage_timers(one, stages, 512)
-    piped = PipelineTimer(first, None, tuple(later), link)
+    piped = PipelineTimer(first, later=tuple(later), link=link)
     work = mixed(7, 900, 2, 100, plain.windows)
     sent = float(send_seconds(one, link, np.array([207]))[0])
     assert piped.seconds(work) == pytest.approx(plain.seconds(work) + (stages - 1) * sent, rel=1e-9)

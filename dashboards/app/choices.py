@@ -1,0 +1,36 @@
+"""What the controls of several pages offer: chips, models, dtypes, methods, loads."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dashboards.app.served import SAMPLE_CHIP
+from hwprofiles import chip_names
+from simulator.llm import architecture_names
+
+DTYPES = ("checkpoint", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4")
+"""Formats of weights; ``checkpoint`` is the model's own."""
+TENSOR_PARALLEL = ("1", "2", "4", "8", "16")
+METHODS = ("none", "draft-model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp", "parallel-draft")
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+DEFAULT_CHIP = "h100-sxm"
+DEFAULT_MODEL = "llama-3.1-8b"
+
+
+@lru_cache(maxsize=1)
+def chips() -> list[str]:
+    """Catalogue chips."""
+    return list(chip_names())
+
+
+def chips_and_sample() -> list[str]:
+    """Catalogue chips and the machine on which the shipped kernel trace was measured."""
+    return [*chips(), SAMPLE_CHIP]
+
+
+@lru_cache(maxsize=1)
+def models() -> list[str]:
+    """Catalogue models."""
+    return list(architecture_names())

@@ -1,0 +1,189 @@
+"""What the app may read: runs and kernel traces inside the served folders, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from dashboards.runs import Run, load_run
+from simulator.errors import ForerunError
+from traces import TraceError
+from traces.kernels import recognise_columns
+from traces.kernels.frame import head, is_parquet
+
+DEPTH = 5
+"""Folders below a served one that are looked into."""
+MOST_ENTRIES = 20_000
+"""Files that a search looks at before it stops."""
+MOST_TRACES = 300
+LARGEST_TRACE_BYTES = 256 * 2**20
+TRACE_SUFFIXES = (".csv", ".parquet", ".csv.gz")
+RUN_FILES = ("requests.parquet", "steps.parquet")
+SESSION = "this session"
+SAMPLE_TRACE = "shipped sample: kernels on one CPU core"
+SAMPLE_CHIP = "shipped sample: one core of that CPU"
+
+
+class Served:
+    """Folders whose runs and traces are shown, and the folder of the runs that the app makes itself.
+
+    Everything is addressed by a label that this class hands out; a label that it does not know is refused, so no text
+    from a browser is ever used as a path.
+
+    Args:
+        folders: to serve; need not hold anything yet.
+        session: for runs of this session.
+
+    Raises:
+        ForerunError: a folder that is not there.
+    """
+
+    def __init__(self, folders: Iterable[Path], session: Path) -> None:
+        self.folders = tuple(Path(folder).resolve() for folder in folders)
+        self.session = session.resolve()
+        for folder in self.folders:
+            if not folder.is_dir():
+                raise ForerunError(f"{folder}: no such folder to serve")
+
+    def runs(self) -> dict[str, Path]:
+        """Run folders by label: runs of this session first, then those of the served folders by name."""
+        found = {}
+        for path in sorted(self.session.glob("*/summary.json"), key=lambda path: -path.stat().st_mtime):
+            found[f"{SESSION}/{path.parent.name}"] = path.parent
+        for label, path in self._files():
+            if path.name == "summary.json" and all((path.parent / name).is_file() for name in RUN_FILES):
+                found[os.path.dirname(label) or path.parent.name] = path.parent
+        return found
+
+    def run(self, label: str) -> Run:
+        """The run with this label.
+
+        Raises:
+            ForerunError: no such run, or a faulty one.
+            OSError: it cannot be read.
+        """
+        folder = self.runs().get(label)
+        if folder is None:
+            raise ForerunError(f"run: no run '{label[:120]}' in the served folders")
+        return _load(folder, (folder / "summary.json").stat().st_mtime_ns)
+
+    def plans(self) -> dict[str, Path]:
+        """``plan.json`` of capacity plans by label: those of this session first, then those of the served folders."""
+        found = {}
+        for path in sorted(self.session.glob("*/plan.json"), key=lambda path: -path.stat().st_mtime):
+            found[f"{SESSION}/{path.parent.name}"] = path
+        for label, path in self._files():
+            if path.name == "plan.json":
+                found[os.path.dirname(label) or path.parent.name] = path
+        return found
+
+    def plan(self, label: str) -> dict[str, Any]:
+        """The document of the plan with this label.
+
+        Raises:
+            ForerunError: no such plan, or not one.
+            OSError: it cannot be read.
+        """
+        path = self.plans().get(label)
+        if path is None:
+            raise ForerunError(f"plan: no capacity plan '{label[:120]}' in the served folders")
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise ForerunError(f"plan: {label[:120]}: plan.json is not JSON") from None
+        if not isinstance(document, dict) or not {"candidates", "conclusion", "pareto"} <= document.keys():
+            raise ForerunError(f"plan: {label[:120]}: plan.json is not what forerun plan --out writes")
+        return document
+
+    def traces(self) -> dict[str, Path]:
+        """Kernel traces by label, the shipped sample first."""
+        found = {SAMPLE_TRACE: _sample("kernels-cpu.csv")}
+        for label, path in self._files():
+            if len(found) > MOST_TRACES:
+                break
+            if path.name.endswith(TRACE_SUFFIXES) and path.name not in RUN_FILES and _is_trace(path):
+                found[label] = path
+        return found
+
+    def trace(self, label: str) -> Path:
+        """The kernel trace with this label.
+
+        Raises:
+            ForerunError: no such trace.
+        """
+        path = self.traces().get(label)
+        if path is None:
+            raise ForerunError(f"trace: no kernel trace '{label[:120]}' in the served folders")
+        return path
+
+    def chip(self, name: str) -> str:
+        """What to load for the name of a chip: a catalogue name as it is, the sample's machine as its file."""
+        return str(_sample("kernels-cpu.machine.yaml")) if name == SAMPLE_CHIP else name
+
+    def confined(self, name: str) -> Path | None:
+        """The file inside a served folder that ``name`` means there; None where there is none, or it lies outside."""
+        for folder in self.folders:
+            try:
+                path = (folder / name).resolve()
+                if path.is_relative_to(folder) and path.is_file():
+                    return path
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        """Files below the served folders with their labels, bounded in depth and number; links are not followed."""
+        seen = 0
+        for root in self.folders:
+            prefix = f"{root.name}/" if len(self.folders) > 1 else ""
+            for place, folders, names in os.walk(root):
+                inside = Path(place).relative_to(root)
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+                if len(inside.parts) >= DEPTH:
+                    folders.clear()
+                for name in sorted(names):
+                    seen += 1
+                    if seen > MOST_ENTRIES:
+                        return
+                    path = Path(place, name)
+                    if not path.is_symlink():
+                        yield prefix + (inside / name).as_posix(), path
+
+
+def _sample(name: str) -> Path:
+    return Path(str(files("traces") / "samples" / name))
+
+
+@lru_cache(maxsize=4)
+def _load(folder: Path, _modified_ns: int) -> Run:
+    return load_run(folder)
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        stat = path.stat()
+    except OSError:
+        return False
+    return stat.st_size <= LARGEST_TRACE_BYTES and _recognised(path, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _recognised(path: Path, _modified_ns: int) -> bool:
+    """Whether the columns of a table are those of a kernel trace; only its head is read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if is_parquet(path):
+            names = tuple(pq.read_schema(path).names)
+        else:
+            line = head(path).decode("utf-8", "replace").splitlines()[0]
+            names = tuple(name.strip().strip('"') for name in line.split(","))
+    except (TraceError, OSError, IndexError, pa.ArrowException):
+        return False
+    return recognise_columns(names) is not None

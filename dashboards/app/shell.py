@@ -1,0 +1,146 @@
+"""The frame of every page: menu, light and dark, the address, drawing and saving figures."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.dependencies import ALL
+
+from dashboards.app.context import Context, Page
+from dashboards.app.downloads import figure_csv, figure_html, figure_title
+from dashboards.app.parts import page_frame
+from dashboards.app.url_state import Params
+from dashboards.figures.theme import FONT, dark_template, light_template
+
+
+def frame(pages: tuple[Page, ...]) -> Any:
+    """The layout of the whole app; a page goes into ``page``."""
+    links = [
+        dmc.NavLink(label=page.name, href=page.path, active="exact", id={"kind": "link", "path": page.path})
+        for page in pages
+    ]
+    schemes = dmc.SegmentedControl(
+        id="scheme-choice",
+        data=[{"value": name, "label": name.capitalize()} for name in ("auto", "light", "dark")],
+        value="auto",
+        size="xs",
+        persistence="forerun",
+        persistence_type="local",
+    )
+    header = dmc.Group(
+        [
+            dmc.Group(
+                [
+                    dmc.Burger(id="burger", opened=False, size="sm", hiddenFrom="sm", **{"aria-label": "menu"}),
+                    dcc.Link("Forerun", href="/", className="brand"),
+                ],
+                gap="sm",
+            ),
+            schemes,
+        ],
+        justify="space-between",
+        h="100%",
+        px="md",
+        wrap="nowrap",
+    )
+    templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
+    steps = {f"{page.path.strip('/')}/{name}": list(values) for page in pages for name, values in page.steps.items()}
+    return dmc.MantineProvider(
+        [
+            dcc.Location(id="url", refresh="callback-nav"),
+            dcc.Store(id="scheme", data="light"),
+            dcc.Store(id="templates", data=templates),
+            dcc.Store(id="steps", data=steps),
+            dcc.Store(id="address"),
+            dcc.Store(id="picture"),
+            dmc.AppShell(
+                [
+                    dmc.AppShellHeader(header),
+                    dmc.AppShellNavbar(dmc.Stack(links, gap=2), p="sm"),
+                    dmc.AppShellMain(html.Div(id="page")),
+                ],
+                id="shell",
+                header={"height": 60},
+                navbar=_navbar(opened=False),
+                padding={"base": "xs", "sm": "md"},
+            ),
+        ],
+        id="theme",
+        theme={"fontFamily": FONT, "primaryColor": "blue", "headings": {"fontFamily": FONT}},
+        defaultColorScheme="auto",
+    )
+
+
+def register(app: Dash, pages: tuple[Page, ...], context: Context) -> None:
+    """Add the frame's callbacks to ``app``."""
+
+    def show_page(path: str | None, search: str | None) -> Any:
+        wanted = (path or "/").rstrip("/") or "/"
+        page = pages[0] if wanted == "/" else next((page for page in pages if page.path == wanted), None)
+        if page is None:
+            return page_frame("No such page", "The menu has all pages there are.")
+        return page.layout(Params(search), context)
+
+    in_browser: Any = app.clientside_callback
+    app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))(show_page)
+    app.callback(Output("shell", "navbar"), Input("burger", "opened"))(lambda opened: _navbar(opened))
+    app.callback(Output("burger", "opened"), Input("url", "pathname"), prevent_initial_call=True)(lambda _path: False)
+    in_browser(
+        ClientsideFunction("forerun", "scheme"),
+        Output("scheme", "data"),
+        Output("theme", "forceColorScheme"),
+        Input("scheme-choice", "value"),
+    )
+    in_browser(
+        ClientsideFunction("forerun", "address"),
+        Output("address", "data"),
+        Input({"kind": "state", "page": ALL, "name": ALL}, "value"),
+        State("steps", "data"),
+        prevent_initial_call=True,
+    )
+    in_browser(
+        ClientsideFunction("forerun", "words"),
+        Output({"kind": "value", "page": MATCH, "name": MATCH}, "children"),
+        Input({"kind": "state", "page": MATCH, "name": MATCH}, "value"),
+        State("steps", "data"),
+        State({"kind": "value", "page": MATCH, "name": MATCH}, "title"),
+        prevent_initial_call=True,
+    )
+    in_browser(
+        ClientsideFunction("forerun", "draw"),
+        Output({"kind": "graph", "page": MATCH, "name": MATCH}, "figure"),
+        Output({"kind": "card", "page": MATCH, "name": MATCH}, "style"),
+        Input({"kind": "spec", "page": MATCH, "name": MATCH}, "data"),
+        Input("scheme", "data"),
+        State("templates", "data"),
+    )
+    in_browser(
+        ClientsideFunction("forerun", "picture"),
+        Output("picture", "data"),
+        Input({"kind": "export-png", "page": ALL, "name": ALL}, "n_clicks"),
+        Input({"kind": "export-svg", "page": ALL, "name": ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    app.callback(
+        Output({"kind": "download", "page": MATCH, "name": MATCH}, "data"),
+        Input({"kind": "export-csv", "page": MATCH, "name": MATCH}, "n_clicks"),
+        Input({"kind": "export-html", "page": MATCH, "name": MATCH}, "n_clicks"),
+        State({"kind": "spec", "page": MATCH, "name": MATCH}, "data"),
+        prevent_initial_call=True,
+    )(_download)
+
+
+def _download(csv_clicks: int | None, html_clicks: int | None, spec: dict[str, Any] | None) -> Any:
+    if spec is None or not (csv_clicks or html_clicks):
+        return no_update
+    name = re.sub(r"[^a-z0-9]+", "-", figure_title(spec).lower()).strip("-") or "figure"
+    if ctx.triggered_id["kind"] == "export-csv":
+        return {"content": figure_csv(spec), "filename": f"{name}.csv", "type": "text/csv", "base64": False}
+    return {"content": figure_html(spec), "filename": f"{name}.html", "type": "text/html", "base64": False}
+
+
+def _navbar(opened: bool | None) -> dict[str, Any]:
+    return {"width": 210, "breakpoint": "sm", "collapsed": {"mobile": not opened}}

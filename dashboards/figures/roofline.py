@@ -1,0 +1,170 @@
+"""Kernels on the roofline of their chip: arithmetic intensity against FLOP/s, measured points beside predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from dashboards.figures.theme import BLUE, COLOURS, captioned
+from hwprofiles import Chip
+from simulator.replay import ReplayReport
+from simulator.studies.step_kernels import StepKernel
+
+MAX_POINTS = 2000
+"""Measured kernels of one plot; a larger trace is thinned evenly."""
+SYMBOLS = {"gemm": "circle", "attention": "diamond", "moe": "square", "elementwise": "x"}
+FloatArray = NDArray[np.float64]
+
+
+class RooflinePoint(NamedTuple):
+    """One kind of kernel of a step; kernels of a layer count once, ``share`` is of the whole step's device time."""
+
+    phase: str
+    name: str
+    family: str
+    intensity: float
+    """FLOP per byte."""
+    flops_per_s: float
+    seconds: float
+    """Of all of them in the step."""
+    share: float
+    bound: str
+
+
+class MeasuredPoints(NamedTuple):
+    """Kernels of a trace: what was measured and what is predicted at the same intensity."""
+
+    label: str
+    intensity: FloatArray
+    measured_flops_per_s: FloatArray
+    predicted_flops_per_s: FloatArray
+    rows: int
+
+
+class RooflineData(NamedTuple):
+    """A chip's limits, a step's kernels by phase, and measured kernels where there are any."""
+
+    chip: str
+    bandwidth_bytes_per_s: float
+    peaks: dict[str, float]
+    """Dense FLOP/s by math format, of the formats in use."""
+    points: tuple[RooflinePoint, ...]
+    measured: MeasuredPoints | None
+    basis: str
+
+
+def roofline_data(
+    chip: Chip, phases: Mapping[str, Sequence[StepKernel]], measured: MeasuredPoints | None, basis: str
+) -> RooflineData:
+    """The kernels of one step per phase on the roofline of ``chip``; kernels that compute nothing are left out."""
+    points, formats = [], set()
+    for phase, kernels in phases.items():
+        total_s = sum(kernel.times * kernel.seconds for kernel in kernels)
+        for kernel in kernels:
+            formats.add(chip.math_dtype(kernel.dtype or "bf16"))
+            if kernel.flops > 0 and kernel.bytes > 0 and kernel.seconds > 0:
+                seconds = kernel.times * kernel.seconds
+                points.append(
+                    RooflinePoint(
+                        phase,
+                        kernel.name,
+                        kernel.family,
+                        kernel.flops / kernel.bytes,
+                        kernel.flops / kernel.seconds,
+                        seconds,
+                        seconds / total_s,
+                        kernel.bound,
+                    )
+                )
+    peaks = {dtype: chip.peak_flops(dtype) for dtype in sorted(formats)}
+    return RooflineData(chip.name, chip.memory.bandwidth_bytes_per_s, peaks, tuple(points), measured, basis)
+
+
+def measured_points(report: ReplayReport) -> MeasuredPoints:
+    """The kernels of a replay that compute, at most ``MAX_POINTS`` of them, evenly chosen."""
+    prediction = report.prediction
+    computing = np.flatnonzero((prediction.flops > 0) & (prediction.bytes > 0))
+    rows = computing
+    if len(rows) > MAX_POINTS:
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, MAX_POINTS).round().astype(np.int64))]
+    flops = prediction.flops[rows]
+    return MeasuredPoints(
+        report.source,
+        flops / prediction.bytes[rows],
+        flops / report.table.measured_s[rows],
+        flops / prediction.seconds[rows],
+        len(computing),
+    )
+
+
+def roofline_figure(data: RooflineData) -> go.Figure:
+    """Logarithmic axes; the size of a point is its share of the step's device time."""
+    figure = go.Figure()
+    low, high = _span(data)
+    for dtype, peak in data.peaks.items():
+        ridge = peak / data.bandwidth_bytes_per_s
+        x = np.array(sorted({low, min(max(ridge, low), high), high}))
+        figure.add_scatter(
+            x=x,
+            y=np.minimum(x * data.bandwidth_bytes_per_s, peak),
+            mode="lines",
+            name=f"{data.chip}, {dtype}",
+            line={"color": COLOURS["idle"], "width": 2, "dash": "solid" if dtype == max(data.peaks) else "dot"},
+            hovertemplate=f"{dtype}: %{{y:.3s}}FLOP/s<extra></extra>",
+        )
+    if data.measured is not None:
+        _add_measured(figure, data.measured)
+    for phase in dict.fromkeys(point.phase for point in data.points):
+        part = [point for point in data.points if point.phase == phase]
+        figure.add_scatter(
+            x=[point.intensity for point in part],
+            y=[point.flops_per_s for point in part],
+            mode="markers",
+            name=phase,
+            marker={
+                "color": COLOURS.get(phase, BLUE),
+                "symbol": [SYMBOLS.get(point.family, "circle") for point in part],
+                "size": [9 + 24 * point.share**0.5 for point in part],
+                "opacity": 0.85,
+                "line": {"width": 1, "color": "rgba(128,128,128,0.6)"},
+            },
+            customdata=[[point.name, point.seconds * 1e6, point.share * 100, point.bound] for point in part],
+            hovertemplate=(
+                "<b>%{customdata[0]}</b><br>%{x:.3s} FLOP/byte, %{y:.3s}FLOP/s<br>"
+                "%{customdata[1]:.4s} us, %{customdata[2]:.1f} % of the step, bound: %{customdata[3]}"
+            ),
+        )
+    axis = {"type": "log", "tickformat": "~s", "dtick": 1}
+    figure.update_xaxes(title="arithmetic intensity (FLOP/byte)", **axis)
+    figure.update_yaxes(title="FLOP/s", **axis)
+    figure.update_layout(hovermode="closest")
+    return captioned(figure, "Roofline", "circle GEMM, diamond attention; size: share of the step", data.basis, 540)
+
+
+def _add_measured(figure: go.Figure, measured: MeasuredPoints) -> None:
+    shown = [
+        ("measured", measured.measured_flops_per_s, "circle-open", "#8c564b"),
+        ("predicted for it", measured.predicted_flops_per_s, "cross-thin-open", COLOURS["idle"]),
+    ]
+    for name, values, symbol, colour in shown:
+        figure.add_scattergl(
+            x=measured.intensity,
+            y=values,
+            mode="markers",
+            name=name,
+            marker={"symbol": symbol, "color": colour, "size": 6},
+            hovertemplate=f"{name}: %{{x:.3s}} FLOP/byte, %{{y:.3s}}FLOP/s<extra></extra>",
+        )
+
+
+def _span(data: RooflineData) -> tuple[float, float]:
+    """Intensities from below the leftmost point to beyond the last ridge."""
+    found = [point.intensity for point in data.points]
+    found += [peak / data.bandwidth_bytes_per_s for peak in data.peaks.values()]
+    if data.measured is not None and len(data.measured.intensity):
+        found += [float(data.measured.intensity.min()), float(data.measured.intensity.max())]
+    return min([1.0, *found]) / 2, max([1.0, *found]) * 4

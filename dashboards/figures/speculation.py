@@ -1,0 +1,202 @@
+"""What draft tokens are worth: speed-up by K and batch or context, crossover load, acceptance curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from dashboards.figures.theme import METHODS, captioned, gain_scale
+from simulator.speculation import load_curve
+from simulator.studies.speculation_grid import SpeculationGrid
+
+FloatArray = NDArray[np.float64]
+
+
+class SpeedupData(NamedTuple):
+    """``speedup[k, x]`` of ``draft_tokens[k]`` at ``values[x]`` of the quantity ``axis``."""
+
+    axis: str
+    values: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+    speedup: FloatArray
+    method: str
+    caption: str
+    basis: str
+
+
+class CrossoverData(NamedTuple):
+    """Speed-up over the batch, one line per number of draft tokens, and where each line falls below 1."""
+
+    batches: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+    speedup: FloatArray
+    crossover_batch: tuple[float | None, ...]
+    method: str
+    basis: str
+
+
+class AcceptanceCurve(NamedTuple):
+    """Acceptance length of one published curve by number of draft tokens."""
+
+    name: str
+    method: str
+    target: str
+    task: str
+    draft_tokens: tuple[int, ...]
+    length: tuple[float, ...]
+    """Bonus token included, by level and decay or as published."""
+    measured_tokens: tuple[int, ...]
+    measured_length: tuple[float, ...]
+    source: str
+
+
+class AcceptanceData(NamedTuple):
+    """Curves, and the name of the one in use."""
+
+    curves: tuple[AcceptanceCurve, ...]
+    chosen: str | None
+
+
+def speedup_by_batch(grid: SpeculationGrid) -> SpeedupData:
+    """K against batch."""
+    caption = f"{grid.method}, context {grid.context_tokens:,} tokens"
+    return SpeedupData(
+        "batch (sequences)", grid.batches, grid.draft_tokens, grid.by_batch, grid.method, caption, grid.basis
+    )
+
+
+def speedup_by_context(grid: SpeculationGrid) -> SpeedupData:
+    """K against context."""
+    caption = f"{grid.method}, batch {grid.batch}"
+    return SpeedupData(
+        "context (tokens)", grid.contexts, grid.draft_tokens, grid.by_context, grid.method, caption, grid.basis
+    )
+
+
+def speedup_figure(data: SpeedupData) -> go.Figure:
+    """A heat map with the speed-up in every cell; 1 is neutral."""
+    low, high = min(0.5, float(data.speedup.min())), max(1.5, float(data.speedup.max()))
+    figure = go.Figure(
+        go.Heatmap(
+            x=[f"{value:,}" for value in data.values],
+            y=list(data.draft_tokens),
+            z=data.speedup,
+            colorscale=gain_scale(low, 1.0, high),
+            zmin=low,
+            zmax=high,
+            text=[[f"{cell:.2f}" for cell in row] for row in data.speedup],
+            texttemplate="%{text}",
+            textfont={"size": 11},
+            xgap=1,
+            ygap=1,
+            colorbar={"title": {"text": "speed-up", "font": {"size": 12}}, "thickness": 12, "tickfont": {"size": 11}},
+            hovertemplate=f"K=%{{y}}, {data.axis} %{{x}}: %{{z:.3f}} x<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title=data.axis, type="category", showgrid=False)
+    figure.update_yaxes(title="draft tokens K", dtick=1, showgrid=False)
+    return captioned(figure, "Speed-up of decoding", data.caption, data.basis, 420)
+
+
+def crossover_data(grid: SpeculationGrid) -> CrossoverData:
+    """Lines over the batch."""
+    return CrossoverData(grid.batches, grid.draft_tokens, grid.by_batch, grid.crossover_batch, grid.method, grid.basis)
+
+
+def crossover_figure(data: CrossoverData) -> go.Figure:
+    """Thicker lines draft more; diamonds are crossovers."""
+    figure = go.Figure()
+    colour = METHODS[data.method][0]
+    count = len(data.draft_tokens)
+    for index, tokens in enumerate(data.draft_tokens):
+        figure.add_scatter(
+            x=data.batches,
+            y=data.speedup[index],
+            mode="lines",
+            name=f"K={tokens}",
+            line={"color": colour, "width": 1.2 + 2.6 * index / max(1, count - 1)},
+            opacity=0.45 + 0.55 * index / max(1, count - 1),
+            hovertemplate="batch %{x}: %{y:.3f} x",
+        )
+    crossed = [at for at in data.crossover_batch if at]
+    if crossed:
+        figure.add_scatter(
+            x=crossed,
+            y=[1.0] * len(crossed),
+            mode="markers",
+            name="crossover",
+            marker={"symbol": "diamond", "size": 10, "color": METHODS["mtp"][0]},
+            hovertemplate="pays below a batch of %{x:.0f}",
+        )
+    figure.add_hline(y=1.0, line={"color": METHODS["none"][0], "width": 1, "dash": "dot"})
+    figure.update_xaxes(title="batch (sequences)", type="log", tickvals=list(data.batches))
+    figure.update_yaxes(title="speed-up of decoding")
+    return captioned(figure, "Where it stops paying", "thicker lines draft more tokens", data.basis, 420)
+
+
+def acceptance_data(names: Sequence[str], most: int, chosen: str | None = None) -> AcceptanceData:
+    """Published curves up to ``most`` draft tokens, never beyond what was measured.
+
+    Raises:
+        ForerunError: no such curve.
+    """
+    return AcceptanceData(tuple(_curve(name, most) for name in names), chosen)
+
+
+def _curve(name: str, most: int) -> AcceptanceCurve:
+    curve = load_curve(name)
+    tokens = tuple(range(1, min(most, curve.positions) + 1))
+    lengths = tuple(1.0 + float(curve.survival(k).sum()) for k in tokens)
+    measured = {k: length for k, length in (curve.lengths or {}).items() if k <= most}
+    if curve.lengths is None and curve.alpha is None:
+        measured = dict(zip(tokens, lengths, strict=True))
+    return AcceptanceCurve(
+        name,
+        curve.method,
+        curve.target,
+        curve.task,
+        tokens,
+        lengths,
+        tuple(measured),
+        tuple(measured.values()),
+        curve.source,
+    )
+
+
+def acceptance_figure(data: AcceptanceData) -> go.Figure:
+    """Acceptance length by K; lines are level and decay, dots are published figures; the chosen curve is thick."""
+    figure = go.Figure()
+    for curve in data.curves:
+        colour, dash = METHODS[curve.method]
+        chosen = curve.name == data.chosen
+        figure.add_scatter(
+            x=curve.draft_tokens,
+            y=curve.length,
+            mode="lines" if len(curve.draft_tokens) > 1 else "markers",
+            name=curve.name,
+            line={"color": colour, "dash": dash, "width": 4 if chosen else 1.3},
+            opacity=1.0 if chosen or data.chosen is None else 0.5,
+            legendgroup=curve.name,
+            showlegend=chosen,
+            hovertemplate=f"<b>{curve.name}</b><br>{curve.target}, {curve.task}<br>K=%{{x}}: %{{y:.2f}}<extra></extra>",
+        )
+        figure.add_scatter(
+            x=curve.measured_tokens,
+            y=curve.measured_length,
+            mode="markers",
+            name=f"{curve.name}, published",
+            marker={"color": colour, "size": 8 if chosen else 4},
+            opacity=1.0 if chosen or data.chosen is None else 0.5,
+            legendgroup=curve.name,
+            showlegend=False,
+            hovertemplate=f"<b>{curve.name}</b><br>published at K=%{{x}}: %{{y:.2f}}<br>{curve.source}<extra></extra>",
+        )
+    figure.update_xaxes(title="draft tokens K", dtick=1)
+    figure.update_yaxes(title="acceptance length (tokens per verify step)", rangemode="tozero")
+    figure.update_layout(hovermode="closest")
+    caption = f"{len(data.curves)} curves, bonus token included"
+    return captioned(figure, "Acceptance", caption, "published", 420)

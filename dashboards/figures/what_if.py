@@ -1,0 +1,122 @@
+"""A deployment over its load: analytic means, simulated points beside them, and what limits the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from dashboards.figures.theme import COLOURS, GREY, METHODS, captioned
+
+FloatArray = NDArray[np.float64]
+PANELS = ("mean TTFT (ms)", "mean TPOT (ms)", "output tokens/s")
+
+
+class LoadCurve(NamedTuple):
+    """Steady-state means of one deployment by request rate; NaN where there is no steady state."""
+
+    name: str
+    method: str
+    request_rate: FloatArray
+    ttft_ms: FloatArray
+    tpot_ms: FloatArray
+    output_tokens_per_s: FloatArray
+
+
+class SimulatedPoint(NamedTuple):
+    """Means of one finished run, from its ``summary.json``."""
+
+    request_rate: float
+    ttft_ms: float | None
+    tpot_ms: float | None
+    output_tokens_per_s: float
+    requests: int
+
+
+class LoadData(NamedTuple):
+    """Curves, simulated runs of the first curve's deployment, and the load in question."""
+
+    curves: tuple[LoadCurve, ...]
+    simulated: tuple[SimulatedPoint, ...]
+    request_rate: float
+    basis: str
+
+
+class BoundsData(NamedTuple):
+    """Shares of engine time by bound, for each of several ways to know them."""
+
+    rows: Mapping[str, Mapping[str, float]]
+    basis: str
+
+
+def load_figure(data: LoadData) -> go.Figure:
+    """Three panels over one axis of load; diamonds are simulated, the dotted line is the load in question."""
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    for curve in data.curves:
+        colour, dash = METHODS[curve.method]
+        for row, values in enumerate((curve.ttft_ms, curve.tpot_ms, curve.output_tokens_per_s), start=1):
+            figure.add_scatter(
+                x=curve.request_rate,
+                y=values,
+                mode="lines",
+                name=curve.name,
+                legendgroup=curve.name,
+                showlegend=row == 1,
+                line={"color": colour, "width": 2.5, "dash": dash},
+                hovertemplate="%{y:.4s} at %{x:.3g} req/s",
+                row=row,
+                col=1,
+            )
+    for row, name in enumerate(("ttft_ms", "tpot_ms", "output_tokens_per_s"), start=1):
+        shown = [point for point in data.simulated if getattr(point, name) is not None]
+        if shown:
+            figure.add_scatter(
+                x=[point.request_rate for point in shown],
+                y=[getattr(point, name) for point in shown],
+                mode="markers",
+                name="simulated",
+                legendgroup="simulated",
+                showlegend=row == 1,
+                marker={"symbol": "diamond", "size": 11, "color": COLOURS["tpot"]},
+                customdata=[[point.requests] for point in shown],
+                hovertemplate="simulated: %{y:.4s} at %{x:.3g} req/s, %{customdata[0]:,} requests<extra></extra>",
+                row=row,
+                col=1,
+            )
+        figure.add_vline(x=data.request_rate, line={"color": GREY, "width": 1.5, "dash": "dot"}, row=row, col=1)
+        figure.update_yaxes(title=PANELS[row - 1], rangemode="tozero", row=row, col=1)
+    for row in (1, 2):
+        figure.update_yaxes(type="log", dtick="D2", tickformat="~s", row=row, col=1)
+    figure.update_xaxes(title="requests/s", row=3, col=1)
+    figure.update_layout(hovermode="closest")
+    return captioned(figure, "Over the load", "lines: analytic means; diamonds: simulated", data.basis, 560)
+
+
+def bounds_figure(data: BoundsData) -> go.Figure:
+    """One stacked bar of 100 % for each way."""
+    figure = go.Figure()
+    names = list(data.rows)
+    for bound in dict.fromkeys(bound for shares in data.rows.values() for bound in shares):
+        shares = [data.rows[name].get(bound, 0.0) for name in names]
+        figure.add_bar(
+            y=names,
+            x=[share * 100 for share in shares],
+            orientation="h",
+            name=bound,
+            marker={"color": COLOURS[bound]},
+            text=[f"{share:.0%}" if share >= 0.09 else "" for share in shares],
+            textposition="inside",
+            insidetextanchor="middle",
+            constraintext="none",
+            textangle=0,
+            textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
+            hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
+    figure.update_xaxes(title="share of engine time (%)", range=[0, 100], showgrid=False)
+    figure.update_yaxes(ticks="", autorange="reversed")
+    return captioned(figure, "Bottleneck", "what limits the engine at this load", data.basis, 260)

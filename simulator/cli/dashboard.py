@@ -1,0 +1,55 @@
+"""``forerun dash``: the dashboard in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PARTS = ("dash", "dash_mantine_components")
+DEFAULT_FOLDER = Path("out")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("dash", epilog="Example: forerun dash out --port 8050")(dash)
+
+
+def dash(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[DIR]...",
+            help="Folders whose runs and kernel traces are shown, read-only; default: out, where there is one.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to serve on; other than this machine's own needs --expose.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 8050,
+    expose: Annotated[
+        bool, typer.Option("--expose", help="Allow a --host that others can reach; there is no password.")
+    ] = False,
+) -> None:
+    """Serve the interactive dashboard: what-if, roofline, speculation, runs, replays."""
+    import importlib.util
+    import sys
+
+    from simulator.errors import ForerunError
+
+    missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ForerunError(f"dash: {missing[0]} is not installed; pip install 'forerun[dashboard]'")
+    from dashboards.app import serve
+    from dashboards.app.server import is_loopback
+
+    if not is_loopback(host):
+        if not expose:
+            raise ForerunError(
+                f"--host {host}: others could reach this address, and there is no password; add --expose if you mean it"
+            )
+        print(f"forerun: anyone who can reach {host} can read the served folders and start runs", file=sys.stderr)
+    served = folders or ([DEFAULT_FOLDER] if DEFAULT_FOLDER.is_dir() else [])
+    serve(served, host, port)

@@ -1,0 +1,190 @@
+"""What K draft tokens are worth by batch and by context, from step times and acceptance alone; no run needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.build import Build, build_cluster
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.speculation import SpeculationConfig, draft_survival
+from simulator.studies.step_work import decode_steps, prompt_chunks
+from simulator.timing import EngineTimer
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationGrid:
+    """Speed-up of decoding by number of draft tokens, at a steady batch of sequences with equal context."""
+
+    method: str
+    draft_tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batch: int
+    """Batch of ``by_context``."""
+    context_tokens: int
+    """Context of ``by_batch``, in tokens."""
+    prompt_tokens: int
+    output_tokens: int
+    acceptance_length: FloatArray
+    """[K] Tokens per verify step, bonus token included."""
+    by_batch: FloatArray
+    """[K, batch] Tokens per second over those without speculation."""
+    by_context: FloatArray
+    """[K, context] The same by context."""
+    plain_step_s: FloatArray
+    """[batch] Seconds of a step without speculation."""
+    verify_step_s: FloatArray
+    """[K, batch] Seconds of a step that verifies and drafts K tokens."""
+    crossover_batch: tuple[float | None, ...]
+    """[K] Batch at which the speed-up falls below 1; None where it does not within ``batches``; 0 where it never pays.
+    """
+    crossover_rate: tuple[float | None, ...]
+    """[K] The same as requests per second of one replica whose engine is always busy."""
+    basis: str
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> tuple[int, ...]:
+        """[batch] Number of draft tokens with the highest speed-up; 0 where none pays."""
+        top = self.by_batch.argmax(axis=0)
+        pays = self.by_batch.max(axis=0) > 1.0
+        return tuple(self.draft_tokens[k] if pay else 0 for k, pay in zip(top.tolist(), pays.tolist(), strict=True))
+
+
+def speculation_grid(
+    scenario: Scenario,
+    draft_tokens: Sequence[int],
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    batch: int,
+    prompt_tokens: int,
+    output_tokens: int,
+) -> SpeculationGrid:
+    """Price every number of draft tokens at every batch and at every context.
+
+    The speed-up is ``E(K) T(1) / T(K+1)``: acceptance length times the step without speculation over the step that
+    verifies K+1 tokens and drafts. Steps are pure decoding of sequences in the middle of their output.
+
+    Args:
+        scenario: with a ``speculation`` section that drafts a chain; its number of draft tokens is replaced.
+        draft_tokens, batches, contexts: axes, ascending.
+        batch: of ``by_context``.
+        prompt_tokens, output_tokens: mean request; half the output is added to the prompt for the context of
+            ``by_batch``, and both say what a batch means in requests per second.
+
+    Raises:
+        ForerunError: no speculation, a tree, acceptance that is not known as deep, or a scenario that does not fit.
+        hwprofiles.ProfileError: unknown chip or link.
+    """
+    speculation = scenario.speculation
+    if speculation is None or speculation.method == "none":
+        raise ForerunError("speculation: the scenario has none; give a method and its acceptance")
+    if speculation.tree is not None:
+        raise ForerunError("speculation.tree: a grid over K drafts chains; give num_speculative_tokens instead")
+    context = prompt_tokens + output_tokens // 2
+    axis, lengths = np.asarray(batches, np.int64), np.asarray(contexts, np.int64)
+    # One K at a time: widest batches first decide how many tokens a step may hold.
+    most = max(int(axis.max()), batch)
+    plain = build_cluster(_with(scenario, most, max(draft_tokens), method="none"), 0)
+    plain_step = _step_s(plain, axis, 1, context)
+    plain_context = _step_s(plain, np.full_like(lengths, batch), 1, lengths)
+    accepted, verify_step, by_batch, by_context, notes = [], [], [], [], list(plain.notes)
+    basis = plain.basis
+    for k in draft_tokens:
+        build = build_cluster(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
+        length = 1.0 + float(draft_survival(_with_k(speculation, k)).sum())
+        seconds = _step_s(build, axis, k + 1, context)
+        accepted.append(length)
+        verify_step.append(seconds)
+        by_batch.append(length * plain_step / seconds)
+        by_context.append(length * plain_context / _step_s(build, np.full_like(lengths, batch), k + 1, lengths))
+        basis = build.basis
+        notes += [note for note in build.notes if note not in notes]
+    crossings = tuple(crossover(axis, speedups) for speedups in by_batch)
+    prefill_s = _prefill_s(plain.cluster.timer, prompt_tokens, scenario.engine.max_num_batched_tokens)
+    return SpeculationGrid(
+        method=speculation.method,
+        draft_tokens=tuple(draft_tokens),
+        batches=tuple(batches),
+        contexts=tuple(contexts),
+        batch=batch,
+        context_tokens=context,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        acceptance_length=np.array(accepted),
+        by_batch=np.array(by_batch),
+        by_context=np.array(by_context),
+        plain_step_s=plain_step,
+        verify_step_s=np.array(verify_step),
+        crossover_batch=crossings,
+        crossover_rate=tuple(
+            busy_rate(at, float(np.interp(at, axis, plain_step)), prefill_s, output_tokens) if at else None
+            for at in crossings
+        ),
+        basis=basis,
+        notes=tuple(notes),
+    )
+
+
+def crossover(batches: IntArray, speedups: FloatArray) -> float | None:
+    """Batch at which the speed-up falls through 1 for good, interpolated in the logarithm of the batch.
+
+    Returns:
+        0.0 where it is below 1 at the largest batch and at every smaller one; None where it is not below 1 there.
+    """
+    if speedups[-1] >= 1.0:
+        return None
+    points = list(zip(batches.tolist(), speedups.tolist(), strict=True))
+    for (low, above), (high, below) in reversed(list(pairwise(points))):
+        if above >= 1.0 > below:
+            share = (above - 1.0) / (above - below)
+            return float(np.exp((1 - share) * np.log(low) + share * np.log(high)))
+    return 0.0
+
+
+def busy_rate(batch: float, step_s: float, prefill_s: float, output_tokens: int) -> float:
+    """Requests per second of one engine that is always busy with ``batch`` requests, without speculation.
+
+    In the time in which ``batch`` requests get their ``output_tokens`` (one per step of ``step_s``), as many prompts
+    are prefilled (``prefill_s`` each, alone): ``batch / (batch prefill_s + output_tokens step_s)``.
+    """
+    return batch / (batch * prefill_s + output_tokens * step_s)
+
+
+def _step_s(build: Build, seqs: IntArray, query_len: int, context_tokens: IntArray | int) -> FloatArray:
+    timer = build.cluster.timer
+    contexts = np.broadcast_to(np.asarray(context_tokens, np.int64), seqs.shape) + query_len
+    costs = timer.costs(decode_steps(timer.windows, seqs, query_len, contexts))
+    return costs.device_s + costs.host_s
+
+
+def _prefill_s(timer: EngineTimer, prompt_tokens: int, max_tokens: int) -> float:
+    costs = timer.costs(prompt_chunks(timer.windows, prompt_tokens, max_tokens))
+    return float((costs.device_s + costs.host_s).sum())
+
+
+def _with(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:
+    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens each."""
+    engine = scenario.engine
+    return scenario.with_values(
+        {
+            "engine.max_num_seqs": max(engine.max_num_seqs, batch),
+            "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, batch * (most_drafted + 1)),
+            **{f"speculation.{name}": value for name, value in speculation.items()},
+        }
+    )
+
+
+def _with_k(config: SpeculationConfig, draft_tokens: int) -> SpeculationConfig:
+    return SpeculationConfig.model_validate(
+        {**config.model_dump(exclude_unset=True), "num_speculative_tokens": draft_tokens}
+    )

@@ -1,0 +1,263 @@
+"""The app in a real browser: every page, sliders, background runs, uploads, addresses, downloads, both widths."""
+
+import json
+import shutil
+import threading
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from dashboards.report_parts import number
+
+pytest.importorskip("dash")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+    pytest.mark.xdist_group("dashboard"),
+]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+WAIT_MS = 45_000
+PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "attention": 5, "capacity": 1, "runs": 5, "replay": 3}
+"""Figures that each page draws as it opens."""
+SCENARIO = """
+model: llama-3.1-8b
+hardware: {chip: h100-sxm}
+workload: {arrivals: {process: poisson, request_rate: 4}, input_tokens: 128, output_tokens: 16, num_requests: NUMBER}
+"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, write_one, write_plan):
+    from werkzeug.serving import make_server
+
+    from dashboards.app import create_app
+
+    served = tmp_path_factory.mktemp("served")
+    write_one(served / "first")
+    write_one(served / "second", replications=2)
+    write_plan(served / "plan")
+    app, context = create_app([served], tmp_path_factory.mktemp("session"))
+    server = make_server("127.0.0.1", 0, app.server, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", context
+    context.jobs.close()
+    server.shutdown()
+    thread.join(timeout=10)
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened.new_context()
+        opened.close()
+
+
+class Visit:
+    """A page with what it complained of and what it asked others for."""
+
+    def __init__(self, browser, base, width=1280, scheme="light"):
+        self.base = base
+        self.page = browser.new_page()
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.set_default_timeout(WAIT_MS)
+        self.complaints = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("request", lambda asked: self._local(asked.url))
+
+    def _local(self, url):
+        if not url.startswith((self.base, "data:", "blob:")):
+            self.complaints.append(f"asked the network for {url}")
+
+    def open(self, path, figures):
+        self.page.goto(f"{self.base}/{path}")
+        self.drawn(figures)
+
+    def turn_to(self, name, figures):
+        """By the menu, which on a narrow screen is behind a button."""
+        if self.page.viewport_size["width"] < 600:
+            self.page.get_by_role("button", name="menu").click()
+        self.page.locator(f"nav a[href='/{name}']").click()
+        self.page.wait_for_function("name => location.pathname == '/' + name", arg=name)
+        self.page.wait_for_function('name => document.querySelector(`[id*=\'"page":"${name}"\']`)', arg=name)
+        self.drawn(figures)
+
+    def drawn(self, figures):
+        self.page.wait_for_function(
+            """figures => [...document.querySelectorAll('.figure-card .js-plotly-plot')].filter(
+            e => e.offsetParent && e.data && e.data.length && e.querySelector('.main-svg')).length >= figures""",
+            arg=figures,
+        )
+
+    def figure(self, name):
+        """Data of a drawn figure, with packed columns unpacked."""
+        return self.page.evaluate(
+            """name => [...document.querySelectorAll('.js-plotly-plot')].filter(e =>
+            (e.id || e.parentElement.id).includes(`"name":"${name}"`)).map(e => e._fullData.map(t => (
+            {name: t.name, x: t.x && [...t.x], y: t.y && [...t.y]})))[0]""",
+            name,
+        )
+
+    def state(self):
+        return {key: value[0] for key, value in parse_qs(urlsplit(self.page.url).query).items()}
+
+    def slide(self, label, key, times=1):
+        thumb = self.page.get_by_role("slider", name=label, exact=True)
+        thumb.focus()
+        for _ in range(times):
+            thumb.press(key)
+
+    def close(self):
+        self.page.close()
+        assert self.complaints == []
+
+
+@pytest.fixture
+def visit(browser, address):
+    opened = Visit(browser, address[0])
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_page_opens_and_fits(browser, address, width, scheme, project_root):
+    shots = project_root / "out" / "screenshots"
+    shots.mkdir(parents=True, exist_ok=True)
+    visit = Visit(browser, address[0], width, scheme)
+    visit.open("", PAGES["what-if"])
+    for name, figures in PAGES.items():
+        visit.turn_to(name, figures)
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, name
+        widths = visit.page.evaluate(
+            """[...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
+            .map(e => e._fullLayout.width)"""
+        )
+        assert all(0 < one <= width for one in widths), name
+        visit.page.wait_for_function(
+            """paper => [...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
+            .every(e => e._fullLayout.paper_bgcolor == paper)""",
+            arg={"light": "#ffffff", "dark": "#161b22"}[scheme],
+        )
+        assert "basis:" in visit.page.inner_text(".page").lower(), name
+        visit.page.screenshot(path=shots / f"{name}-{width}-{scheme}.png", full_page=True)
+    visit.close()
+
+
+def test_slider_moves_the_figure_and_the_address(visit):
+    visit.open("what-if", 2)
+    before = visit.page.inner_text(".tile >> nth=1")
+    assert visit.state()["rate"] == "8"
+    visit.slide("Load", "ArrowRight", 3)
+    visit.page.wait_for_function("before => document.querySelectorAll('.tile')[1].innerText != before", arg=before)
+    visit.page.wait_for_function("location.search.includes('rate=24')")
+    visit.drawn(2)
+    assert "24 req/s" in visit.page.inner_text(".controls")
+    plain = visit.figure("load")
+    visit.slide("Mean prompt", "End")
+    visit.page.wait_for_function("location.search.includes('prompt=32768')")
+    visit.page.wait_for_function(
+        "before => JSON.stringify([...document.querySelectorAll('.js-plotly-plot')][0]._fullData[0].x) != before",
+        arg=json.dumps(plain[0]["x"]),
+    )
+
+
+def test_address_restores_a_view(browser, address, visit):
+    visit.open("what-if?model=qwen3-8b&method=eagle3&k=5&rate=24&tp=2&alpha=0.55", 2)
+    page = visit.page
+    page.wait_for_function("document.body.innerText.includes('eagle3, K=5')")
+    state = visit.state()
+    wanted = {"model": "qwen3-8b", "method": "eagle3", "k": "5", "rate": "24", "tp": "2", "alpha": "0.55"}
+    assert wanted.items() <= state.items()
+    first = visit.figure("load")
+    again = Visit(browser, address[0])
+    again.open(f"what-if?{urlsplit(page.url).query}", 2)
+    again.page.wait_for_function("document.body.innerText.includes('eagle3, K=5')")
+    assert again.figure("load") == first
+    again.close()
+
+
+def test_background_run_refines_and_can_be_cancelled(visit, address):
+    visit.open("what-if?requests=50000&rate=24&method=ngram", 2)
+    page = visit.page
+    page.get_by_role("button", name="Simulate this load").click()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("Cancelled.").wait_for()
+    assert address[1].served.runs().keys() == {"first", "second"}
+    visit.open("what-if?requests=500&rate=4", 2)
+    page.get_by_role("button", name="Simulate this load").click()
+    page.wait_for_function("document.querySelectorAll('.tile')[0].innerText.includes('p99')")
+    label = next(label for label in address[1].served.runs() if label.startswith("this session"))
+    summary = address[1].served.run(label).document["summary"]
+    assert number(summary["p99_ttft_ms"]) in page.inner_text(".tile >> nth=0")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.js-plotly-plot')].some(e => (e.data || []).some(t => t.name == 'simulated'))"
+    )
+    simulated = [trace for trace in visit.figure("load") if trace["name"] == "simulated"]
+    assert [trace["x"] for trace in simulated] == [[4]] * 3
+    assert [trace["y"][0] for trace in simulated] == [
+        summary[key] for key in ("mean_ttft_ms", "mean_tpot_ms", "output_throughput")
+    ]
+
+
+def test_uploads_good_and_bad(visit):
+    visit.open("runs", 5)
+    page = visit.page
+    for text, complaint in (
+        (SCENARIO.replace("h100-sxm", "/etc/passwd"), "no file of the served folders"),
+        (SCENARIO.replace("NUMBER", "many"), "num_requests"),
+    ):
+        page.set_input_files("input[type=file]", {"name": "bad.yaml", "mimeType": "text/yaml", "buffer": text.encode()})
+        page.get_by_role("alert").filter(has_text=complaint).wait_for()
+    good = SCENARIO.replace("NUMBER", "25").encode()
+    page.set_input_files("input[type=file]", {"name": "mine.yaml", "mimeType": "text/yaml", "buffer": good})
+    page.wait_for_function("location.search.includes('this+session')")
+    page.get_by_text("25", exact=False).first.wait_for()
+    assert visit.state()["run"].startswith("this session/mine")
+    visit.drawn(5)
+
+
+def test_run_explorer_shows_what_the_summary_says(visit, address):
+    visit.open("runs?run=first&beside=second&request=7", 7)
+    page = visit.page
+    document = address[1].served.run("first").document
+    shares = {trace["name"]: trace["x"][0] for trace in visit.figure("bottleneck")}
+    assert shares == pytest.approx({name: share * 100 for name, share in document["bottleneck"].items()})
+    assert number(document["summary"]["p99_tpot_ms"]) in page.inner_text(".tile >> nth=2")
+    changes = visit.figure("change")[0]
+    other = address[1].served.run("second").document["summary"]["output_throughput"]
+    one = document["summary"]["output_throughput"]
+    assert changes["x"][changes["y"].index("output tokens/s")] == pytest.approx((other / one - 1) * 100)
+    assert "Request 7" in page.inner_text(".page")
+    with page.expect_download() as report:
+        page.get_by_role("button", name="Save the whole report").click()
+    assert "plotly" in report.value.path().read_text().lower()
+
+
+def test_figures_can_be_saved(visit):
+    visit.open("speculation", 4)
+    page = visit.page
+    for kind in ("PNG", "SVG", "CSV", "HTML"):
+        with page.expect_download() as saved:
+            page.locator(".figure-card").first.get_by_role("button", name=kind, exact=True).click()
+        data = saved.value.path().read_bytes()
+        start = {"PNG": b"\x89PNG", "SVG": b"<svg", "CSV": b"trace,x,y,z", "HTML": b"<!doctype html>"}[kind]
+        assert data.startswith(start), kind
+        assert len(data) > 1000, kind
+
+
+def test_wrong_choices_are_one_sentence(visit, address):
+    visit.open("what-if", 2)
+    visit.page.goto(f"{visit.base}/what-if?model=llama-3.1-405b&chip=l4")
+    said = visit.page.locator(".message")
+    said.wait_for()
+    assert "\n" not in said.inner_text().strip()
+    visit.page.goto(f"{visit.base}/runs?run=../../etc&request=-3")
+    visit.drawn(5)
+    assert visit.state()["run"] in address[1].served.runs()
+    visit.page.goto(f"{visit.base}/nowhere")
+    visit.page.get_by_text("No such page").wait_for()

@@ -1,0 +1,207 @@
+"""The figures of the app hold what they are made from."""
+
+import numpy as np
+import pytest
+
+from dashboards.figures.attention_map import attention_map_data, attention_map_figure
+from dashboards.figures.bound_time import bound_time_data, bound_time_figure
+from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
+from dashboards.figures.run_pair import change_figure, comparison_data, curves_figure
+from dashboards.figures.scores import coverage_figure, scores_data, scores_figure
+from dashboards.figures.speculation import (
+    SpeedupData,
+    acceptance_data,
+    acceptance_figure,
+    crossover_data,
+    crossover_figure,
+    speedup_by_batch,
+    speedup_by_context,
+    speedup_figure,
+)
+from dashboards.figures.theme import METHODS, chip_colour, gain_scale
+from dashboards.figures.waterfall import waterfall_data, waterfall_figure
+from dashboards.figures.what_if import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
+from dashboards.runs import BOUNDS
+from hwprofiles import KernelLibrary, load_chip
+from simulator.replay import replay_kernels
+from simulator.scenario import scenario_from
+from simulator.speculation import load_curve
+from simulator.speculation.attention_level import compare_layouts, consistency_set
+from simulator.studies.speculation_grid import speculation_grid
+from simulator.studies.step_kernels import StepKernel
+from traces.kernels import read_kernels
+
+
+def axis_titles(figure):
+    found = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes())]
+    return [title for title in found if title]
+
+
+def caption(figure):
+    return figure.layout.title.text
+
+
+@pytest.fixture(scope="module")
+def sample_replay(project_root):
+    samples = project_root / "traces" / "samples"
+    kernels = KernelLibrary(load_chip(str(samples / "kernels-cpu.machine.yaml")))
+    return replay_kernels(read_kernels(samples / "kernels-cpu.csv"), kernels)
+
+
+@pytest.fixture(scope="module")
+def grid():
+    scenario = scenario_from(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "speculation": {"method": "eagle3", "num_speculative_tokens": 1, "acceptance": {"alpha": 0.7}},
+            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+        },
+        "test",
+    )
+    return speculation_grid(scenario, (1, 4), (1, 32, 512), (512, 4096), 8, 512, 128)
+
+
+def test_bounds_over_time_average_to_the_shares_of_the_run(run):
+    data = bound_time_data(run, bins=50)
+    np.testing.assert_allclose(sum(data.shares.values()), 1.0)
+    steps = run.steps
+    end_s = steps["start_s"] + steps["seconds"]
+    span = end_s.max() - steps["start_s"].min()
+    for bound in BOUNDS:
+        whole = steps[f"{bound}_s"].sum() / (2 * span)
+        assert data.shares[bound].mean() == pytest.approx(whole, rel=1e-6)
+    figure = bound_time_figure(data)
+    assert "basis: datasheet" in caption(figure)
+    assert "share of engine time (%)" in axis_titles(figure)
+
+
+def test_waterfall_around_a_request_holds_it_and_its_neighbours(run):
+    for row in (0, 7, len(run.requests["arrival_s"]) - 1):
+        data = waterfall_data(run, 10, around=row)
+        assert len(data.row) == 10
+        assert row in data.row
+        assert data.marked == row
+        assert np.ptp(data.row) <= 10
+    failed = int(np.flatnonzero(run.requests["failed"])[0])
+    assert waterfall_data(run, 10, around=failed).marked is None
+    assert f"request {data.marked}" in str(waterfall_figure(data).layout.annotations)
+
+
+def test_comparison_is_of_the_summaries(run, write_hand_made, tmp_path):
+    from dashboards.runs import load_run
+
+    other = load_run(write_hand_made(tmp_path / "two", replications=2))
+    data = comparison_data(run, other, ("one", "two"))
+    for change in data.changes:
+        assert (change.first, change.second) == (
+            run.document["summary"][change.key],
+            other.document["summary"][change.key],
+        )
+    bars = change_figure(data).data[0]
+    assert list(bars.x) == [change.percent for change in data.changes]
+    assert [trace.name for trace in curves_figure(data).data] == ["one", "two"]
+    same = comparison_data(run, run, ("a", "b"))
+    assert [change.percent for change in same.changes] == [0.0] * len(same.changes)
+
+
+def test_roofline_points_lie_where_the_kernels_are():
+    chip = load_chip("h100-sxm")
+    kernels = {
+        "decode": [
+            StepKernel("down_proj", "gemm", "bf16", 32, 1e-5, 2e8, 1e8, "memory"),
+            StepKernel("gather", "elementwise", "", 1, 1e-5, 0.0, 1e6, "latency"),
+        ]
+    }
+    data = roofline_data(chip, kernels, None, "calibrated")
+    (point,) = data.points
+    assert (point.intensity, point.flops_per_s) == (2.0, pytest.approx(2e13))
+    assert point.share == pytest.approx(32 / 33)
+    figure = roofline_figure(data)
+    roof = figure.data[0]
+    peak, bandwidth = chip.peak_flops("bf16"), chip.memory.bandwidth_bytes_per_s
+    np.testing.assert_allclose(roof.y, np.minimum(np.array(roof.x) * bandwidth, peak))
+    assert peak in roof.y
+    assert axis_titles(figure) == ["arithmetic intensity (FLOP/byte)", "FLOP/s"]
+
+
+def test_measured_points_are_below_nothing_but_their_own_time(sample_replay):
+    points = measured_points(sample_replay)
+    ratio = points.predicted_flops_per_s / points.measured_flops_per_s
+    computing = (sample_replay.prediction.flops > 0) & (sample_replay.prediction.bytes > 0)
+    expected = (sample_replay.table.measured_s / sample_replay.prediction.seconds)[computing]
+    np.testing.assert_allclose(ratio, expected)
+
+
+def test_scores_are_those_of_the_replay(sample_replay):
+    data = scores_data(sample_replay)
+    assert sum(bar.rows for bar in data.bars) == len(sample_replay.table)
+    assert [bar.p90_ape for bar in data.bars] == sorted((bar.p90_ape for bar in data.bars), reverse=True)
+    drawn = {label: x for trace in scores_figure(data).data for label, x in zip(trace.y, trace.x, strict=True)}
+    assert drawn == {bar.label: bar.median_ape for bar in data.bars}
+    assert len(coverage_figure(data).data[0].x or ()) == 0
+
+
+def test_heat_maps_hold_the_grid(grid):
+    for data, values in ((speedup_by_batch(grid), grid.by_batch), (speedup_by_context(grid), grid.by_context)):
+        heat = speedup_figure(data).data[0]
+        np.testing.assert_array_equal(heat.z, values)
+        assert heat.text[0][0] == f"{values[0, 0]:.2f}"
+        assert heat.zmin <= values.min()
+        assert heat.zmax >= values.max()
+    lines = crossover_figure(crossover_data(grid))
+    np.testing.assert_array_equal(lines.data[0].y, grid.by_batch[0])
+    assert axis_titles(lines) == ["batch (sequences)", "speed-up of decoding"]
+
+
+def test_colours_turn_at_one():
+    data = SpeedupData("batch", (1, 2), (1,), np.array([[0.6, 3.0]]), "mtp", "words", "datasheet")
+    heat = speedup_figure(data).data[0]
+    neutral = heat.colorscale[2]
+    assert neutral[0] == pytest.approx((1.0 - heat.zmin) / (heat.zmax - heat.zmin))
+    assert [stop[0] for stop in gain_scale(0.5, 1.0, 3.0)] == sorted(stop[0] for stop in gain_scale(0.5, 1.0, 3.0))
+
+
+def test_acceptance_shows_what_was_published():
+    name = "eagle3-llama-3.1-8b-mt-bench"
+    data = acceptance_data([name, "eagle-minicpm3-4b"], 5, chosen=name)
+    first, second = data.curves
+    published = load_curve(name).lengths
+    assert dict(zip(first.measured_tokens, first.measured_length, strict=True)) == {
+        k: length for k, length in published.items() if k <= 5
+    }
+    assert second.length[-1] == pytest.approx(1 + 0.58 + 0.34 + 0.22 + 0.15 + 0.11)
+    figure = acceptance_figure(data)
+    assert [trace.name for trace in figure.data if trace.showlegend] == [name]
+
+
+def test_load_figure_marks_simulated_means():
+    curve = LoadCurve("without", "none", np.array([1.0, 2.0]), np.array([5.0, 6.0]), np.array([7.0, 8.0]), np.ones(2))
+    point = SimulatedPoint(1.5, 5.5, None, 90.0, 500)
+    figure = load_figure(LoadData((curve,), (point,), 1.5, "calibrated"))
+    simulated = [trace for trace in figure.data if trace.name == "simulated"]
+    assert [(trace.x[0], trace.y[0]) for trace in simulated] == [(1.5, 5.5), (1.5, 90.0)]
+    assert "basis: calibrated" in caption(figure)
+    shares = {"compute": 0.25, "memory": 0.75}
+    bars = bounds_figure(BoundsData({"analytic": shares, "simulated": shares}, "datasheet"))
+    assert [list(trace.x) for trace in bars.data] == [[25.0, 25.0], [75.0, 75.0]]
+
+
+def test_methods_and_chips_have_colours_of_their_own():
+    assert len(set(METHODS.values())) == len(METHODS)
+    chips = ["b200-sxm", "a100-sxm-80gb", "h100-sxm"]
+    assert len({chip_colour(chip, chips) for chip in chips}) == 3
+    assert chip_colour("h100-sxm", chips) == chip_colour("h100-sxm", chips[::-1])
+
+
+def test_attention_map_holds_every_comparison():
+    parameters = consistency_set("n150-llama-3.1-8b")
+    data = attention_map_data(parameters, (1024, 131072), "next-attention", (0.0, 0.875))
+    for row, rate in enumerate(data.hit_rates):
+        for column, context in enumerate(data.contexts):
+            expected = compare_layouts(parameters, context, rate, "next-attention").speedup
+            assert data.speedup[row, column] == pytest.approx(float(expected))
+    heat = attention_map_figure(data).data[0]
+    assert list(heat.x) == ["1K", "128K"]
+    assert list(heat.y) == ["0.0%", "87.5%"]
+    np.testing.assert_array_equal(heat.z, data.speedup)

@@ -1,0 +1,272 @@
+"""What the app is made of, without a browser: served folders, uploads, addresses, downloads, background runs."""
+
+import base64
+import csv
+import io
+import json
+import socket
+import time
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+pytest.importorskip("dash")
+
+from dashboards.app.context import Context
+from dashboards.app.downloads import figure_csv, figure_html, values
+from dashboards.app.jobs import Jobs, RunTask
+from dashboards.app.messages import FAULT, sentence
+from dashboards.app.pages import capacity
+from dashboards.app.parts import spec
+from dashboards.app.replays import FITTED, replayed
+from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
+from dashboards.app.server import check_free, create_app, is_loopback
+from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, uploaded_scenario, uploaded_text
+from dashboards.app.url_state import Params
+from simulator.build import build_cluster
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+
+GOOD = """
+model: llama-3.1-8b
+hardware: {chip: h100-sxm}
+workload: {arrivals: {process: poisson, request_rate: 4}, input_tokens: 128, output_tokens: 16, num_requests: 20}
+"""
+
+
+@pytest.fixture
+def served(tmp_path, run_folder):
+    (tmp_path / "session").mkdir()
+    return Served([run_folder.parent], tmp_path / "session")
+
+
+def encoded(data: bytes) -> str:
+    return "data:application/x-yaml;base64," + base64.b64encode(data).decode()
+
+
+def test_runs_are_found_by_label_and_nothing_else_is_readable(served, run_folder):
+    assert served.runs() == {run_folder.name: run_folder.resolve()}
+    assert served.run(run_folder.name).basis == "datasheet"
+    for label in ("../one", str(run_folder), "", "one/", "/etc"):
+        with pytest.raises(ForerunError, match="no run"):
+            served.run(label)
+    with pytest.raises(ForerunError, match="no kernel trace"):
+        served.trace("/etc/passwd")
+
+
+def test_only_kernel_traces_are_offered(served, tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "kernels.csv").write_text("op,dtype,m,n,k,measured_s\ngemm,bf16,1,2,3,1e-6\n")
+    (tmp_path / "more" / "notes.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "more" / "link.csv").symlink_to("/etc/passwd")
+    found = Served([tmp_path / "more"], tmp_path / "session").traces()
+    assert list(found) == [SAMPLE_TRACE, "kernels.csv"]
+    assert list(served.traces()) == [SAMPLE_TRACE]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ForerunError, match="no such folder"):
+        Served([tmp_path / "absent"], tmp_path)
+
+
+def test_upload_of_a_scenario(served):
+    scenario = uploaded_scenario(uploaded_text(encoded(GOOD.encode())), "good.yaml", served)
+    assert scenario.workload.num_requests == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (GOOD.replace("llama-3.1-8b", "/etc/passwd"), "model: '/etc/passwd' is no file of the served folders"),
+        (GOOD.replace("h100-sxm", "../../secret.yaml"), r"hardware\.chip: .* no file of the served"),
+        (GOOD.replace("llama-3.1-8b", "~/model"), "model: .* no file of the served"),
+        ("model: x\nhardware: {chip: h100-sxm}\nworkload: {trace: pyproject.toml}", r"workload\.trace: .* no file"),
+        (
+            GOOD + "speculation: {method: ngram, num_speculative_tokens: 2, acceptance: {log: /proc/self/environ}}",
+            "log",
+        ),
+        (GOOD.replace("input_tokens: 128", "input_tokens: {distribution: empirical, file: /etc/hosts}"), "file"),
+        (GOOD.replace("llama", "lama"), "did you mean 'llama-3.1-8b'"),
+        ("a: &x [1]\nb: *x", "aliases"),
+        ("model: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("model: [", "upload.yaml:"),
+        ("- 1", "a scenario is a mapping"),
+        (GOOD.replace("num_requests: 20", "num_requests: 99000000"), "at most 200,000"),
+    ],
+)
+def test_upload_is_refused_in_one_sentence(served, monkeypatch, project_root, text, complaint):
+    monkeypatch.chdir(project_root)
+    with pytest.raises(ForerunError, match=complaint) as refused:
+        build_cluster(uploaded_scenario(text, "upload.yaml", served), 0)
+    assert "\n" not in sentence(refused.value)
+
+
+def test_upload_may_name_files_of_the_served_folders(tmp_path):
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "lengths.txt").write_text("1 2 3")
+    (tmp_path / "outside.txt").write_text("1 2 3")
+    (tmp_path / "served" / "link.txt").symlink_to(tmp_path / "outside.txt")
+    served = Served([tmp_path / "served"], tmp_path)
+    text = GOOD.replace("input_tokens: 128", "input_tokens: {distribution: empirical, file: ./NAME}")
+    scenario = uploaded_scenario(text.replace("NAME", "lengths.txt"), "x.yaml", served)
+    assert scenario.workload.input_tokens.file == str((tmp_path / "served" / "lengths.txt").resolve())
+    for name in ("link.txt", "../outside.txt", "absent.txt"):
+        with pytest.raises(ForerunError, match="no file of the served folders"):
+            uploaded_scenario(text.replace("NAME", name), "x.yaml", served)
+
+
+def test_upload_must_be_small_text():
+    with pytest.raises(ForerunError, match="larger than"):
+        uploaded_text(encoded(b"x" * (LARGEST_UPLOAD_BYTES + 10)))
+    with pytest.raises(ForerunError, match="not a text file"):
+        uploaded_text(encoded(b"\xff\xfe\x00\x80"))
+    with pytest.raises(ForerunError, match="not a text file"):
+        uploaded_text("data:,$$$")
+
+
+def test_addresses_never_fail():
+    params = Params("?chip=h100-sxm&batch=1e3&k=x&tp=9&flag=%00")
+    assert params.choice("chip", ["h100-sxm", "l4"], "l4") == "h100-sxm"
+    assert params.choice("tp", ["1", "2"], "1") == "1"
+    assert params.number("batch", 1, 512, 16) == 16
+    assert params.number("k", 1, 8, 3) == 3
+    assert params.choice_or_none("run", []) is None
+    assert Params(None).whole("request", 0, 5, 2) == 2
+
+
+def test_csv_has_every_point_and_no_formulas():
+    figure = go.Figure(go.Scatter(x=np.array([1.5, 2.5]), y=[3, 4], name="=cmd()"))
+    figure.add_trace(go.Heatmap(x=["a", "b"], y=[1], z=np.array([[5.0, 6.0]])))
+    rows = list(csv.reader(io.StringIO(figure_csv(json.loads(json.dumps(spec(figure)))))))
+    assert rows[0] == ["trace", "x", "y", "z"]
+    assert rows[1:3] == [["'=cmd()", "1.5", "3", ""], ["'=cmd()", "2.5", "4", ""]]
+    assert rows[3:] == [["trace 1", "a", "1", "5.0"], ["trace 1", "b", "1", "6.0"]]
+
+
+def test_packed_columns_are_unpacked():
+    packed = {"dtype": "f8", "bdata": base64.b64encode(np.array([1.0, 2.0]).tobytes()).decode()}
+    assert values(packed) == [1.0, 2.0]
+    assert values({**packed, "shape": "2, 1"}) == [[1.0], [2.0]]
+    assert values({"dtype": "O", "bdata": ""}) == []
+
+
+def test_saved_page_needs_no_network():
+    text = figure_html(spec(go.Figure(go.Bar(x=["a"], y=[1]), layout={"title": {"text": "<b>Bars</b>"}})))
+    assert "Bars · Forerun" in text
+    assert 'src="http' not in text
+
+
+def test_faults_are_not_shown(caplog):
+    assert sentence(ValueError("secret")) == FAULT
+    assert "secret" in caplog.text
+    assert sentence(ForerunError("/srv/data/x.yaml: bad")) == "x.yaml: bad"
+
+
+def waited(jobs, token, states, seconds=60):
+    end = time.monotonic() + seconds
+    while (view := jobs.look(token)).state not in states and time.monotonic() < end:
+        time.sleep(0.05)
+    return view
+
+
+def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
+    jobs = Jobs(tmp_path, most_running=1)
+    long = scenario_from(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "engine": {"stepping": "exact-steps"},
+            "workload": {
+                "arrivals": {"process": "burst"},
+                "input_tokens": 64,
+                "output_tokens": 4000,
+                "num_requests": 20_000,
+            },
+        },
+        "long",
+    )
+    token = jobs.start(RunTask(long), "long/../run")
+    assert waited(jobs, token, ("running",)).folder.parent == tmp_path
+    with pytest.raises(ForerunError, match="under way"):
+        jobs.start(RunTask(long), "second")
+    jobs.cancel(token)
+    assert jobs.look(token).state == "cancelled"
+    assert list(tmp_path.iterdir()) == []
+    small = long.with_values({"workload.num_requests": 3, "workload.output_tokens": 4})
+    view = waited(jobs, jobs.start(RunTask(small), "small"), ("finished", "failed"))
+    assert view.state == "finished", view.message
+    assert json.loads((view.folder / "summary.json").read_text())["summary"]["completed"] == 3
+    bad = small.with_values({"model": "llama-3.1-405b"})
+    view = waited(jobs, jobs.start(RunTask(bad), "bad"), ("finished", "failed"))
+    assert view.state == "failed"
+    assert "fit" in view.message or "memory" in view.message
+    assert jobs.look("no such run") is None
+
+
+def test_server_answers_under_its_own_names_only(tmp_path):
+    app, _ = create_app([], tmp_path)
+    client = app.server.test_client()
+    assert client.get("/", headers={"Host": "127.0.0.1:8050"}).status_code == 200
+    assert client.get("/", headers={"Host": "localhost"}).status_code == 200
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+    asked = {"Host": "localhost:8050", "Origin": "http://evil.example"}
+    assert client.post("/_dash-update-component", json={}, headers=asked).status_code == 403
+    assert client.get("/assets/../server.py", headers={"Host": "localhost"}).status_code == 404
+    body = client.get("/", headers={"Host": "localhost"}).text
+    assert 'src="http' not in body
+    assert 'href="http' not in body
+
+
+def test_loopback_is_known():
+    assert all(map(is_loopback, ("127.0.0.1", "127.0.0.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
+
+
+def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
+    folder = write_plan(tmp_path / "served" / "azure")
+    document = json.loads((folder / "plan.json").read_text())
+    (tmp_path / "served" / "broken").mkdir()
+    (tmp_path / "served" / "broken" / "plan.json").write_text("{}")
+    context = Context(Served([tmp_path / "served"], tmp_path / "session"), Jobs(tmp_path / "session"))
+    assert list(context.served.plans()) == ["azure", "broken"]
+    shown, figures = capacity.compute(context, {"plan": "azure"})
+    assert document["conclusion"] in str(shown["lead"])
+    costs = sorted(x for trace in figures["strain"].data for x in trace.x)
+    assert costs == sorted(row["usd_per_hour"] for row in document["candidates"] if row["binding"] is not None)
+    assert capacity.compute(context, {"plan": None})[1] == {}
+    for label, complaint in (("../azure", "no capacity plan"), ("broken", "is not what forerun plan")):
+        with pytest.raises(ForerunError, match=complaint):
+            capacity.compute(context, {"plan": label})
+
+
+def test_capacity_controls_make_a_plan_of_their_values():
+    values = {"model": "qwen3-8b", "chips": ["l4", "h100-sxm"], "rate": 2, "growth": 3, "ttft": 0, "tpot": 1}
+    asked = capacity.task({**values, "prompt": 1, "output": 0})
+    assert asked.chips == ("l4", "h100-sxm")
+    assert (asked.rate, asked.growth) == (4.0, 3.0)
+    assert asked.slo == ("p99_ttft_ms=100", "p99_tpot_ms=10")
+    assert asked.scenario.workload.input_tokens.mean == 256
+
+
+def test_a_shipped_trace_is_fitted_and_scored_on_the_rest(served):
+    plain = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic")
+    fitted = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic", layer=FITTED)
+    assert len(fitted.table) < len(plain.table)
+    assert fitted.overall.mape < plain.overall.mape / 2
+    assert (plain.basis, fitted.basis) == ("datasheet", "calibrated")
+    with pytest.raises(ForerunError, match="no row of"):
+        replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic", device="H100")
+
+
+def test_an_address_that_is_taken_is_refused_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ForerunError, match="cannot be served"):
+        check_free("127.0.0.1", taken.getsockname()[1])
+
+
+def test_others_are_let_in_only_when_asked(capsys):
+    assert main(["dash", "--host", "0.0.0.0"]) == 2
+    assert "add --expose if you mean it" in capsys.readouterr().err
+    assert main(["dash", "no/such/folder", "--port", "0"]) == 2
+    assert "no such folder to serve" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""What K draft tokens are worth: bounds, the crossover, and the same figures as a simulated run."""
+
+import numpy as np
+import pytest
+
+from simulator.errors import ForerunError
+from simulator.metrics import summarise
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.studies.speculation_grid import busy_rate, crossover, speculation_grid
+
+BATCHES = (1, 8, 64, 512)
+
+
+def scenario(**speculation):
+    block = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}} | speculation
+    return scenario_from(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "speculation": block,
+            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+        },
+        "test",
+    )
+
+
+def grid(chosen, ks=(1, 3, 6)):
+    return speculation_grid(chosen, ks, BATCHES, (512, 8192), 8, 512, 256)
+
+
+def test_speedup_is_below_the_acceptance_length_and_acceptance_is_the_closed_form():
+    found = grid(scenario())
+    expected = [(1 - 0.7 ** (k + 1)) / (1 - 0.7) for k in (1, 3, 6)]
+    np.testing.assert_allclose(found.acceptance_length, expected, rtol=1e-12)
+    assert (found.by_batch < found.acceptance_length[:, None]).all()
+    assert (found.by_context < found.acceptance_length[:, None]).all()
+    assert found.by_batch.shape == (3, 4)
+    assert found.by_context.shape == (3, 2)
+
+
+def test_nothing_accepted_never_pays():
+    found = grid(scenario(acceptance={"alpha": 0.0}))
+    assert (found.by_batch < 1).all()
+    assert found.crossover_batch == (0.0, 0.0, 0.0)
+    assert found.best == (0, 0, 0, 0)
+
+
+def test_grid_agrees_with_a_simulated_batch():
+    """64 equal requests at once, long outputs: decoding dominates, and the batch stays full until near the end."""
+    run = scenario().with_values(
+        {"workload.input_tokens": 16, "workload.output_tokens": 1000, "workload.num_requests": 64}
+    )
+    drafted, plain = (
+        summarise(simulate(run.with_values({"speculation.method": method})))["mean_tpot_ms"]
+        for method in ("eagle3", "none")
+    )
+    found = speculation_grid(run, (3,), (64,), (516,), 64, 16, 1000)
+    assert plain / drafted == pytest.approx(found.by_batch[0, 0], rel=0.04)
+
+
+def test_crossover_is_where_the_line_passes_one():
+    batches = np.array([1, 4, 16, 64])
+    assert crossover(batches, np.array([1.5, 1.25, 0.75, 0.5])) == pytest.approx(8.0)
+    assert crossover(batches, np.array([1.5, 1.4, 1.3, 1.0])) is None
+    assert crossover(batches, np.array([0.9, 0.8, 0.7, 0.6])) == 0.0
+
+
+def test_busy_rate_without_prompts_is_the_batch_over_its_time():
+    assert busy_rate(32, 0.01, 0.0, 100) == pytest.approx(32 / (100 * 0.01))
+    assert busy_rate(1e9, 0.01, 0.02, 100) == pytest.approx(1 / 0.02, rel=1e-6)
+
+
+def test_grid_needs_a_chain():
+    with pytest.raises(ForerunError, match=r"speculation\.tree"):
+        grid(scenario(num_speculative_tokens=None, tree="eagle-25"))
+    with pytest.raises(ForerunError, match="speculation: the scenario has none"):
+        grid(scenario(method="none"))

@@ -1,0 +1,59 @@
+"""The kernels of a step add up to the step, and plain steps hold what they say."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.build import build_cluster
+from simulator.scenario import scenario_from
+from simulator.studies.step_kernels import step_kernels
+from simulator.studies.step_work import decode_steps, prompt_chunks
+from simulator.timing import StepWork, causal_pairs, keys_read
+
+
+def timer_of(model, tensor_parallel):
+    data = {
+        "model": model,
+        "hardware": {"chip": "h100-sxm", "tensor_parallel": tensor_parallel},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+    }
+    return build_cluster(scenario_from(data, "test"), 0).cluster.timer.target
+
+
+def first(steps):
+    return StepWork(*(tuple(int(x[0]) for x in part) if isinstance(part, tuple) else int(part[0]) for part in steps))
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor_parallel"),
+    [("llama-3.1-8b", 1), ("llama-3.1-8b", 4), ("qwen3-30b-a3b", 2), ("gemma-2-9b", 1), ("deepseek-v2-lite", 1)],
+)
+def test_kernels_add_up_to_the_step(model, tensor_parallel):
+    timer = timer_of(model, tensor_parallel)
+    for steps in (
+        decode_steps(timer.windows, np.array([7]), 1, np.array([9000])),
+        decode_steps(timer.windows, np.array([33]), 4, np.array([700])),
+        prompt_chunks(timer.windows, 3001, 8192),
+    ):
+        kernels = step_kernels(timer, first(steps))
+        costs = timer.costs(steps)
+        assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
+        assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
+        assert len({kernel.name for kernel in kernels}) > 5
+
+
+@given(st.integers(1, 5000), st.integers(1, 2000), st.sampled_from([None, 64, 4096]))
+def test_chunks_of_a_prompt_are_the_whole_prompt(prompt, budget, window):
+    chunks = prompt_chunks((window,), prompt, budget)
+    assert chunks.prefill_tokens.sum() == prompt
+    assert chunks.prefill_tokens.max() <= budget
+    assert chunks.prefill_pairs[0].sum() == causal_pairs(prompt, 0, window)
+    assert chunks.sampled_prefills.sum() == 1
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(9, 9000), st.sampled_from([None, 512]))
+def test_decode_steps_read_every_sequence(seqs, query_len, context, window):
+    steps = decode_steps((window,), np.array([seqs]), query_len, np.array([context]))
+    assert steps.decode_kv_tokens[0][0] == seqs * keys_read(context, query_len, window)
+    assert steps.prefill_tokens[0] == 0
