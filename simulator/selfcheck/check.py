@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -146,13 +146,15 @@ class Selfcheck:
 
     def _calibrate(self, table: KernelTable, limits: MachineLimits, host: HostCosts) -> Calibration:
         """Fit the kernels, and write trace and profile."""
-        write_atomically(self.folder / "kernels.csv", lambda staged: write_kernels(table, staged, False))
+
+        def write(staged: Path) -> None:
+            write_kernels(table, staged, False)
+
+        write_atomically(self.folder / "kernels.csv", write)
         chip = chip_of(limits, METHOD, self.folder)
         fitted = calibrate(table, chip, LIBRARY, residual=False, seed=self.seed, reference="forerun selfcheck")
         measured = chip.host.model_copy(update={"step_s": host.step_s, "sequence_s": host.sequence_s})
         whole: Chip = fitted.chip.model_copy(update={"host": measured})
-        from dataclasses import replace
-
         fitted = replace(fitted, chip=whole)
         write_text_atomically(self.folder / "profile.yaml", profile_text(fitted))
         return fitted
