@@ -20,7 +20,7 @@ from simulator.selfcheck.engine import EngineRun, ReferenceEngine
 from simulator.selfcheck.kernels import LIBRARY, KernelSamples, NearbyModel, enlarged
 from simulator.selfcheck.machine import CLOCKS, chip_of, clock_for, fast_dtype, machine_limits
 from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
-from simulator.selfcheck.predict import COMPARED, equal_batches, predicted, scenario, write_trace
+from simulator.selfcheck.predict import COMPARED, equal_batches, predicted, scenario, write_scenario, write_trace
 from simulator.selfcheck.scheduler import Request
 from simulator.selfcheck.sizes import Load, Sizes
 from traces.kernels import KernelTable, write_kernels
@@ -179,8 +179,7 @@ class Selfcheck:
                     acceptance.per_position if drafting else None,
                     host.draft_step_s,
                 )
-                text = described.model_dump_json(exclude_unset=True, indent=2)
-                write_text_atomically(self.folder / f"scenario-{method}-{number}.json", text + "\n")
+                write_scenario(described, self.folder / f"scenario-{method}-{number}.json")
                 figures, self._basis = predicted(described, self.seed)
                 predictions.append(figures)
                 if not drafting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def scenario(
             "acceptance": {"per_position": list(acceptance)},
         }
     return scenario_from(data, "selfcheck")
+
+
+def write_scenario(scenario: Scenario, file: Path) -> None:
+    """Write a scenario beside the files it names, by their bare names, so that the folder can be moved."""
+    data = scenario.model_dump(mode="json", exclude_unset=True)
+    places = [(data["hardware"], "chip"), (data["workload"], "trace")]
+    if "speculation" in data:
+        places.append((data["speculation"]["draft"], "model"))
+    for holder, key in places:
+        holder[key] = Path(holder[key]).name
+    write_text_atomically(file, json.dumps(data, indent=2) + "\n")
 
 
 def equal_batches(scenario: Scenario, run: EngineRun) -> tuple[int, int]:

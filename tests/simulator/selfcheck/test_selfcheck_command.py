@@ -59,7 +59,9 @@ def test_a_tiny_check_from_end_to_end(tmp_path, capsys):
     for name in ("kernels.csv", "profile.yaml", "scenario-none-0.json", "scenario-draft-model-0.json"):
         assert (tmp_path / name).is_file()
     capsys.readouterr()
-    assert main(["run", str(tmp_path / "scenario-draft-model-0.json"), "--json", "-"]) == 0
+    moved = tmp_path.with_name("moved")
+    tmp_path.rename(moved)
+    assert main(["run", str(moved / "scenario-draft-model-0.json"), "--json", "-"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["summary"]["completed"] == 6
     assert again["basis"] == "calibrated"
