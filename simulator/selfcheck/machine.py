@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ import torch
 from hwprofiles import Chip
 from hwprofiles.catalogue import load_chip
 from simulator.measure.machine import MachineLimits, cpu_name, last_cache_bytes, memory_bytes, profile_text
-from simulator.selfcheck.model import KernelCall
 from simulator.selfcheck.sizes import DTYPE_BYTES
 
 PROBES = 7
@@ -50,25 +50,7 @@ def machine_limits(clock: Callable[[], float]) -> MachineLimits:
     )
 
 
-def raised(limits: MachineLimits, dtype: str, calls: Iterable[KernelCall]) -> MachineLimits:
-    """Limits that no kernel seen was faster than: clocks and neighbours change between probe and run."""
-    flops, moved, streamed = limits.flops_per_s[dtype], limits.cache_bandwidth_bytes_per_s, 0.0
-    for call in calls:
-        if call.op == "gemm":
-            m, n, k = (call.sizes[name] for name in "mnk")
-            flops = max(flops, HEADROOM * 2.0 * m * n * k / call.seconds)
-            streamed = max(streamed, HEADROOM * DTYPE_BYTES[dtype] * n * k / call.seconds)
-        elif "bytes_moved" in call.sizes:
-            moved = max(moved, HEADROOM * call.sizes["bytes_moved"] / call.seconds)
-    memory = max(limits.bandwidth_bytes_per_s, streamed)
-    return limits._replace(
-        flops_per_s=limits.flops_per_s | {dtype: flops},
-        bandwidth_bytes_per_s=memory,
-        cache_bandwidth_bytes_per_s=max(moved, memory),
-    )
-
-
-def chip_of(limits: MachineLimits, method: str, folder: Any) -> Chip:
+def chip_of(limits: MachineLimits, method: str, folder: Path) -> Chip:
     """The machine as a chip profile, written to ``folder`` as ``limits.yaml``."""
     file = folder / "limits.yaml"
     file.write_text(profile_text(limits, method), encoding="utf-8")
