@@ -74,7 +74,7 @@ class PlanTask:
         from simulator.studies.study_file import StudyFile
 
         study = StudyFile("plan", self.scenario, {"hardware.chip": self.chips}, ())
-        options = PlanOptions("rate", self.rate, self.growth, 0, REPLICATIONS, None, FINALISTS, MOST_REPLICAS, jobs=1)
+        options = PlanOptions("rate", self.rate, self.growth, 0, REPLICATIONS, None, FINALISTS, MOST_REPLICAS)
         document = plan_document(make_plan(study, objective_of({}, self.slo), options, tell))
         write_outputs(folder, document, study, command_text(document, options))
 
