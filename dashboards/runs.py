@@ -38,9 +38,9 @@ STEP_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What a run folder holds; columns as floats, NaN where something never happened."""
+    """What a run folder holds; columns as floats, NaN where something never happened. Equal only to itself."""
 
     folder: Path
     document: dict[str, Any]

@@ -26,6 +26,7 @@ from simulator.serving import (
     StepRecords,
 )
 from simulator.speculation import PolicyFactory
+from simulator.step_detail import StepDetail, step_detail
 from simulator.timing import (
     Costs,
     EngineTimer,
@@ -53,6 +54,8 @@ class RunResult:
     """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
     notes: tuple[str, ...]
     chips: int
+    detail: StepDetail | None = None
+    """Parts of its steps, for the timeline."""
 
 
 def simulate(
@@ -123,6 +126,7 @@ def simulate(
         basis=build.basis,
         notes=tuple(notes),
         chips=build.chips,
+        detail=step_detail(log, build.cluster.timer),
     )
 
 

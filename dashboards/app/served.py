@@ -115,7 +115,7 @@ class Served:
 
     def measured(self) -> dict[str, tuple[Path, bool]]:
         """Files of measured serving runs or engine steps by label, and whether they hold steps."""
-        found = {}
+        found: dict[str, tuple[Path, bool]] = {}
         for label, path in self._files():
             if len(found) > MOST_TRACES:
                 break

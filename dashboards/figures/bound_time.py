@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from dashboards.figures.theme import COLOURS, captioned
-from dashboards.figures.timeline import BINS, spans_of
+from dashboards.figures.timeline import BINS, Spans, spans_of
 from dashboards.runs import BOUNDS, Run
 
 FloatArray = NDArray[np.float64]
@@ -24,9 +24,9 @@ class BoundTimeData(NamedTuple):
     basis: str
 
 
-def bound_time_data(run: Run, bins: int = BINS) -> BoundTimeData:
+def bound_time_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> BoundTimeData:
     """Seconds by bound of every step, spread over the step, as shares of all replicas' time; the rest is idle."""
-    spans = spans_of(run, bins)
+    spans = spans or spans_of(run, bins)
     if spans is None:
         return BoundTimeData(np.empty(0), 0.0, {}, run.basis)
     replicas = run.document["scenario"]["hardware"].get("replicas", 1)

@@ -29,10 +29,14 @@ class TimelineData(NamedTuple):
     basis: str
 
 
-def timeline_data(run: Run, bins: int = BINS) -> TimelineData:
-    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them."""
+def timeline_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
+    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them.
+
+    Args:
+        spans: those of ``spans_of``, where they are known already.
+    """
     steps = run.steps
-    spans = spans_of(run, bins)
+    spans = spans or spans_of(run, bins)
     if spans is None:
         empty = np.empty(0)
         return TimelineData(empty, 0.0, empty, empty, None, empty, run.basis)
