@@ -185,7 +185,9 @@ def register(app: Dash, context: Context) -> None:
         if not clicks:
             return no_update, no_update
         try:
-            wanted = task(dict(zip(ASKED, values, strict=True)))
+            given = dict(zip(ASKED, values, strict=True))
+            choices.checked(given)
+            wanted = task(given)
             return None, context.jobs.start(wanted, f"plan {wanted.scenario.model} {wanted.rate:g}")
         except Exception as error:
             return message(sentence(error)), no_update

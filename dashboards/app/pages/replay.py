@@ -202,6 +202,7 @@ def register(app: Dash, context: Context) -> None:
             return no_update, no_update
         label, model, chip, framework, tp = values
         try:
+            choices.checked(dict(zip(ASKED, values, strict=True)))
             task = replay_task(context.served, str(label or ""), str(model), str(chip), str(framework), int(tp))
             return None, context.jobs.start(task, f"replay {task.file.stem}")
         except Exception as error:
@@ -218,7 +219,7 @@ def register(app: Dash, context: Context) -> None:
         return [*parts, *({} if served else hidden for _ in (*SERVED_CONTROLS, "make", "begin"))]
 
     def known_devices(trace: str | None, before: str | None) -> tuple[list[str], str | None]:
-        known = _devices(context, trace or "")
+        known = _devices(context, str(trace or ""))
         return known, before if before in known else _first(known)
 
     app.callback(

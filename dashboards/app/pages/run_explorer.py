@@ -223,7 +223,7 @@ def register(app: Dash, context: Context) -> None:
         return runs, label, beside, before if before in runs and before != label else NOTHING
 
     def save_report(clicks: int | None, label: str | None) -> Any:
-        if not clicks or not label:
+        if not clicks or label not in context.served.runs():
             return no_update
         name = label.replace("/", "-").replace(" ", "-")
         return {"content": report_html(context.served.run(label)), "filename": f"{name}.html", "type": "text/html"}
