@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -56,4 +56,10 @@ def checked(values: Mapping[str, Any]) -> None:
                 raise ForerunError(f"{name}: '{str(one)[:80]}' is not in the catalogue")
 
 
-_OFFERED = {"chip": chips_and_sample, "runs-chip": chips, "chips": chips, "model": models, "draft": models}
+_OFFERED: dict[str, Callable[[], list[str]]] = {
+    "chip": chips_and_sample,
+    "runs-chip": chips,
+    "chips": chips,
+    "model": models,
+    "draft": models,
+}

@@ -251,7 +251,6 @@ def test_figures_can_be_saved(visit):
 
 
 def test_wrong_choices_are_one_sentence(visit, address):
-    visit.open("what-if", 2)
     visit.page.goto(f"{visit.base}/what-if?model=llama-3.1-405b&chip=l4")
     said = visit.page.locator(".message")
     said.wait_for()

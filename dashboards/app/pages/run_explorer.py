@@ -37,7 +37,7 @@ from dashboards.figures.bound_time import bound_time_data, bound_time_figure
 from dashboards.figures.latency import latency_data, latency_figure
 from dashboards.figures.run_pair import ComparisonData, change_figure, comparison_data, curves_figure
 from dashboards.figures.timeline import BINS, spans_of, timeline_data, timeline_figure
-from dashboards.figures.waterfall import waterfall_data, waterfall_figure
+from dashboards.figures.waterfall import slowest, waterfall_data, waterfall_figure
 from dashboards.report import report_html
 from dashboards.report_parts import ABSENT, LATENCY_NAMES, STATISTICS, lead_sentence, number, percent
 from dashboards.runs import Run
@@ -196,12 +196,6 @@ def _latency_figure(run: Run) -> go.Figure | None:
     return latency_figure(latency) if latency.curves else None
 
 
-def slowest(run: Run) -> int | None:
-    """The completed request that waited longest for its first token; None where none completed."""
-    ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
-    return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
-
-
 def register(app: Dash, context: Context) -> None:
     """Add the callbacks."""
 
@@ -297,6 +291,13 @@ def _tiles(document: dict[str, Any]) -> Any:
         rows.append(("Cost", f"${number(cost, 3)}", "", "per million output tokens"))
     else:
         rows.append(("Bandwidth used", percent(document["utilisation"]["mbu"]), "", "MBU"))
+    length = summary.get("spec_decode_acceptance_length")
+    if length is not None:
+        rate = summary.get("spec_decode_acceptance_rate")
+        rows.append(("Acceptance length", number(length, 3), "tokens/step", f"rate {number(rate, 3)} %"))
+    hits = kv.get("prefix_hit_rate")
+    if hits is not None:
+        rows.append(("Prefix cache hits", percent(hits), "", "of the prompt tokens"))
     return tiles(rows)
 
 
