@@ -20,6 +20,7 @@ from dashboards.figures import (
     waterfall_figure,
 )
 from dashboards.figures.waterfall import slowest
+from dashboards.fleet_parts import pool_table, replica_table
 from dashboards.page import card, figure_cards, grid, page_html
 from dashboards.report_parts import (
     badges,
@@ -38,7 +39,7 @@ from dashboards.runs import Run, load_run
 from simulator.metrics.files import write_text_atomically
 
 REPORT_FILE = "report.html"
-MANY_REQUESTS = 1000
+MANY_REQUESTS = 300
 """Beyond, requests are too short to see over the whole run: those around the longest TTFT are shown."""
 
 
@@ -94,6 +95,8 @@ def _body(run: Run, figures: dict[str, go.Figure]) -> str:
             card("KV cache and memory", pairs_table(kv_rows(document))),
             card("Speculative decoding", pairs_table(speculation_rows(document))),
         ),
+        card("Pools", pool_table(document)),
+        card("Replicas", replica_table(document)),
         card("Notes", notes_list(document)),
         _scenario(document),
         f"<footer>Forerun {escape(str(document.get('version', '')))} · seed {escape(str(document.get('seed', '')))} · "

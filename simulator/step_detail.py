@@ -45,12 +45,14 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
     steps = log.steps
     if not isinstance(timer, ModelTimer) or not 0 < len(steps) <= MOST_ROWS:
         return None
-    work, draft = steps.work(0, len(steps)), steps.draft(0, len(steps))
+    work, draft = steps.work(slice(None)), steps.draft(slice(None))
     draft_s = timer.exposed_drafting_s(work, draft)
     if draft_s is not None:
         draft_s = np.minimum(draft_s * steps.column("steps"), steps.column("seconds"))
     sampled = []
-    for row in median_rows(work, steps.column("seconds"), steps.column("steps")):
+    for row in median_rows(
+        work, steps.column("seconds"), np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
+    ):
         found = _sampled(row, timer, work, float(steps.column("seconds")[row]), draft_s)
         if found is not None:
             sampled.append(found)

@@ -14,6 +14,7 @@ FLOORS = (
     ("simulator.metrics",),
     ("simulator.run",),
     ("simulator.step_detail",),
+    ("simulator.build_fleet",),
     ("simulator.build",),
     ("simulator.assumptions",),
     ("simulator.drafting",),

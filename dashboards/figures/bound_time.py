@@ -29,10 +29,15 @@ def bound_time_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> B
     spans = spans or spans_of(run, bins)
     if spans is None:
         return BoundTimeData(np.empty(0), 0.0, {}, run.basis)
-    replicas = run.document["scenario"]["hardware"].get("replicas", 1)
+    pools = run.document.get("pools")
+    replicas = sum(pool["replicas"] for pool in pools) if pools else _replicas(run)
     shares = {bound: spans.rate(run.steps[f"{bound}_s"]) / replicas for bound in BOUNDS}
     shares["idle"] = np.clip(1.0 - sum(shares.values()), 0.0, 1.0)
     return BoundTimeData(spans.middle_s, spans.bin_s, shares, run.basis)
+
+
+def _replicas(run: Run) -> int:
+    return int(run.document["scenario"]["hardware"].get("replicas", 1))
 
 
 def bound_time_figure(data: BoundTimeData) -> go.Figure:

@@ -40,14 +40,19 @@ def timeline_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> Tim
     if spans is None:
         empty = np.empty(0)
         return TimelineData(empty, 0.0, empty, empty, None, empty, run.basis)
-    blocks = run.document["kv_cache"].get("num_blocks")
-    replicas = run.document["scenario"]["hardware"].get("replicas", 1)
+    kinds = run.document.get("pools") or [
+        {
+            "num_blocks": run.document["kv_cache"].get("num_blocks") or 0,
+            "replicas": run.document["scenario"]["hardware"].get("replicas", 1),
+        }
+    ]
+    blocks = sum(kind["num_blocks"] * kind["replicas"] for kind in kinds)
     return TimelineData(
         time_s=spans.middle_s,
         bin_s=spans.bin_s,
         running=spans.mean(steps["running"]),
         waiting=spans.mean(steps["waiting"]),
-        kv_use=spans.mean(steps["kv_blocks"]) / (blocks * replicas) if blocks else None,
+        kv_use=spans.mean(steps["kv_blocks"]) / blocks if blocks else None,
         output_tokens_per_s=spans.rate(steps["output_tokens"]),
         basis=run.basis,
     )
