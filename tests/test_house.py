@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     ("dashboards",),
     ("simulator.cli",),
-    ("simulator.studies",),
+    ("simulator.studies", "simulator.selfcheck"),
     ("simulator.replay", "simulator.measure"),
     ("simulator.metrics",),
     ("simulator.run",),
