@@ -90,7 +90,7 @@ def change_figure(data: ComparisonData) -> go.Figure:
 def _wide(percents: list[float]) -> list[float]:
     """A range around zero with room for the words at the end of the bars."""
     low, high = min([0.0, *percents]), max([0.0, *percents])
-    room = 0.28 * (high - low or 1.0)
+    room = 0.4 * (high - low or 1.0)
     return [low - room if low < 0 else 0.0, high + room if high > 0 else 0.0]
 
 
