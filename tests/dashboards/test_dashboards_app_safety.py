@@ -1,6 +1,9 @@
 """What a forged request may reach: no file that is not served, whatever a control is made to say."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +86,10 @@ def test_a_forged_answer_of_the_analytic_model_names_no_files(app, secret):
     scenario = {"model": secret, "hardware": {"chip": "h100-sxm"}, "workload": {"arrivals": {"request_rate": 1.0}}}
     with pytest.raises(ForerunError, match="no file of the served folders"):
         what_if.compute_load(app[1], {"answered": {"scenario": scenario, "basis": "datasheet"}})
+
+
+def test_what_threads_share_is_imported_before_them():
+    """Plotly asks whether values are pandas' as soon as pandas is being imported by another thread."""
+    code = "import sys, tempfile, pathlib; from dashboards.app import create_app; "
+    code += "create_app([], pathlib.Path(tempfile.mkdtemp())); import importlib.util as u; assert 'pandas' in sys.modules or u.find_spec('pandas') is None"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
