@@ -91,5 +91,6 @@ def test_a_forged_answer_of_the_analytic_model_names_no_files(app, secret):
 def test_what_threads_share_is_imported_before_them():
     """Plotly asks whether values are pandas' as soon as pandas is being imported by another thread."""
     code = "import sys, tempfile, pathlib; from dashboards.app import create_app; "
-    code += "create_app([], pathlib.Path(tempfile.mkdtemp())); import importlib.util as u; assert 'pandas' in sys.modules or u.find_spec('pandas') is None"
+    code += "create_app([], pathlib.Path(tempfile.mkdtemp())); import importlib.util as u; "
+    code += "assert 'pandas' in sys.modules or u.find_spec('pandas') is None"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
