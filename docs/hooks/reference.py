@@ -25,7 +25,7 @@ def scenario_page() -> Iterator[str]:
     schema = Scenario.model_json_schema(by_alias=True)
     yield "# Scenario"
     yield ""
-    yield "A scenario is YAML, JSON or `simulator.scenario.Scenario`. Unknown fields are refused by name. Bold fields have"
+    yield "A scenario is YAML, JSON or `simulator.scenario.Scenario`. Unknown fields are refused. Bold fields have"
     yield "no default. `--set PATH=VALUE` and `--vary PATH=V1,V2` take dotted paths such as `engine.max_num_seqs`."
     yield ""
     yield from _section("The scenario", schema, schema)
@@ -48,9 +48,16 @@ def _section(title: str, part: dict[str, Any], schema: dict[str, Any]) -> Iterat
         needed = name in part.get("required", ())
         shown = f"**`{name}`**" if needed else f"`{name}`"
         default = "" if needed else _default(field.get("default"), "default" in field)
-        meaning = field.get("description") or meanings.get(name, "")
+        meaning = meanings.get(name) or field.get("description") or _summary(field, schema)
         yield f"| {shown} | {_kind(field)} | {default} | {_cell(meaning)} |"
     yield ""
+
+
+def _summary(field: dict[str, Any], schema: dict[str, Any]) -> str:
+    """First sentence of the section that a field holds."""
+    options = [field, *field.get("anyOf", ())]
+    names = [option["$ref"].rsplit("/", 1)[-1] for option in options if "$ref" in option]
+    return str(schema["$defs"][names[0]].get("description", "")).split("\n")[0] if len(names) == 1 else ""
 
 
 def _meanings(title: str) -> dict[str, str]:
@@ -84,7 +91,7 @@ def _subclasses(cls: type) -> list[Any]:
 
 def _default(value: Any, known: bool) -> str:
     if value is None:
-        return "none" if known else "by its fields"
+        return "none" if known else ""
     if isinstance(value, dict):
         return "by its fields" if value else "none"
     return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
@@ -134,7 +141,8 @@ def commands_page() -> Iterator[str]:
     yield ""
     yield "Every command ends with 0 on success, 1 when a gate fails or nothing holds an objective, 2 on bad input (one"
     yield "line on stderr that names the file, field and value) and 130 on Ctrl-C, with what is finished kept."
-    yield "`--json -` prints JSON alone. `--seed` makes every result the same byte for byte, `engine.cpu_s` and `engine.wall_s` aside."
+    yield "`--json -` prints JSON alone. `--seed` makes every result the same byte for byte, `engine.cpu_s` and"
+    yield "`engine.wall_s` aside."
     yield ""
     yield from _command("forerun", get_command(app), 2)
 
@@ -185,7 +193,7 @@ def catalogue_page() -> Iterator[str]:
 
     yield "# Catalogue"
     yield ""
-    yield "What ships. `forerun chips show NAME` prints every number with its source; a chip or model of your own is a file."
+    yield "What ships. `forerun chips show NAME` prints every number with its source; one of yours is a file."
     yield ""
     yield "## Chips"
     yield ""
