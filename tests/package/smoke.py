@@ -40,7 +40,10 @@ def main() -> int:
         python = home / "venv" / "bin" / "python"
         extra = "[dashboard]" if asked.dashboard else ""
         pins = ["--constraint", str(LOWEST)] if asked.lowest else []
-        run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, f"{wheel}{extra}"], home)
+        run(
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, f"{wheel}{extra}"],
+            home,
+        )
         use(home / "venv" / "bin" / "forerun", home)
         if asked.dashboard:
             page(home / "venv" / "bin" / "forerun", home)
