@@ -19,6 +19,7 @@ from dashboards.figures import (
     waterfall_data,
     waterfall_figure,
 )
+from dashboards.fleet_parts import pool_table, replica_table
 from dashboards.page import card, figure_cards, grid, page_html
 from dashboards.report_parts import (
     badges,
@@ -90,6 +91,8 @@ def _body(run: Run, figures: dict[str, go.Figure]) -> str:
             card("KV cache and memory", pairs_table(kv_rows(document))),
             card("Speculative decoding", pairs_table(speculation_rows(document))),
         ),
+        card("Pools", pool_table(document)),
+        card("Replicas", replica_table(document)),
         card("Notes", notes_list(document)),
         _scenario(document),
         f"<footer>Forerun {escape(str(document.get('version', '')))} · seed {escape(str(document.get('seed', '')))} · "

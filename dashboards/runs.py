@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
+from simulator.metrics.pools import chips_words
 
 Column = NDArray[np.float64]
 
@@ -61,8 +62,7 @@ def run_name(document: dict[str, Any]) -> str:
     scenario = document["scenario"]
     model = scenario["model"]
     name = model if isinstance(model, str) else str(model.get("name") or model.get("model_type") or "inline model")
-    chips = document.get("chips") or 1
-    return f"{Path(name).name} on {chips} x {Path(scenario['hardware']['chip']).name}"
+    return f"{Path(name).name} on {chips_words(document)}"
 
 
 def load_run(folder: Path) -> Run:

@@ -39,15 +39,20 @@ def timeline_data(run: Run, bins: int = BINS) -> TimelineData:
     edges = np.linspace(steps["start_s"].min(), end_s.max(), bins + 1)
     bin_s = float(edges[1] - edges[0])
     seconds = np.where(steps["seconds"] > 0, steps["seconds"], np.inf)
-    blocks = run.document["kv_cache"].get("num_blocks")
+    kinds = run.document.get("pools") or [
+        {
+            "num_blocks": run.document["kv_cache"].get("num_blocks") or 0,
+            "replicas": run.document["scenario"]["hardware"].get("replicas", 1),
+        }
+    ]
+    blocks = sum(kind["num_blocks"] * kind["replicas"] for kind in kinds)
     kv = time_mean(steps["replica"], steps["start_s"], end_s, steps["kv_blocks"], edges)
-    replicas = run.document["scenario"]["hardware"].get("replicas", 1)
     return TimelineData(
         time_s=(edges[:-1] + edges[1:]) / 2,
         bin_s=bin_s,
         running=time_mean(steps["replica"], steps["start_s"], end_s, steps["running"], edges),
         waiting=time_mean(steps["replica"], steps["start_s"], end_s, steps["waiting"], edges),
-        kv_use=kv / (blocks * replicas) if blocks else None,
+        kv_use=kv / blocks if blocks else None,
         output_tokens_per_s=time_mean(
             steps["replica"], steps["start_s"], end_s, steps["output_tokens"] / seconds, edges
         ),
