@@ -24,7 +24,7 @@ docs: .venv/ready-docs
 package: .venv/ready-docs
 	rm -rf dist
 	$(BIN)/python -m build
-	$(BIN)/python tests/package/smoke.py dist
+	$(BIN)/python tests/package/smoke.py dist --dashboard
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Forerun needs Python 3.11 or newer (make PYTHON=python3.12 ...)")'

@@ -110,6 +110,6 @@ def test_measured_tables_are_recognised(shared_data):
     rows, left = measured_kernel_errors(shared_data / "kernels" / "blis")
     assert any(row.name.startswith("gemm fp8") and "h100-sxm" in row.name for row in rows)
     assert left["files that are no kernel trace"] >= 0
-    served, _ = measured_request_errors(shared_data / "serving" / "per_request" / "llmservingsim", limit=1)
+    served, _ = measured_request_errors(shared_data / "serving" / "blis", limit=1)
     assert served
     assert all(row.n <= 1 for row in served)
