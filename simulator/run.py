@@ -31,6 +31,7 @@ from simulator.serving import (
     transfer_report,
 )
 from simulator.speculation import PolicyFactory
+from simulator.step_detail import StepDetail, step_detail
 from simulator.timing import (
     Costs,
     ModelTimer,
@@ -65,6 +66,8 @@ class RunResult:
     """KV that moved between pools; None where prefill and decode are not apart."""
     restarts: int
     """Times that a request started again because its replica failed."""
+    detail: StepDetail | None = None
+    """Parts of its steps, for the timeline."""
 
 
 def simulate(
@@ -143,6 +146,7 @@ def simulate(
         replicas=replica_use(log, [pool.cluster.pool(pool.name) for pool in kinds], [p.chip.name for p in kinds]),
         transfers=transfer_report(log) if any(pool.role == "prefill" for pool in build.pools) else None,
         restarts=restarts,
+        detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 else None,
     )
 
 

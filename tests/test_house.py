@@ -9,10 +9,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     ("dashboards",),
     ("simulator.cli",),
-    ("simulator.studies",),
+    ("simulator.studies", "simulator.selfcheck"),
     ("simulator.replay", "simulator.measure"),
     ("simulator.metrics",),
     ("simulator.run",),
+    ("simulator.step_detail",),
     ("simulator.build_fleet",),
     ("simulator.build",),
     ("simulator.assumptions",),

@@ -18,6 +18,7 @@ from simulator.cli import (
     plans,
     replays,
     runs,
+    selfchecks,
     sweeps,
     validations,
 )
@@ -45,6 +46,7 @@ kernels.register(app)
 replays.register(app)
 calibrations.register(app)
 measures.register(app)
+selfchecks.register(app)
 validations.register(app)
 catalogues.register(app)
 dashboard.register(app)
