@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SCENARIO ?= examples/chat-h100-draft.yaml
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types docs package clean
 
 demo: .venv/ready
 	$(BIN)/forerun run $(SCENARIO) --out out/demo
@@ -18,6 +18,14 @@ lint: .venv/ready-dev
 types: .venv/ready-dev
 	$(BIN)/mypy
 
+docs: .venv/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+package: .venv/ready-docs
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python tests/package/smoke.py dist --dashboard
+
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Forerun needs Python 3.11 or newer (make PYTHON=python3.12 ...)")'
 	$(PYTHON) -m venv .venv
@@ -26,6 +34,10 @@ types: .venv/ready-dev
 
 .venv/ready-dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+.venv/ready-docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 clean:

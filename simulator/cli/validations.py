@@ -8,18 +8,60 @@ from typing import Annotated, Any
 
 import typer
 
+from simulator.cli import validation_parts
 from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
 
-validations = typer.Typer(help="Published measurements beside predictions, as pages.", no_args_is_help=True)
+EXIT_GATE_FAILED = 1
+MARGIN = 1.0
+
+validations = typer.Typer(help="Measurements beside predictions, as pages, and a check that no error has grown.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.add_typer(validations, name="validate")
+    validations.callback(
+        invoke_without_command=True,
+        epilog="Example: forerun validate --check docs/validation/errors.json --margin 1.0",
+    )(check_errors)
+    validation_parts.register(validations)
     validations.command(
         "speculation",
         epilog="Example: forerun validate speculation --out docs/validation --fail-above all.mape=25",
     )(speculation)
+
+
+def check_errors(
+    context: typer.Context,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check what ships against the errors on record; 1 if one grew."),
+    ] = None,
+    margin: Annotated[
+        float, typer.Option(min=0.0, help="Growth of a mean absolute error that is allowed, in percentage points.")
+    ] = MARGIN,
+) -> int:
+    """Check predictions against the errors on record, or write the pages that say how far to trust them."""
+    import sys
+
+    from simulator.errors import ForerunError
+    from simulator.replay.validation import grown_errors, read_errors
+
+    if check is None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+        return 0
+    if context.invoked_subcommand is not None:
+        raise ForerunError(f"--check: checks everything that ships by itself; leave out '{context.invoked_subcommand}'")
+    recorded = [row for row in read_errors(check) if row.ships]
+    if not recorded:
+        raise ForerunError(f"{check}: no error of what ships is on record (forerun validate all --out DIR writes it)")
+    now = validation_parts.shipped_errors(sorted({row.section for row in recorded}))
+    lines = grown_errors(now, recorded, margin)
+    for line in lines:
+        print(f"forerun: {line}", file=sys.stderr)
+    print(f"{len(recorded) - len(lines)} of {len(recorded)} errors on record hold within {margin:g} percentage points")
+    return EXIT_GATE_FAILED if lines else 0
 
 
 def speculation(

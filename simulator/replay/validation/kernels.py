@@ -1,0 +1,146 @@
+"""Kernels: the shipped sample, and every kernel table in a folder of measurements."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+
+from hwprofiles import KernelLibrary, ProfileError, chip_names, load_chip
+from simulator.errors import ForerunError
+from simulator.replay.calibrate import calibrate
+from simulator.replay.kernels import replay_kernels
+from simulator.replay.scores import Score
+from simulator.replay.serving_names import chip_name
+from simulator.replay.split import Split
+from simulator.replay.validation.errors import ErrorRow
+from traces import TraceError
+from traces.kernels import COLLECTIVES, KernelTable, concatenate, read_kernels
+
+SPLIT = Split(0.7, 1)
+"""The split of ``forerun calibrate``: only what it holds out is scored."""
+USUAL_SHAPES = {
+    "gemm": ("n>=1024", "k>=1024"),
+    "attention_prefill": ("head_dim=128",),
+    "attention_decode": ("head_dim=128",),
+}
+"""Shapes of language models: matrices that a layer has, and the head size that nearly all models have."""
+USUAL = "usual shapes"
+SAMPLE = "kernels-cpu"
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".sqlite")
+
+Progress = Callable[[int, int], None]
+
+
+def shipped_kernel_errors() -> list[ErrorRow]:
+    """Errors on the shipped sample of one CPU core: with the machine's limits alone, and fitted, on held-out shapes."""
+    with (
+        as_file(files("traces").joinpath("samples", f"{SAMPLE}.csv")) as trace,
+        as_file(files("traces").joinpath("samples", f"{SAMPLE}.machine.yaml")) as machine,
+    ):
+        table, chip = read_kernels(trace), load_chip(str(machine))
+    limits = replay_kernels(table, KernelLibrary(chip), SPLIT)
+    fitted = calibrate(table, chip, "generic", SPLIT, residual=False)
+    report = replay_kernels(table, KernelLibrary(fitted.chip), SPLIT)
+    rows = [_row(f"{SAMPLE}, limits alone", limits.overall, limits.basis, "nothing", True)]
+    groups = [group for group in report.groups if group.regime == "all"]
+    fit_note = f"this core, on the other {SPLIT.train:.0%} of the shapes"
+    return rows + [_row(f"{SAMPLE}, {g.op} {g.dtype}".strip(), g, report.basis, fit_note, True) for g in groups]
+
+
+def measured_kernel_errors(folder: Path, progress: Progress | None = None) -> tuple[list[ErrorRow], Counter[str]]:
+    """Errors on every kernel table below a folder, by operation, format, chip and kernel library.
+
+    Args:
+        folder: of measured tables; what is no kernel trace is counted and left.
+        progress: called with (files done, files).
+
+    Returns:
+        The rows, and why files or rows were left out, with how many of them.
+
+    Raises:
+        ForerunError: no kernel table is in the folder.
+    """
+    left: Counter[str] = Counter()
+    tables: dict[tuple[str, str], list[KernelTable]] = {}
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+    for done, path in enumerate(paths, 1):
+        try:
+            table = read_kernels(path)
+        except TraceError:
+            left["files that are no kernel trace"] += 1
+        else:
+            left.update(table.skipped)
+            for key, part in _by_chip(table, path.relative_to(folder), left):
+                tables.setdefault(key, []).append(part)
+        if progress is not None:
+            progress(done, len(paths))
+    if not tables:
+        raise ForerunError(f"{folder}: no kernel trace of a chip in the catalogue in this folder")
+    rows = [row for (chip, library), parts in sorted(tables.items()) for row in _scores(chip, library, parts, left)]
+    return rows, left
+
+
+def _by_chip(table: KernelTable, path: Path, left: Counter[str]) -> Iterator[tuple[tuple[str, str], KernelTable]]:
+    """The table's rows by (chip, kernel library); where it names no device, the folders above it do."""
+    devices, libraries = table.word("device"), table.word("library")
+    for device_code in np.unique(devices.codes):
+        name = devices.names[device_code]
+        chip = chip_name(name, chip_names()) if name else _chip_of(path)
+        for library_code in np.unique(libraries.codes):
+            rows = (devices.codes == device_code) & (libraries.codes == library_code)
+            if not rows.any():
+                continue
+            if chip is None:
+                left[f"rows of a chip that is not in the catalogue ({name or path.parts[0]})"] += int(rows.sum())
+                continue
+            yield (chip, libraries.names[library_code] or "generic"), table.where(rows)
+
+
+def _chip_of(path: Path) -> str | None:
+    return next((chip for part in path.parts if (chip := chip_name(part, chip_names())) is not None), None)
+
+
+def _scores(chip: str, library: str, parts: list[KernelTable], left: Counter[str]) -> Iterator[ErrorRow]:
+    table = concatenate(parts)
+    try:
+        kernels = KernelLibrary(chip, library)
+    except ProfileError:
+        kernels = KernelLibrary(chip)
+    for op in table.ops:
+        part = table.where(table.word("op").equals(op))
+        for where in (USUAL_SHAPES.get(op, ()), ()) if op in USUAL_SHAPES else ((),):
+            try:
+                report = replay_kernels(part, kernels, SPLIT, where)
+            except (ForerunError, ProfileError) as error:
+                left[f"{op} rows of {chip}, {library} ({_reason(error)})"] += len(part)
+                continue
+            for group in report.groups:
+                if group.regime == "all":
+                    name = f"{op} {group.dtype}".strip() + (f", {USUAL}" if where else "")
+                    basis, fitted = _evidence(kernels, op, group.dtype)
+                    yield _row(f"{name}, {chip}, {library}", group, basis, fitted, False)
+
+
+def _reason(error: Exception) -> str:
+    """Why a table was refused as a whole, without its files and counts."""
+    text = str(error)
+    return "too many beat the datasheet" if "faster than" in text else text.split(": ", 1)[-1].split(" (")[0]
+
+
+def _evidence(kernels: KernelLibrary, op: str, dtype: str) -> tuple[str, str]:
+    """What predictions of an operation rest on, and what their parameters were fitted on, in the profile's words."""
+    family = "collective" if op in COLLECTIVES else op.replace("attention_mixed", "attention_decode")
+    stored = "any" if family in ("collective", "elementwise") else dtype.split("/")[-1]
+    try:
+        source = kernels.parameters(family, stored).source
+        return kernels.basis(family, stored), source.reference if source.kind in ("fitted", "measured") else "nothing"
+    except ProfileError:
+        return "datasheet", "nothing"
+
+
+def _row(name: str, score: Score, basis: str, fitted: str, ships: bool) -> ErrorRow:
+    return ErrorRow("kernels", name, "seconds", score.n, score.mape, score.median_ape, score.bias, basis, fitted, ships)

@@ -1,0 +1,127 @@
+"""Served requests: every table of measured serving runs in a folder, served again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from simulator.errors import ForerunError
+from simulator.replay.requests import RequestReplay, Start, replay_requests
+from simulator.replay.split import Split
+from simulator.replay.validation.errors import ErrorRow
+from simulator.scenario import Scenario, scenario_from
+from traces import TraceError
+from traces.servings import MeasuredRun, read_runs
+
+METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
+SUFFIXES = (".csv", ".json", ".jsonl")
+SPLIT = Split(0.5, 1)
+"""The split under which host costs were fitted: configurations on its training side are left out."""
+_BLIS = "host costs of vllm, on the other half of the configurations; chosen with the errors of this half in view"
+FITTED = {
+    "silicon_sample": "host costs of trtllm, on the other half of the configurations of Llama-3.1-8B on H100; which "
+    "requests share a step, and how output lengths spread, were inferred from all rows",
+    "eval38_ground_truth": _BLIS,
+    "train15_ground_truth": _BLIS,
+}
+"""What was fitted on a part of a published table, by the name of its file."""
+LIMIT = 40
+"""Runs of a table that are simulated, evenly chosen."""
+
+Progress = Callable[[int, int], None]
+
+
+def base_scenario() -> Scenario:
+    """What a run does not tell: one H100 under vLLM, eight requests at a time."""
+    return scenario_from(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "workload": {
+                "arrivals": {"process": "closed-loop", "max_concurrency": 8},
+                "input_tokens": 512,
+                "output_tokens": 128,
+                "num_requests": 64,
+            },
+        },
+        "base scenario",
+    )
+
+
+def measured_request_errors(
+    folder: Path, limit: int = LIMIT, start: Start | None = None, progress: Progress | None = None
+) -> tuple[list[ErrorRow], Counter[str]]:
+    """Errors of simulated against measured runs, by table.
+
+    Only runs that name their model, chip, engine and load themselves are served again.
+
+    Args:
+        folder: of measured runs; what is none is counted and left.
+        limit: runs of a table that are simulated.
+        start: runs work on other processes; None = here.
+        progress: called with (tables done, tables).
+
+    Returns:
+        The rows, and why files or runs were left out, with how many of them.
+
+    Raises:
+        ForerunError: no run in the folder can be simulated.
+    """
+    left: Counter[str] = Counter()
+    tables: list[tuple[str, list[MeasuredRun]]] = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES)):
+        try:
+            runs = list(read_runs(str(path)))
+        except TraceError:
+            left["files that hold no measured runs"] += 1
+            continue
+        told = [run for run in runs if run.model and run.chip and run.framework]
+        left["runs that do not name model, chip and engine"] += len(runs) - len(told)
+        if told:
+            tables.append((str(path.relative_to(folder)), told))
+    rows: list[ErrorRow] = []
+    for done, (name, runs) in enumerate(tables, 1):
+        try:
+            replay = replay_requests(runs, base_scenario(), (name,), SPLIT, limit=limit, start=start)
+        except ForerunError:
+            left["tables of which no run can be simulated"] += 1
+        else:
+            left.update(_reasons(replay))
+            rows += _rows(name, replay)
+        if progress is not None:
+            progress(done, len(tables))
+    if not rows:
+        raise ForerunError(f"{folder}: no measured serving run in this folder can be simulated")
+    return rows, left
+
+
+def _reasons(replay: RequestReplay) -> Counter[str]:
+    """Why runs were left out, without the values that make each reason its own."""
+    found: Counter[str] = Counter()
+    for reason, count in replay.skipped.items():
+        found[reason.split(":")[0] if " fit " in reason else reason] += count
+    return found
+
+
+def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:
+    stem = Path(name).name.split(".")[0]
+    bases = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
+    order = ("calibrated", "datasheet", "extrapolated")
+    basis = max((b for b in bases if b in order), key=order.index, default=None)
+    return [
+        ErrorRow(
+            "requests",
+            name,
+            score.metric,
+            score.n,
+            score.mape,
+            score.median_ape,
+            score.bias,
+            basis,
+            FITTED.get(stem, "nothing of this table; host costs of the engine"),
+            False,
+        )
+        for score in replay.scores
+        if score.group == "all" and score.metric in METRICS
+    ]

@@ -1,0 +1,72 @@
+"""Fenced blocks of the documentation, and running them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from simulator.cli import main
+
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)(?: title=\"(?P<title>[^\"]+)\")?\s*$")
+DIRECTIVE = re.compile(r"<!-- (skip|exit|arguments|needs): (.+?) -->")
+SHELLS = {"sh", "bash", "shell", "console"}
+
+
+class Block(NamedTuple):
+    """One fenced block with what the comments before it say."""
+
+    line: int
+    language: str
+    title: str | None
+    text: str
+    directives: dict[str, str]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found, directives, lines = [], {}, page.read_text(encoding="utf-8").splitlines()
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        if said := DIRECTIVE.search(line):
+            directives[said[1]] = said[2]
+        elif fence := FENCE.match(line):
+            end = next(i for i in range(number + 1, len(lines)) if lines[i].strip() == "```")
+            text = "\n".join(inner[len(fence["indent"]) :] for inner in lines[number + 1 : end]) + "\n"
+            found.append(Block(number + 1, fence["language"], fence["title"], text, directives))
+            directives, number = {}, end
+        elif line.strip():
+            directives = {}
+        number += 1
+    return found
+
+
+def commands(text: str) -> list[tuple[list[str], list[str]]]:
+    """Commands of a console block, each with the output lines shown under it."""
+    found: list[tuple[list[str], list[str]]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            found.append((shlex.split(line[2:], comments=True), []))
+        elif line.strip() and line.strip() != "..." and found:
+            found[-1][1].append(line)
+    return found
+
+
+def run_block(block: Block, names: dict[str, object], capture) -> None:
+    """Do what a reader would do with a block, in the current folder; fails where it does not come out as shown."""
+    if block.title is not None:
+        Path(block.title).write_text(block.text, encoding="utf-8")
+    elif block.language == "python":
+        exec(compile(block.text, f"block at line {block.line}", "exec"), names)
+    elif block.language == "console":
+        for words, shown in commands(block.text):
+            assert words[0] == "forerun", f"line {block.line}: mark what is not ours with a skip comment"
+            capture.readouterr()
+            code = main([*words[1:], *shlex.split(block.directives.get("arguments", ""))])
+            printed = capture.readouterr()
+            assert code == int(block.directives.get("exit", "0")), f"{shlex.join(words)}: {printed.err}"
+            said = " ".join((printed.out + printed.err).split())
+            for line in shown:
+                assert " ".join(line.split()) in said, f"{shlex.join(words)} does not print: {line}\n{printed.out}"

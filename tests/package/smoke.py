@@ -1,0 +1,112 @@
+"""Installs the built wheel into a fresh environment with the core dependencies alone and uses it from another folder.
+
+Run: python tests/package/smoke.py DIST [--python PYTHON] [--lowest] [--dashboard]
+``--lowest`` pins every dependency to its declared lower bound; ``--dashboard`` adds that extra and asks for a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+SCENARIO = """\
+model: llama-3.1-8b
+hardware: {chip: h100-sxm}
+workload: {trace: azure-conv-2023, num_requests: 50}
+"""
+LOWEST = Path(__file__).with_name("lowest.txt")
+WAIT_S = 120
+
+
+def main() -> int:
+    """Install, try everything that needs files of the package, and say what was done."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dist", type=Path)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--lowest", action="store_true")
+    parser.add_argument("--dashboard", action="store_true")
+    asked = parser.parse_args()
+    wheel = max(asked.dist.resolve().glob("forerun-*.whl"), key=lambda path: path.stat().st_mtime)
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place)
+        run([asked.python, "-m", "venv", str(home / "venv")], home)
+        python = home / "venv" / "bin" / "python"
+        extra = "[dashboard]" if asked.dashboard else ""
+        pins = ["--constraint", str(LOWEST)] if asked.lowest else []
+        run(
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, f"{wheel}{extra}"],
+            home,
+        )
+        use(home / "venv" / "bin" / "forerun", home)
+        if asked.dashboard:
+            page(home / "venv" / "bin" / "forerun", home)
+        version = run([str(python), "--version"], home).strip()
+    print(f"{wheel.name} works on {version}{', lowest dependencies' if asked.lowest else ''}{extra}")
+    return 0
+
+
+def use(forerun: Path, home: Path) -> None:
+    """Everything that reads files which must be in the wheel."""
+    (home / "chat.yaml").write_text(SCENARIO, encoding="utf-8")
+    assert "forerun" in run([str(forerun), "--help"], home)
+    run([str(forerun), "run", "chat.yaml", "--out", "out"], home)
+    summary = json.loads((home / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["summary"]["completed"] == 50, summary["summary"]
+    assert (home / "out" / "report.html").stat().st_size > 10_000
+    for catalogue, name in (("chips", "h100-sxm"), ("models", "llama-3.1-8b"), ("workloads", "azure-conv-2023")):
+        assert name in run([str(forerun), catalogue, "list"], home)
+    curves = run([str(forerun), "workloads", "curves"], home)
+    assert "eagle3" in curves
+    samples = run([str(forerun.with_name("python")), "-c", SAMPLES], home).split()
+    scores = json.loads(run([str(forerun), "replay", "kernels", samples[0], "--chip", samples[1], "--json", "-"], home))
+    assert scores["overall"]["n"] > 200, scores["overall"]
+    errors = json.loads(run([str(forerun), "validate", "alspec", "--json", "-"], home))
+    assert errors["errors"]
+
+
+SAMPLES = """\
+from importlib.resources import files
+folder = files("traces") / "samples"
+print(folder / "kernels-cpu.csv", folder / "kernels-cpu.machine.yaml")
+"""
+
+
+def page(forerun: Path, home: Path) -> None:
+    """The dashboard answers."""
+    with subprocess.Popen([str(forerun), "dash", "out", "--port", "8791"], cwd=home, env=clean()) as server:
+        try:
+            deadline = time.monotonic() + WAIT_S
+            while True:
+                try:
+                    with urllib.request.urlopen("http://127.0.0.1:8791/", timeout=5) as answer:
+                        assert answer.status == 200
+                        return
+                except OSError:
+                    assert server.poll() is None, "forerun dash ended"
+                    assert time.monotonic() < deadline, "forerun dash does not answer"
+                    time.sleep(0.5)
+        finally:
+            server.terminate()
+
+
+def run(command: list[str], home: Path) -> str:
+    """Output of a command in another folder than the checkout, without the checkout on its path."""
+    done = subprocess.run(command, cwd=home, env=clean(), capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def clean() -> dict[str, str]:
+    """The environment without what points into a checkout."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

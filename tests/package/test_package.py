@@ -1,0 +1,53 @@
+"""What ships: licences, typed packages, lower bounds, and one version everywhere."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from licences import closure, licence, verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.parametrize(
+    ("text", "judged"),
+    [
+        ("MIT License", "permissive"),
+        ("BSD-3-Clause", "permissive"),
+        ("GNU General Public License v3 (GPLv3)", "copyleft"),
+        ("AGPL-3.0-only", "copyleft"),
+        ("LGPL-2.1", "weak copyleft"),
+        ("Mozilla Public License 2.0", "weak copyleft"),
+        ("", "unknown"),
+    ],
+)
+def test_licences_are_told_apart(text, judged):
+    assert verdict(text) == judged
+
+
+def test_no_dependency_is_copyleft():
+    names = closure(frozenset({"dashboard", "cluster"}))
+    assert {"numpy", "pydantic", "pyarrow"} <= set(names)
+    assert {name: licence(name) for name in names if verdict(licence(name)) in ("copyleft", "unknown")} == {}
+
+
+def test_lower_bounds_are_those_that_are_tried():
+    tried = (ROOT / "tests/package/lowest.txt").read_text(encoding="utf-8")
+    pins = dict(line.split("==") for line in tried.splitlines() if "==" in line and not line.startswith("#"))
+    declared = dict(text.split(">=") for text in PROJECT["dependencies"])
+    assert pins.keys() == declared.keys()
+    for name, bound in declared.items():
+        assert (pins[name] + ".").startswith(bound + "."), f"{name}: {pins[name]} is not the first of {bound}"
+
+
+def test_every_package_is_typed_and_shipped():
+    for package in ("simulator", "hwprofiles", "traces", "dashboards"):
+        assert (ROOT / package / "py.typed").exists()
+
+
+def test_one_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (\S+)$", citation, re.M)[1] == PROJECT["version"]
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,0 +1,115 @@
+"""Errors on record: what has grown, what has gone, and pages that are whole."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.replay.validation import (
+    ErrorRow,
+    attention_errors,
+    errors_document,
+    grown_errors,
+    measured_kernel_errors,
+    measured_request_errors,
+    merged,
+    read_errors,
+    shipped_kernel_errors,
+    trust_page,
+)
+
+ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 50))
+def test_only_growth_beyond_the_margin_fails(old, new, margin):
+    lines = grown_errors([replace(ROW, mape=new)], [replace(ROW, mape=old)], margin)
+    assert bool(lines) == (new > old + margin)
+
+
+def test_what_is_gone_or_shrunk_fails_and_what_is_new_does_not():
+    other = replace(ROW, name="moe")
+    assert "no longer compared" in grown_errors([other], [ROW], 1.0)[0]
+    assert "10 on record" in grown_errors([replace(ROW, n=9)], [ROW], 1.0)[0]
+    assert grown_errors([ROW, other], [ROW], 0.0) == []
+
+
+def test_a_part_computed_anew_replaces_its_own_rows_alone():
+    measured = replace(ROW, ships=False, name="measured")
+    served = replace(measured, section="requests")
+    found = merged([ROW, measured, served], [replace(measured, name="new")])
+    assert [(row.section, row.name) for row in found] == [
+        ("kernels", "gemm"),
+        ("kernels", "new"),
+        ("requests", "measured"),
+    ]
+
+
+def test_record_survives_its_file(tmp_path):
+    path = tmp_path / "errors.json"
+    path.write_text(json.dumps(errors_document([ROW], "1")))
+    assert read_errors(path) == [ROW]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"errors": [{"section": 1}]}', '{"errors": 3}', "\x00"])
+def test_another_file_is_refused(tmp_path, text):
+    path = tmp_path / "errors.json"
+    path.write_text(text)
+    with pytest.raises(ForerunError, match=r"errors\.json"):
+        read_errors(path)
+
+
+def test_fitted_kernels_beat_limits_alone():
+    alone, *fitted = shipped_kernel_errors()
+    assert sum(row.mape * row.n for row in fitted) / sum(row.n for row in fitted) < alone.mape
+    assert sum(row.n for row in fitted) == alone.n
+
+
+def test_page_shows_every_row():
+    rows = [ROW, *attention_errors()]
+    page = trust_page(rows, "1.2.3")
+    assert "1.2.3" in page
+    assert all(f"| {row.name} |" in page for row in rows)
+    assert "| gemm | seconds | 10 | 5.0 % | 4.0 % | +1.0 % |" in page
+
+
+def test_check_command(tmp_path, capsys):
+    record = tmp_path / "errors.json"
+    assert main(["validate", "alspec", "--out", str(tmp_path)]) == 0
+    assert main(["validate", "--check", str(record), "--margin", "0.01"]) == 0
+    document = json.loads(record.read_text())
+    document["errors"][0]["mape"] -= 1.5
+    record.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert main(["validate", "--check", str(record), "--margin", "1"]) == 1
+    assert "exceeds" in capsys.readouterr().err
+    assert main(["validate", "--check", str(record), "--margin", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--check", "nowhere.json"], "nowhere.json: no such file"),
+        (["kernels", "--data", "nowhere"], "nowhere: no such folder"),
+        (["requests", "--data", "."], "no measured serving run"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["validate", *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert words in said
+    assert "\n" not in said
+
+
+def test_measured_tables_are_recognised(shared_data):
+    rows, left = measured_kernel_errors(shared_data / "kernels" / "blis")
+    assert any(row.name.startswith("gemm fp8") and "h100-sxm" in row.name for row in rows)
+    assert left["files that are no kernel trace"] >= 0
+    served, _ = measured_request_errors(shared_data / "serving" / "blis", limit=1)
+    assert served
+    assert all(row.n <= 1 for row in served)
