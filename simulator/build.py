@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from hwprofiles import ProfileError, dtype_bytes, load_chip, load_link
+from hwprofiles import Chip, ProfileError, dtype_bytes, load_chip, load_link
 from simulator.assumptions import Assumptions, Factors
 from simulator.drafting import (
     DrafterFactory,
@@ -54,6 +54,7 @@ class Build:
     cluster: Cluster
     memory: MemoryPlan
     basis: str
+    chip: Chip
     chips: int
     notes: tuple[str, ...]
     groups: DeviceGroups | None = None
@@ -207,6 +208,7 @@ def build_cluster(
     return Build(
         cluster=cluster,
         memory=memory,
+        chip=chip,
         basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
         chips=hardware.replicas * hardware.chips_per_replica * hardware.speculative_parallel,
         notes=tuple(notes),

@@ -13,6 +13,7 @@ FLOORS = (
     ("simulator.replay", "simulator.measure"),
     ("simulator.metrics",),
     ("simulator.run",),
+    ("simulator.laws",),
     ("simulator.build",),
     ("simulator.assumptions",),
     ("simulator.drafting",),
