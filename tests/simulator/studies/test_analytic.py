@@ -148,21 +148,22 @@ def test_scenario_says_its_own_load(project_root):
 
 
 def test_shared_prefixes_are_found_as_the_engine_finds_them(tmp_path):
+    times_ms = np.random.default_rng(4).exponential(400, 600).cumsum().astype(int).tolist()
     rows = [
         {
-            "timestamp": 400 * i,
+            "timestamp": times_ms[i],
             "input_length": 2560,
             "output_length": 60,
             "hash_ids": [*range(i % 3 * 4, i % 3 * 4 + 4), 99 + i],
         }
-        for i in range(150)
+        for i in range(600)
     ]
     trace = tmp_path / "shared.jsonl"
     trace.write_text("\n".join(map(json.dumps, rows)))
     plain = scenario().model_dump(exclude_unset=True)
     shared = Scenario.model_validate({**plain, "workload": {"trace": str(trace)}})
     run = simulate(shared, 0)
-    assert run.kv.prefix_hit_tokens == 147 * 2048
+    assert run.kv.prefix_hit_tokens == 597 * 2048
     apart = shared.with_values({"engine.enable_prefix_caching": False})
     for asked in (shared, apart):
         assert estimate(asked).mean_ttft_s * 1e3 == pytest.approx(summarise(simulate(asked))["mean_ttft_ms"], rel=0.1)
