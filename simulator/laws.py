@@ -53,7 +53,7 @@ def check_laws(
         LawBrokenError: naming the law, the place and the numbers.
     """
     hardware = scenario.hardware
-    engine_chips = hardware.chips_per_stage * hardware.speculative_parallel
+    engine_chips = hardware.chips_per_replica * hardware.speculative_parallel
     problems = (
         *order(requests),
         *tokens(requests, steps, speculation),
@@ -117,7 +117,10 @@ def light_speed(steps: StepRecords, chip: Chip, engine_chips: int) -> Iterator[s
 
 def capacity(steps: StepRecords, kv: KvCacheReport, max_num_seqs: int) -> Iterator[str]:
     """KV blocks in use and running sequences stay within their limits."""
-    for what, used, limit in (("KV blocks", steps.kv_blocks, kv.num_blocks), ("sequences", steps.running, max_num_seqs)):
+    for what, used, limit in (
+        ("KV blocks", steps.kv_blocks, kv.num_blocks),
+        ("sequences", steps.running, max_num_seqs),
+    ):
         wrong = (used > limit) | (used < 0)
         if wrong.any():
             row = _first(wrong)

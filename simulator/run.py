@@ -101,9 +101,7 @@ def simulate(
     steps = _steps(log, build.cluster.timer, scenario.hardware.chips_per_stage)
     kv = _kv_report(build, steps, requests, log)
     speculation = _speculation(log, build.cluster) if build.cluster.sampler is not None else None
-    check_laws(
-        scenario, seed, build.chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency
-    )
+    check_laws(scenario, seed, build.chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
     if log.stage_open_s:

@@ -1,6 +1,6 @@
 """Many damaged files through every reader; what breaks is printed once for each place in the code.
 
-    python tests/fuzzing/long_run.py --inputs 20000 --seed 1 [--only requests] [--findings FOLDER]
+python tests/fuzzing/long_run.py --inputs 20000 --seed 1 [--only requests] [--findings FOLDER]
 """
 
 import argparse
@@ -25,7 +25,11 @@ MEMORY_BYTES = 6 << 30
 def place_of(error: BaseException) -> str:
     """Kind of the error and the innermost line of the project that it passed."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if any(f"/{room}/" in f.filename for room in ("traces", "simulator", "hwprofiles", "dashboards"))]
+    own = [
+        f
+        for f in frames
+        if any(f"/{room}/" in f.filename for room in ("traces", "simulator", "hwprofiles", "dashboards"))
+    ]
     last = (own or frames)[-1]
     return f"{type(error).__name__} at {'/'.join(Path(last.filename).parts[-3:])}:{last.lineno} {str(error)[:150]!r}"
 
@@ -71,7 +75,9 @@ def main() -> None:
         begin = time.process_time()
         outcomes, _ = fuzz(TARGETS[name], options.inputs, options.seed, options.findings)
         broke += outcomes["broke"]
-        print(f"{name}: {options.inputs} inputs in {time.process_time() - begin:.0f} CPU s: {dict(outcomes)}", flush=True)
+        print(
+            f"{name}: {options.inputs} inputs in {time.process_time() - begin:.0f} CPU s: {dict(outcomes)}", flush=True
+        )
     sys.exit(1 if broke else 0)
 
 

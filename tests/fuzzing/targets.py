@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from fuzzing import seeds
+
 from hwprofiles import ProfileError, load_chip, load_link
 from simulator.cli import main
 from simulator.errors import ForerunError
@@ -119,16 +119,21 @@ def _targets() -> Iterator[Target]:
     yield Target("scenario", ".yaml", texts(seeds.SCENARIO, seeds.PLAIN_SCENARIO), load_scenario)
     yield Target("study", ".yaml", texts(seeds.STUDY, seeds.SCENARIO), load_study)
     yield Target("model-json", ".json", texts(*seeds.HF_CONFIGS), load_architecture)
-    yield Target(
-        "model-yaml", ".yaml", texts(*seeds.files("simulator", "llm", "catalogue")[::4]), load_architecture
-    )
+    yield Target("model-yaml", ".yaml", texts(*seeds.files("simulator", "llm", "catalogue")[::4]), load_architecture)
     yield Target("chip", ".yaml", texts(*seeds.files("hwprofiles", "chips")[::3]), load_chip)
     yield Target("link", ".yaml", texts(*seeds.files("hwprofiles", "links")[::3]), load_link)
     small = texts(seeds.PLAIN_SCENARIO)
     yield Target("command-run", ".yaml", texts(seeds.SCENARIO) + small, _command("run", "FILE", "--json", "-"))
-    yield Target("command-chips-check", ".yaml", texts(*seeds.files("hwprofiles", "chips")[:2]), _command("chips", "check", "FILE"))
+    yield Target(
+        "command-chips-check",
+        ".yaml",
+        texts(*seeds.files("hwprofiles", "chips")[:2]),
+        _command("chips", "check", "FILE"),
+    )
     yield Target("command-models-check", ".json", texts(*seeds.HF_CONFIGS), _command("models", "check", "FILE"))
-    yield Target("command-replay-kernels", ".csv", kernel_seeds[:4], _command("replay", "kernels", "FILE", "--chip", "h100-sxm"))
+    yield Target(
+        "command-replay-kernels", ".csv", kernel_seeds[:4], _command("replay", "kernels", "FILE", "--chip", "h100-sxm")
+    )
     yield Target("command-workloads", "", request_seeds, _command("workloads", "check", "FILE"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.errors import TraceError
+from traces.errors import TraceError, shown
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -72,6 +72,8 @@ class StepTable:
         return StepTable(**columns, place=place, source=self.source, skipped=self.skipped)
 
 
+LARGEST = (10**12, 10**18)
+"""Most tokens, and most pairs of tokens, of a step; whatever is more is damage."""
 _ARRAYS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",
            "query_len", "decode_kv_tokens", "measured_s", "device")  # fmt: skip
 
@@ -118,6 +120,11 @@ def _complete(row: Mapping[str, Any]) -> dict[str, Any]:
     if pairs is None:
         pairs = round(chunk * keys - seqs * chunk * (chunk - 1) / 2)
     sampled = row.get("sampled_prefills")
+    counts = {"prefill_tokens": tokens, "prefill_kv_tokens": keys, "prefill_pairs": pairs, "decode_seqs": decoding,
+              "decode_kv_tokens": decode_keys or 0, "query_len": query, "sampled_prefills": sampled or 0}  # fmt: skip
+    for name, value in counts.items():
+        if value > LARGEST[name == "prefill_pairs"]:
+            raise TraceError(f"{place}: {name}: {shown(value)} is more than any step computes")
     return {
         "prefill_seqs": seqs,
         "prefill_tokens": tokens,
