@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import zlib
 from collections.abc import Iterable
 
 LONGEST_MESSAGE = 1000
@@ -28,6 +29,11 @@ class LawBrokenError(RuntimeError):
     def __init__(self, law: str, scenario: str, seed: int) -> None:
         super().__init__(law, scenario, seed)
         self.law, self.scenario, self.seed = law, scenario, seed
+
+    @property
+    def mark(self) -> str:
+        """A short name of scenario and seed, the same each time."""
+        return f"{zlib.crc32(f'{self.seed} {self.scenario}'.encode()):08x}"
 
     def __str__(self) -> str:
         """The law and how to see it broken again."""

@@ -7,6 +7,7 @@ simulator, never of its input: it raises with the scenario attached instead of h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +74,12 @@ def order(requests: RequestRecords) -> Iterator[str]:
     if np.any(done == requests.failed):
         yield f"request {_first(done == requests.failed)} was neither finished nor refused, or both"
     stages = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
-    for earlier, later in zip(stages, stages[1:], strict=False):
+    for earlier, later in pairwise(stages):
         before, after = getattr(requests, earlier)[done], getattr(requests, later)[done]
         wrong = ~(after >= before - TIME_TOLERANCE_S)
         if wrong.any():
             row = _first(wrong)
-            yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]!r} is before {earlier} {before[row]!r}"
+            yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
 
 
 def tokens(requests: RequestRecords, steps: StepRecords, speculation: SpeculationCounters | None) -> Iterator[str]:
@@ -117,10 +118,8 @@ def light_speed(steps: StepRecords, chip: Chip, engine_chips: int) -> Iterator[s
 
 def capacity(steps: StepRecords, kv: KvCacheReport, max_num_seqs: int) -> Iterator[str]:
     """KV blocks in use and running sequences stay within their limits."""
-    for what, used, limit in (
-        ("KV blocks", steps.kv_blocks, kv.num_blocks),
-        ("sequences", steps.running, max_num_seqs),
-    ):
+    limits = (("KV blocks", steps.kv_blocks, kv.num_blocks), ("sequences", steps.running, max_num_seqs))
+    for what, used, limit in limits:
         wrong = (used > limit) | (used < 0)
         if wrong.any():
             row = _first(wrong)
@@ -134,7 +133,7 @@ def one_step_at_a_time(steps: StepRecords) -> Iterator[str]:
     overlap = (replica[1:] == replica[:-1]) & (start[1:] < end[:-1] - TIME_TOLERANCE_S)
     if overlap.any():
         row = _first(overlap)
-        yield f"replica {replica[row]}: a step starts at {start[row + 1]!r} s, before {end[row]!r} s where one ends"
+        yield f"replica {replica[row]}: a step starts at {start[row + 1]:.12g} s, but one ends at {end[row]:.12g} s"
 
 
 def utilisation(requests: RequestRecords, steps: StepRecords, chip: Chip, chips: int) -> Iterator[str]:

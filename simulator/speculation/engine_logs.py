@@ -113,17 +113,17 @@ def _from_bench(document: Any, source: str) -> AcceptanceLog:
     if length is None:
         raise ForerunError(f"{source}: has no spec_decode_acceptance_length; was speculation on? Wanted: {WANTED}")
     rates = document.get("spec_decode_per_position_acceptance_rates") or None
-    if rates is not None and not (
-        isinstance(rates, list) and all(isinstance(r, int | float) and abs(r) < 1e18 for r in rates)
-    ):
-        raise ForerunError(
-            f"{source}: spec_decode_per_position_acceptance_rates: must be a list of shares of all drafts"
-        )
+    if rates is not None and not (isinstance(rates, list) and all(map(_is_rate, rates))):
+        raise ForerunError(f"{source}: spec_decode_per_position_acceptance_rates: must be a list of shares of drafts")
     per_position = None if rates is None else _never_rising([float(r) for r in rates], source)
     positions = len(per_position) if per_position else None
     if positions is None and drafts and drafted and drafted % drafts == 0:
         positions = int(drafted // drafts)
     return _checked(AcceptanceLog(source, "vllm-bench", 1, positions, length, per_position, drafts, drafted, accepted))
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e18
 
 
 def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:

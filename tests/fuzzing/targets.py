@@ -102,7 +102,7 @@ def _targets() -> Iterator[Target]:
         return tuple(text.encode() for text in given)
 
     tables = tuple(text for text in seeds.REQUESTS if text[0] not in "[{0")
-    request_seeds = texts(*seeds.REQUESTS) + (seeds.packed(seeds.REQUESTS[0]), seeds.parquet_of(tables[0]))
+    request_seeds = (*texts(*seeds.REQUESTS), seeds.packed(seeds.REQUESTS[0]), seeds.parquet_of(tables[0]))
     kernel_seeds = texts(*seeds.KERNELS)
     yield Target("requests", "", request_seeds, _requests)
     yield Target("requests-streamed", "", request_seeds, _requests_streamed)

@@ -60,7 +60,7 @@ def test_a_good_run_keeps_every_law(closed):
         ("failed", lambda f: True, "neither finished nor refused"),
         ("scheduled_s", lambda t: t - 1e6, "scheduled_s"),
         ("first_token_s", lambda t: t - 1e6, "first_token_s"),
-        ("finished_s", lambda t: 0.0, "finished_s 0.0 is before first_token_s"),
+        ("finished_s", lambda t: 0.0, "finished_s 0 is before first_token_s"),
         ("arrival_s", lambda t: t + 1e6, "scheduled_s"),
         ("output_tokens", lambda n: n + 1, "requests received"),
         ("input_tokens", lambda n: n + 1, "prompt tokens"),
@@ -76,7 +76,7 @@ def test_a_broken_request_is_told(closed, column, value, told):
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [
-        ("seconds", lambda t: t / 1e3, "its bytes need"),
+        ("seconds", lambda t: t / 1e4, "at the peak of 1 x h100-sxm"),
         ("seconds", lambda t: 0.0, "its FLOPs need"),
         ("seconds", lambda t: np.nan, "need"),
         ("flops", lambda n: n * 1e4, "its FLOPs need"),
@@ -86,8 +86,8 @@ def test_a_broken_request_is_told(closed, column, value, told):
         ("running", lambda n: 17, "17 sequences, there are 16"),
         ("output_tokens", lambda n: n + 1, "handed out"),
         ("prefill_tokens", lambda n: n + 1, "prompt tokens"),
-        ("start_s", lambda t: t - 1.0, "before"),
-        ("start_s", lambda t: t + 1.0, "before"),
+        ("start_s", lambda t: t - 1.0, "a step starts"),
+        ("start_s", lambda t: t + 1.0, "a step starts"),
     ],
 )
 def test_a_broken_step_is_told(closed, column, value, told):
@@ -99,13 +99,13 @@ def test_no_step_may_pass_a_whole_machine(closed):
     """As many FLOPs as the peak allows in each step, but more steps side by side than there are chips."""
     steps, chip = closed.steps, load_chip("h100-sxm")
     full = steps.seconds * max(chip.compute.dense_flops_per_s.values())
-    two = np.concatenate
+    two, handed = np.concatenate, ("output_tokens", "prefill_tokens")
     doubled = replace(
         steps,
         **{name: two((column, column)) for name, column in steps.columns().items()}
         | {"replica": two((steps.replica, steps.replica + 1)), "flops": two((full, full))}
-        | {name: two((getattr(steps, name), np.zeros_like(getattr(steps, name)))) for name in ("output_tokens", "prefill_tokens")},
-    )  # fmt: skip
+        | {name: two((column, 0 * column)) for name, column in steps.columns().items() if name in handed},
+    )
     assert "of the FLOP/s of 1 x h100-sxm" in judged(closed, steps=doubled, chips=1)
     assert judged(closed, steps=doubled, chips=2) is None
 
@@ -122,9 +122,9 @@ def test_draft_tokens_accepted_beyond_those_drafted(closed):
     assert "by position" in judged(closed, speculation=replace(counters, accepted_per_position=rising))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
-    st.sampled_from(["h100-sxm", "rtx-4090", "wormhole-n150", "mi300x"]),
+    st.sampled_from(["h100-sxm", "rtx-4090", "n150", "mi300x"]),
     st.sampled_from([None, SPECULATION]),
     st.sampled_from(["vllm-v1", "prefill-first", "static"]),
     st.sampled_from([{}, {"tensor_parallel": 2}, {"replicas": 3}]),
