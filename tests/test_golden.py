@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-
 from golden.golden import FOLDER, SEED, differences, document, scenarios, stored
 
 ADVICE = "explain this in CHANGELOG.md, then run: python tests/golden/golden.py"

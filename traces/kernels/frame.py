@@ -85,21 +85,19 @@ class Frame(NamedTuple):
         self.need(name)
         try:
             column = self.table[name].cast(pa.string()).combine_chunks()
+            encoded = pc.fill_null(column, "").dictionary_encode()
+            names = tuple(encoded.dictionary.to_pylist())
         except (pa.ArrowException, UnicodeDecodeError):
             raise TraceError(f"{self.path}: column '{name}': bytes that are not UTF-8 text") from None
-        encoded = pc.fill_null(column, "").dictionary_encode()
-        return Words(
-            np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32),
-            tuple(encoded.dictionary.to_pylist()),
-        )
+        return Words(np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), names)
 
     def where(self, mask: NDArray[np.bool_]) -> Frame:
         """Only the rows of ``mask``."""
         return Frame(self.path, self.table.filter(pa.array(mask)))
 
     def _first(self, name: str) -> Any:
-        """The first value of a column that is not null."""
-        return next((value for value in self.table[name].to_pylist() if value is not None), None)
+        """The first value of a column that is not null, as it can be shown."""
+        return next((value.as_py() for value in self.table[name].drop_null()), None)
 
     def _culprit(self, name: str) -> Any:
         for value in self.table[name].to_pylist():
