@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -10,6 +11,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 LARGEST_FILE_BYTES = 4 * 1024**2
 """No description of a chip, a model or a scenario is longer; traces and weights given by mistake are."""
+BRACKETS = re.compile(r"[\[\]{}]")
+DEEPEST = 200
+"""Most brackets open at once."""
 LARGEST_VALUES = 1_000_000
 """Values that a file may stand for once its aliases are written out."""
 
@@ -19,6 +23,11 @@ class Strict:
 
     Mixed into one of PyYAML's safe loaders; whatever it refuses is a ``yaml.YAMLError``.
     """
+
+    def __init__(self, stream: str) -> None:
+        if _brackets_deep(stream) > DEEPEST:
+            raise yaml.YAMLError("nested too deeply")
+        super().__init__(stream)  # type: ignore[call-arg]
 
     def get_single_node(self) -> Any:
         """The document, if what it stands for is small enough."""
@@ -57,6 +66,15 @@ class Strict:
 
 class StrictLoader(Strict, _Loader):  # type: ignore[misc]
     """Strict YAML, read by LibYAML where it is installed."""
+
+
+def _brackets_deep(text: str) -> int:
+    """Most brackets open at once; a parser takes time that grows with the square of it."""
+    depth = deepest = 0
+    for bracket in BRACKETS.findall(text):
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _written_out(node: Any, known: dict[int, int]) -> int:

@@ -265,8 +265,15 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     ):
         if isinstance(holder, dict) and isinstance(holder.get(key), str):
             name = holder[key]
-            if not Path(name).is_absolute() and ("/" in name or "." in name) and (folder / name).exists():
+            if not Path(name).is_absolute() and ("/" in name or "." in name) and _is_there(folder / name):
                 holder[key] = str(folder / name)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def scenario_schema() -> str:

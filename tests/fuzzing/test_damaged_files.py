@@ -162,7 +162,7 @@ def test_rows_out_of_order_and_doubled_stay_whole(tmp_path):
 
 def test_a_number_of_thousands_of_digits_is_refused_everywhere(tmp_path):
     digits = "1" + "0" * 5000
-    result = '{"mean_ttft_ms": %s, "completed": 1}' % digits
+    result = f'{{"mean_ttft_ms": {digits}, "completed": 1}}'
     with quick_folder() as folder:
         for name in ("servings-json", "servings-jsonl", "engine-log", "model-json"):
             assert attempt(TARGETS[name], result.encode(), folder) is not None

@@ -27,11 +27,14 @@ KERNELS = "op,m,n,k,dtype,measured_s\n" + "".join(
     for m in (1, 16, 64, 256, 1024, 4096)
     for n in (1024, 2048, 4096, 8192, 14336)
 )
+PLAN = ("--rate", "5", "--vary", "hardware.tensor_parallel=1", "--max-replicas", "1", "--no-headroom", "--finalists", "1")
+PLAN += ("--requests", "40", "--replications", "2")
 COMMANDS = {
     "run": ("run", "SCENARIO", "--out", "OUT", "--no-progress"),
     "run-json": ("run", "SCENARIO", "--json", "OUT/run.json", "--no-progress"),
-    "compare": ("compare", "SCENARIO", "--vary", "engine.max_num_seqs=4,8", "--jobs", "1", "--json", "OUT/c.json"),
-    "plan": ("plan", "SCENARIO", "--jobs", "1", "--json", "OUT/p.json"),
+    "compare": ("compare", "SCENARIO", "--vary", "engine.max_num_seqs=4,8", "--no-sensitivity", "--replications", "2",
+                "--jobs", "1", "--json", "OUT/c.json"),
+    "plan": ("plan", "SCENARIO", *PLAN, "--jobs", "1", "--json", "OUT/p.json"),
     "sweep": ("sweep", "SCENARIO", "--vary", "engine.max_num_seqs=4,8", "--jobs", "1", "--store", "OUT/store.sqlite"),
     "replay": ("replay", "kernels", "KERNELS", "--chip", "h100-sxm", "--out", "OUT"),
     "calibrate": ("calibrate", "KERNELS", "--chip", "h100-sxm", "--output", "OUT/profile.yaml"),
@@ -200,7 +203,7 @@ def test_a_clock_that_runs_backwards_changes_nothing(place, out, monkeypatch, ca
         ("dash", ("dash", "--port", "0"), "forerun[dashboard]"),
         ("dash_mantine_components", ("dash", "--port", "0"), "forerun[dashboard]"),
         ("torch", ("measure", "--quick", "--output", "k.csv"), "forerun[measure]"),
-        ("distributed", ("sweep", "SCENARIO", "--vary", "engine.max_num_seqs=4", "--cluster", "local"), "forerun[cluster]"),
+        ("distributed", ("sweep", "SCENARIO", "--vary", "model=a", "--cluster", "local"), "forerun[cluster]"),
         ("aiconfigurator_core", ("replay", "kernels", "silicon:h100_sxm", "--chip", "h100-sxm"), "forerun[silicon]"),
     ],
 )  # fmt: skip
