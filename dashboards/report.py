@@ -19,6 +19,8 @@ from dashboards.figures import (
     waterfall_data,
     waterfall_figure,
 )
+from dashboards.figures.waterfall import slowest
+from dashboards.fleet_parts import pool_table, replica_table
 from dashboards.page import card, figure_cards, grid, page_html
 from dashboards.report_parts import (
     badges,
@@ -37,6 +39,8 @@ from dashboards.runs import Run, load_run
 from simulator.metrics.files import write_text_atomically
 
 REPORT_FILE = "report.html"
+MANY_REQUESTS = 300
+"""Beyond, requests are too short to see over the whole run: those around the longest TTFT are shown."""
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
@@ -60,7 +64,8 @@ def report_figures(run: Run) -> dict[str, go.Figure]:
         figures["figure-latency"] = latency_figure(latency)
     if len((timeline := timeline_data(run)).time_s):
         figures["figure-timeline"] = timeline_figure(timeline)
-    if len((waterfall := waterfall_data(run)).row):
+    around = slowest(run) if len(run.requests["arrival_s"]) > MANY_REQUESTS else None
+    if len((waterfall := waterfall_data(run, around=around)).row):
         figures["figure-waterfall"] = waterfall_figure(waterfall)
     return figures
 
@@ -90,6 +95,8 @@ def _body(run: Run, figures: dict[str, go.Figure]) -> str:
             card("KV cache and memory", pairs_table(kv_rows(document))),
             card("Speculative decoding", pairs_table(speculation_rows(document))),
         ),
+        card("Pools", pool_table(document)),
+        card("Replicas", replica_table(document)),
         card("Notes", notes_list(document)),
         _scenario(document),
         f"<footer>Forerun {escape(str(document.get('version', '')))} · seed {escape(str(document.get('seed', '')))} · "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
+from simulator.metrics.pools import chips_words
 
 Column = NDArray[np.float64]
 
@@ -28,6 +29,8 @@ REQUEST_COLUMNS = (
     "tpot_ms",
     "e2el_ms",
 )
+MOST_KEPT_ROWS = 2_000_000
+"""Columns of larger tables are read anew whenever they are needed."""
 BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 """What limits a step; ``steps.parquet`` has a column of seconds for each."""
 STEP_COLUMNS = (
@@ -36,14 +39,14 @@ STEP_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What a run folder holds; columns as floats, NaN where something never happened."""
+    """What a run folder holds; columns as floats, NaN where something never happened. Equal only to itself."""
 
     folder: Path
     document: dict[str, Any]
-    requests: dict[str, Column]
-    steps: dict[str, Column]
+    requests: Mapping[str, Column]
+    steps: Mapping[str, Column]
 
     @property
     def basis(self) -> str:
@@ -61,8 +64,7 @@ def run_name(document: dict[str, Any]) -> str:
     scenario = document["scenario"]
     model = scenario["model"]
     name = model if isinstance(model, str) else str(model.get("name") or model.get("model_type") or "inline model")
-    chips = document.get("chips") or 1
-    return f"{Path(name).name} on {chips} x {Path(scenario['hardware']['chip']).name}"
+    return f"{Path(name).name} on {chips_words(document)}"
 
 
 def load_run(folder: Path) -> Run:
@@ -85,28 +87,60 @@ def load_run(folder: Path) -> Run:
     return Run(
         folder,
         document,
-        _read_columns(folder / "requests.parquet", REQUEST_COLUMNS),
-        _read_columns(folder / "steps.parquet", STEP_COLUMNS),
+        Columns(folder / "requests.parquet", REQUEST_COLUMNS),
+        Columns(folder / "steps.parquet", STEP_COLUMNS),
     )
 
 
-def _read_columns(path: Path, names: Sequence[str]) -> dict[str, Column]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+class Columns(Mapping[str, Column]):
+    """Columns of a Parquet file as floats, each read when it is asked for; those of smaller tables are kept.
 
-    if not path.is_file():
-        raise ForerunError(f"{path}: missing from the run folder; run the scenario again with --out")
-    try:
-        table = pq.read_table(path, columns=list(names))
-    except pa.ArrowInvalid as error:
-        raise ForerunError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from None
-    absent = [name for name in names if name not in table.column_names]
-    if absent:
-        raise ForerunError(f"{path}: no column {absent[0]!r}")
-    return {name: _floats(table[name]) for name in names}
+    Raises:
+        ForerunError: the file is missing, no Parquet file, or lacks one of ``names``.
+    """
 
+    def __init__(self, path: Path, names: tuple[str, ...]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-def _floats(column: Any) -> Column:
-    import pyarrow as pa
+        if not path.is_file():
+            raise ForerunError(f"{path}: missing from the run folder; run the scenario again with --out")
+        try:
+            metadata = pq.read_metadata(path)
+        except pa.ArrowInvalid as error:
+            raise ForerunError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+        present = metadata.schema.to_arrow_schema().names
+        absent = [name for name in names if name not in present]
+        if absent:
+            raise ForerunError(f"{path}: no column {absent[0]!r}")
+        self.rows = int(metadata.num_rows)
+        self._path, self._names = path, names
+        self._kept: dict[str, Column] = {}
 
-    return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._names:
+            raise KeyError(name)
+        found = self._kept.get(name)
+        if found is None:
+            found = self._read(name)
+            if self.rows <= MOST_KEPT_ROWS:
+                self._kept[name] = found
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _read(self, name: str) -> Column:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            values = pq.read_table(self._path, columns=[name], memory_map=True)[name]
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ForerunError(f"{self._path}: {name}: cannot be read: {str(error).splitlines()[0]}") from None
+        if values.null_count or pa.types.is_boolean(values.type):
+            values = values.cast(pa.float64())
+        return np.asarray(values.to_numpy(), dtype=np.float64)

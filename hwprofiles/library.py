@@ -46,7 +46,7 @@ _CACHE_ENTRIES = 100_000
 _T = TypeVar("_T", KernelTime, CollectiveTime)
 
 
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "nccl")
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl")
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 

@@ -24,8 +24,11 @@ from simulator.scenario import Scenario
 from simulator.serving import (
     Cluster,
     EngineLimits,
+    Fleet,
+    SwapSpace,
 )
 from simulator.serving.config import EngineConfig
+from simulator.serving.fleet_config import Role
 from simulator.speculation import PolicyFactory, draft_survival, proposal, sampler_of
 from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
@@ -48,17 +51,49 @@ BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
 
 
 @dataclass(frozen=True, slots=True)
+class PoolBuild:
+    """Equal replicas of a run."""
+
+    name: str
+    role: Role
+    replicas: int
+    chips: int
+    """Of one replica."""
+    chips_per_stage: int
+    """Chips of it that share the work of one pipeline stage."""
+    chip: Chip
+    cluster: Cluster
+    memory: MemoryPlan
+    usd_per_chip_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """The parts of a run, before anything has happened."""
 
     cluster: Cluster
+    """The replicas; of several pools, those that generate."""
     memory: MemoryPlan
     basis: str
-    chip: Chip
     chips: int
+    """Of all replicas together."""
     notes: tuple[str, ...]
+    pools: tuple[PoolBuild, ...]
+    """In the order of their replicas' numbers; one where all replicas are equal."""
+    fleet: Fleet | None = None
+    """What runs in place of ``cluster``, where there are pools or failures."""
     groups: DeviceGroups | None = None
     """Device groups of attention-level speculation, where there are any."""
+
+    @property
+    def main(self) -> PoolBuild:
+        """The first pool that generates."""
+        return next(pool for pool in self.pools if pool.role != "prefill")
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast path runs it."""
+        return self.cluster.fast if self.fleet is None else self.fleet.fast
 
 
 def build_cluster(
@@ -77,6 +112,7 @@ def build_cluster(
         make_policy: replaces its policy.
         factors: multiply assumed parameters (see ``simulator.assumptions``).
     """
+    _refuse_fleet(scenario)
     assumed = Assumptions(factors or {})
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
@@ -117,7 +153,7 @@ def build_cluster(
     speculation = scenario.speculation
     drafter: Drafter | None = None
     drafted = lookahead = 0
-    most_seqs = min(engine.max_num_seqs, engine.num_kv_blocks or _most_blocks(target, engine.block_size))
+    most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
     largest_step = _largest_step(engine, most_seqs, 1)
     sampler = None
     if speculation is not None and speculation.method != "none":
@@ -137,10 +173,10 @@ def build_cluster(
         target,
         drafter,
         gpu_memory_utilization=engine.gpu_memory_utilization,
-        block_size=engine.block_size,
+        block_size=engine.page_tokens,
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=most_sampled,
-        num_kv_blocks=engine.num_kv_blocks,
+        num_kv_blocks=engine.measured_pages,
         pipeline_parallel=hardware.pipeline_parallel,
     )
     if isinstance(drafter, RemoteDrafter):
@@ -168,7 +204,7 @@ def build_cluster(
     limits = EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        block_size=engine.block_size,
+        block_size=engine.page_tokens,
         num_blocks=memory.num_blocks,
         watermark_blocks=int(engine.kv_watermark * memory.num_blocks),
         max_model_len=engine.max_model_len or architecture.max_position,
@@ -189,6 +225,8 @@ def build_cluster(
         timer=timer,
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
+        router=scenario.router,
+        swap=_swap_space(scenario, chip, memory, assumed),
         rule=rule,
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
@@ -203,15 +241,22 @@ def build_cluster(
     if hardware.pipeline_parallel > 1:
         notes.append("pipeline: batches in flight are simulated one by one, as many as there are stages")
     elif engine.stepping == "fast" and not cluster.fast:
-        why = "this scheduler or these limits" if rule is None or rule.by_batch_alone else "a policy that learns"
+        why = (
+            "this scheduler, swapping or these limits"
+            if rule is None or rule.by_batch_alone
+            else "a policy that learns"
+        )
         notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
+    usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
+    chips = hardware.chips_per_replica * hardware.speculative_parallel
+    pool = PoolBuild("all", "both", hardware.replicas, chips, hardware.chips_per_stage, chip, cluster, memory, usd)
     return Build(
         cluster=cluster,
         memory=memory,
-        chip=chip,
         basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
-        chips=hardware.replicas * hardware.chips_per_replica * hardware.speculative_parallel,
+        chips=hardware.replicas * chips,
         notes=tuple(notes),
+        pools=(pool,),
         groups=groups,
     )
 
@@ -249,6 +294,44 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     if engine.scheduler == "vllm-v1":
         return min(max(budget, batch), budget + query_len - 1)
     return max(budget, batch)
+
+
+def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> SwapSpace | None:
+    """Host memory for preempted sequences; None where they are computed again.
+
+    Attention groups swap beside one another, each over its own chips' links.
+
+    Raises:
+        ForerunError: no link to the host is known, or these replicas do not swap.
+    """
+    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
+    if engine.preemption == "recompute":
+        return None
+    if engine.scheduler != "vllm-v1":
+        raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
+    if scenario.hardware.pipeline_parallel > 1:
+        raise ForerunError(
+            "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
+            "hardware.pipeline_parallel at 1"
+        )
+    name = engine.host_link or chip.links.host
+    if name is None:
+        raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
+    with at_field("engine.host_link"):
+        link = assumed.link(load_link(name))
+    assert link is not None
+    block_bytes = memory.kv_bytes_per_token * memory.block_size
+    return SwapSpace(
+        num_blocks=groups * int(engine.swap_space_bytes // block_bytes),
+        block_s=block_bytes / link.bandwidth_bytes_per_s / groups,
+        latency_s=link.latency_s,
+    )
+
+
+def _refuse_fleet(scenario: Scenario) -> None:
+    for name in ("pools", "faults"):
+        if getattr(scenario, name) is not None:
+            raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
 
 
 def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:

@@ -29,7 +29,7 @@ TIME_TOLERANCE_S = 1e-9
 def check_laws(
     scenario: Scenario,
     seed: int,
-    chip: Chip,
+    chip: Chip | None,
     chips: int,
     requests: RequestRecords,
     steps: StepRecords,
@@ -42,7 +42,8 @@ def check_laws(
     Args:
         scenario: what was run, for whoever reproduces it.
         seed: the run's.
-        chip: what the target model ran on.
+        chip: what the target model ran on; None where pools or failures make replicas unlike: only the laws of requests
+            are looked at then.
         chips: of all replicas together.
         requests: one row per request.
         steps: one row per engine step.
@@ -53,17 +54,15 @@ def check_laws(
     Raises:
         LawBrokenError: naming the law, the place and the numbers.
     """
-    hardware = scenario.hardware
-    engine_chips = hardware.chips_per_replica * hardware.speculative_parallel
-    problems = (
-        *order(requests),
-        *tokens(requests, steps, speculation),
-        *light_speed(steps, chip, engine_chips),
-        *capacity(steps, kv, scenario.engine.max_num_seqs),
-    )
-    if hardware.pipeline_parallel == 1:
-        problems += (*one_step_at_a_time(steps),)
-    problems += (*utilisation(requests, steps, chip, chips), *little(requests, max_concurrency))
+    problems = [*order(requests), *little(requests, max_concurrency)]
+    if chip is not None:
+        hardware = scenario.hardware
+        problems += tokens(requests, steps, speculation)
+        problems += light_speed(steps, chip, hardware.chips_per_replica * hardware.speculative_parallel)
+        problems += capacity(steps, kv, scenario.engine.max_num_seqs)
+        if hardware.pipeline_parallel == 1:
+            problems += one_step_at_a_time(steps)
+        problems += utilisation(requests, steps, chip, chips)
     if problems:
         raise LawBrokenError(problems[0], scenario.model_dump_json(exclude_unset=True), seed)
 

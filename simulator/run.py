@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.assumptions import Factors
-from simulator.build import Build, build_cluster
+from simulator.build import Build, PoolBuild
+from simulator.build_fleet import build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError
 from simulator.laws import check_laws
@@ -21,15 +22,19 @@ from simulator.serving import (
     EngineCounters,
     GapCounts,
     KvCacheReport,
+    ReplicaUse,
     RequestRecords,
     RunLog,
     SpeculationCounters,
     StepRecords,
+    TransferReport,
+    replica_use,
+    transfer_report,
 )
 from simulator.speculation import PolicyFactory
+from simulator.step_detail import StepDetail, step_detail
 from simulator.timing import (
     Costs,
-    EngineTimer,
     ModelTimer,
 )
 from simulator.workload import RequestStream, generate_requests
@@ -54,6 +59,16 @@ class RunResult:
     """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
     notes: tuple[str, ...]
     chips: int
+    pools: tuple[PoolBuild, ...]
+    """The kinds of replicas, in the order of their numbers."""
+    replicas: tuple[ReplicaUse, ...]
+    """What each replica did."""
+    transfers: TransferReport | None
+    """KV that moved between pools; None where prefill and decode are not apart."""
+    restarts: int
+    """Times that a request started again because its replica failed."""
+    detail: StepDetail | None = None
+    """Parts of its steps, for the timeline."""
 
 
 def simulate(
@@ -88,33 +103,38 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = time.process_time(), time.perf_counter()
-    build = build_cluster(scenario, seed, make_drafter, make_policy, factors)
+    build = build_run(scenario, seed, make_drafter, make_policy, factors)
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    log = build.cluster.run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
+    log = (build.fleet or build.cluster).run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
     if sum(log.failed) == len(stream):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
         raise ForerunError(f"workload: no request can be served here ({reasons})")
     requests = _requests(log, build.cluster)
-    steps = _steps(log, build.cluster.timer, scenario.hardware.chips_per_stage)
+    steps = _steps(log, build)
     kv = _kv_report(build, steps, requests, log)
     speculation = _speculation(log, build.cluster) if build.cluster.sampler is not None else None
-    check_laws(scenario, seed, build.chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency)
+    chip = build.pools[0].chip if build.fleet is None else None
+    check_laws(scenario, seed, chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
     notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
+    restarts = sum(log.restarts)
+    if restarts:
+        notes.append(f"{restarts} requests started again elsewhere because their replica failed")
+    kinds = [pool for pool in build.pools for _ in range(pool.replicas)]
     notes += _decode_ranges(build, steps)
     return RunResult(
         scenario=scenario,
         seed=seed,
         requests=requests,
         steps=steps,
-        gaps=_gaps(log, build.cluster.fast),
+        gaps=_gaps(log, build.fast),
         kv=kv,
         speculation=speculation,
         engine=EngineCounters(
@@ -128,6 +148,11 @@ def simulate(
         basis=build.basis,
         notes=tuple(notes),
         chips=build.chips,
+        pools=build.pools,
+        replicas=replica_use(log, [pool.cluster.pool(pool.name) for pool in kinds], [p.chip.name for p in kinds]),
+        transfers=transfer_report(log) if any(pool.role == "prefill" for pool in build.pools) else None,
+        restarts=restarts,
+        detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 else None,
     )
 
 
@@ -150,23 +175,29 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
     )
 
 
-def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
+def _steps(log: RunLog, build: Build) -> StepRecords:
     """Engine steps with their bounds.
 
     Kernels are priced again by formula to see what bounds them; the shares are then laid on the seconds that the step
-    took, which interpolated decode attention makes differ by some 1e-4.
+    took, which interpolated decode attention makes differ by some 1e-4. Copies to and from host memory count as
+    interconnect.
     """
     steps = log.steps
-    parts, keys = [], []
-    for start in range(0, max(1, len(steps)), PRICED_TOGETHER):
-        work = steps.work(start, start + PRICED_TOGETHER)
-        draft = steps.draft(start, start + PRICED_TOGETHER)
-        parts.append(timer.costs(work) if draft is None else timer.costs(work, draft))
-        keys.append(work.decode_kv_tokens[0])
-    costs = Costs(*(np.concatenate([getattr(part, name) for part in parts]) for name in Costs.__slots__))
-    count = steps.column("steps")
+    costs, chips = Costs.zeros(len(steps)), np.zeros(len(steps), dtype=np.int64)
+    keys = np.zeros(len(steps), dtype=np.int64)
+    pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
+    for number, pool in enumerate(build.pools):
+        own = np.flatnonzero(pool_of[steps.integers("replica")] == number)
+        for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
+            work = steps.work(rows)
+            draft = steps.draft(rows)
+            part = pool.cluster.timer.costs(work) if draft is None else pool.cluster.timer.costs(work, draft)
+            keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.chips_per_stage
+            for name in Costs.__slots__:
+                getattr(costs, name)[rows] = getattr(part, name)
+    count, copies_s = steps.column("steps"), steps.column("copies_s")
     priced = costs.device_s + costs.host_s
-    scale = np.divide(steps.column("seconds"), priced, out=np.ones_like(priced), where=priced > 0)
+    scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=priced > 0)
     return StepRecords(
         replica=steps.integers("replica"),
         start_s=steps.column("start_s").copy(),
@@ -175,14 +206,14 @@ def _steps(log: RunLog, timer: EngineTimer, chips: int) -> StepRecords:
         prefill_tokens=steps.integers("prefill_tokens"),
         decode_seqs=steps.integers("decode_seqs"),
         query_len=steps.integers("query_len"),
-        decode_kv_tokens=np.concatenate(keys),
+        decode_kv_tokens=keys,
         output_tokens=steps.integers("output_tokens"),
         running=steps.integers("running"),
         waiting=steps.integers("waiting"),
         kv_blocks=steps.integers("kv_blocks"),
         compute_s=costs.compute_s * scale,
         memory_s=costs.memory_s * scale,
-        interconnect_s=costs.interconnect_s * scale,
+        interconnect_s=costs.interconnect_s * scale + copies_s,
         latency_s=costs.latency_s * scale,
         host_s=costs.host_s * scale,
         flops=costs.flops * count * chips,
@@ -237,13 +268,16 @@ def _speculation(log: RunLog, cluster: Cluster) -> SpeculationCounters:
 
 
 def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: RunLog) -> KvCacheReport:
-    cached = log.stream.prefix_hashes is not None and build.cluster.prefix_caching
-    memory, busy = build.memory, float(steps.seconds.sum())
+    cached = log.stream.prefix_hashes is not None and any(pool.cluster.prefix_caching for pool in build.pools)
+    first = sum(pool.replicas for pool in build.pools[: build.pools.index(build.main)])
+    own = (steps.replica >= first) & (steps.replica < first + build.main.replicas)
+    blocks, seconds = steps.kv_blocks[own], steps.seconds[own]
+    memory, busy = build.memory, float(seconds.sum())
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
-        peak_blocks=int(steps.kv_blocks.max()) if len(steps) else 0,
-        mean_blocks=float((steps.kv_blocks * steps.seconds).sum() / busy) if busy else 0.0,
+        peak_blocks=int(blocks.max()) if len(blocks) else 0,
+        mean_blocks=float((blocks * seconds).sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
         bytes_per_token=memory.replica_kv_bytes_per_token,
@@ -252,4 +286,5 @@ def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: 
         activation_bytes=memory.activation_bytes,
         capacity_bytes=memory.capacity_bytes,
         overridden=memory.overridden,
+        swapped_blocks=log.swapped_blocks if any(pool.cluster.swap for pool in build.pools) else None,
     )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from hwprofiles.yaml_loader import LARGEST_FILE_BYTES, Strict, problem_of
 from simulator.errors import ForerunError, did_you_mean
 from simulator.serving.config import EngineConfig
+from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
 from simulator.settings import PositiveFloat, Section
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig, check_groups
@@ -40,6 +41,14 @@ class Scenario(Section):
     kv_cache_dtype: str = "bf16"
     hardware: HardwareConfig
     engine: EngineConfig = EngineConfig()
+    router: RouterConfig = RouterConfig()
+    """Parameters of ``engine.routing`` and limits of what the router lets in."""
+    pools: dict[PoolName, PoolConfig] | None = None
+    """Replicas of several kinds, by name; default: ``hardware.replicas`` equal ones."""
+    kv_transfer: KvTransferConfig | None = None
+    """How KV travels from prefill pools to decode pools."""
+    faults: FaultsConfig | None = None
+    """Replica failures."""
     speculation: SpeculationConfig | None = None
     attention_speculation: AttentionSpeculationConfig | None = None
     """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
@@ -60,8 +69,40 @@ class Scenario(Section):
         return slo
 
     @model_validator(mode="after")
+    def _pools_fit_together(self) -> Scenario:
+        pools = self.pools or {}
+        if self.pools is not None and not pools:
+            raise ValueError("pools: must not be empty")
+        if pools and self.attention_speculation is not None:
+            raise ValueError("pools: attention_speculation is modelled with equal replicas only; remove one of the two")
+        for name, pool in pools.items():
+            overridden_section(self, name, "engine")
+            if overridden_section(self, name, "hardware").speculative_parallel != 1:
+                raise ValueError(f"pools.{name}.hardware.speculative_parallel: only 1 is modelled in pools")
+            if "routing" in pool.engine:
+                raise ValueError(
+                    f"pools.{name}.engine.routing: set engine.routing of the scenario (new requests) or "
+                    f"kv_transfer.routing (finished prompts)"
+                )
+        roles = {pool.role for pool in pools.values()}
+        if roles not in (set(), {"both"}, {"prefill", "decode"}):
+            raise ValueError(
+                f"pools: roles are {', '.join(sorted(roles))}; let all be both, or some prefill and the others decode"
+            )
+        if self.kv_transfer is not None and "prefill" not in roles:
+            raise ValueError("kv_transfer: no pool has the role prefill, so no KV travels; remove kv_transfer")
+        arrivals = self.workload.arrivals
+        if self.router.when_full == "refuse" and arrivals is not None and arrivals.process == "closed-loop":
+            raise ValueError(
+                "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
+                "use queue, or lower max_concurrency"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _device_groups(self) -> Scenario:
-        check_groups(self.attention_speculation, self.hardware)
+        if self.pools is None:
+            check_groups(self.attention_speculation, self.hardware)
         return self
 
     def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
@@ -74,6 +115,21 @@ class Scenario(Section):
         for path, value in overrides.items():
             set_value(data, path, value, "override")
         return scenario_from(data, "scenario")
+
+
+def overridden_section(scenario: Scenario, pool: str, section: str) -> Any:
+    """The ``hardware`` or ``engine`` of a pool: the scenario's own with the pool's fields on top.
+
+    Raises:
+        ValueError: a field or value that the section does not have, in one line that names it.
+    """
+    base = getattr(scenario, section)
+    assert scenario.pools is not None
+    overrides = getattr(scenario.pools[pool], section)
+    try:
+        return type(base).model_validate(base.model_dump(exclude_unset=True) | overrides)
+    except ValidationError as error:
+        raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 
 
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -216,8 +272,11 @@ def _fields(location: Iterable[int | str]) -> list[str]:
 def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     current: type[BaseModel] = model
     for name in path:
-        annotation = current.model_fields[name].annotation if name in current.model_fields else None
-        nested = [a for a in (annotation, *getattr(annotation, "__args__", ())) if _is_model(a)]
+        if name not in current.model_fields:
+            continue
+        annotation = current.model_fields[name].annotation
+        branches = (annotation, *getattr(annotation, "__args__", ()))
+        nested = [a for branch in branches for a in (branch, *getattr(branch, "__args__", ())) if _is_model(a)]
         if not nested:
             return []
         current = nested[0]
@@ -250,7 +309,13 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
     workload = data["workload"] if isinstance(data.get("workload"), dict) else {}
     speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
+    transfer = data["kv_transfer"] if isinstance(data.get("kv_transfer"), dict) else {}
+    pools = data["pools"].values() if isinstance(data.get("pools"), dict) else ()
+    parts = [pool.get(part) for pool in pools if isinstance(pool, dict) for part in ("hardware", "engine")]
     for holder, key in (
+        *((part, key) for part in parts for key in ("chip", "link", "pipeline_link", "host_link")),
+        (transfer, "link"),
+        (data.get("engine"), "host_link"),
         (data, "model"),
         (data.get("hardware"), "chip"),
         (data.get("hardware"), "link"),

@@ -52,7 +52,7 @@ class Workers:
 
 def process_pool(count: int) -> ProcessPoolExecutor:
     """A pool of ``count`` processes that end with this one, even when it is killed."""
-    return ProcessPoolExecutor(count, initializer=_follow_parent, initargs=(os.getpid(),))
+    return ProcessPoolExecutor(count, initializer=follow_parent, initargs=(os.getpid(),))
 
 
 def close_pool(pool: ProcessPoolExecutor, wait: bool) -> None:
@@ -64,7 +64,7 @@ def close_pool(pool: ProcessPoolExecutor, wait: bool) -> None:
             process.terminate()
 
 
-def _follow_parent(parent: int) -> None:
+def follow_parent(parent: int) -> None:
     """Prepare a worker: Ctrl-C ends it without a word, and so does the end of its parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from dashboards.app.served import SAMPLE_CHIP
 from hwprofiles import chip_names
+from simulator.errors import ForerunError
 from simulator.llm import architecture_names
 
 DTYPES = ("checkpoint", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4")
@@ -34,3 +37,29 @@ def chips_and_sample() -> list[str]:
 def models() -> list[str]:
     """Catalogue models."""
     return list(architecture_names())
+
+
+def checked(values: Mapping[str, Any]) -> None:
+    """See that values of the controls for chips and models are ones that those controls offer.
+
+    The functions behind them also take files, which nobody may name from a browser.
+
+    Raises:
+        ForerunError: one is not in the catalogue.
+    """
+    for name, value in values.items():
+        known = _OFFERED.get(name)
+        if known is None:
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one not in known():
+                raise ForerunError(f"{name}: '{str(one)[:80]}' is not in the catalogue")
+
+
+_OFFERED: dict[str, Callable[[], list[str]]] = {
+    "chip": chips_and_sample,
+    "runs-chip": chips,
+    "chips": chips,
+    "model": models,
+    "draft": models,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import secrets
 import shutil
 import threading
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
+from simulator.workers import follow_parent
 
 Tell = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
@@ -108,8 +110,8 @@ class Jobs:
             kept = "".join(letter if letter.isalnum() else "-" for letter in name)[:40].strip("-") or "run"
             folder = self.folder / f"{kept}-{len(self._jobs) + 1}-{secrets.token_hex(2)}"
             receiver, sender = self._context.Pipe(duplex=False)
-            arguments = (sender, task, folder)
-            process = self._context.Process(target=work, args=arguments, daemon=True, name=f"forerun {kept}")
+            arguments = (sender, task, folder, os.getpid())
+            process = self._context.Process(target=work, args=arguments, name=f"forerun {kept}")
             process.start()
             sender.close()
             self._jobs[token] = _Job(process, receiver, folder, time.monotonic())
@@ -171,8 +173,10 @@ def _end(job: _Job, state: str, message: str) -> None:
         shutil.rmtree(job.folder, ignore_errors=True)
 
 
-def work(sender: Connection, task: Task, folder: Path) -> None:
-    """What the process does: the task, saying how far it is."""
+def work(sender: Connection, task: Task, folder: Path, parent: int | None = None) -> None:
+    """What the process does: the task, saying how far it is; it ends with its ``parent``, however that ends."""
+    if parent is not None:
+        follow_parent(parent)
     try:
         task(folder, _teller(sender))
         answer: tuple[Any, ...] = ("finished", "")

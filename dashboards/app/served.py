@@ -23,6 +23,9 @@ MOST_ENTRIES = 20_000
 MOST_TRACES = 300
 LARGEST_TRACE_BYTES = 256 * 2**20
 TRACE_SUFFIXES = (".csv", ".parquet", ".csv.gz")
+LARGEST_MEASURED_BYTES = 8 * 2**20
+MEASURED_SUFFIXES = (".csv", ".json", ".jsonl")
+OWN_FILES = ("summary.json", "trace.json", "plan.json", "replay.json", "compare.json", "sweep.json", "tune.json")
 RUN_FILES = ("requests.parquet", "steps.parquet")
 SESSION = "this session"
 SAMPLE_TRACE = "shipped sample: kernels on one CPU core"
@@ -100,6 +103,40 @@ class Served:
             raise ForerunError(f"plan: {label[:120]}: plan.json is not what forerun plan --out writes")
         return document
 
+    def replays(self) -> dict[str, Path]:
+        """``replay.json`` of replays of served runs or steps by label, those of this session first."""
+        found = {}
+        for path in sorted(self.session.glob("*/replay.json"), key=lambda path: -path.stat().st_mtime):
+            found[f"{SESSION}/{path.parent.name}"] = path
+        for label, path in self._files():
+            if path.name == "replay.json":
+                found[os.path.dirname(label) or path.parent.name] = path
+        return found
+
+    def measured(self) -> dict[str, tuple[Path, bool]]:
+        """Files of measured serving runs or engine steps by label, and whether they hold steps."""
+        found: dict[str, tuple[Path, bool]] = {}
+        for label, path in self._files():
+            if len(found) > MOST_TRACES:
+                break
+            if path.name.endswith(MEASURED_SUFFIXES) and path.name not in OWN_FILES:
+                stat = path.stat()
+                kind = _measured_kind(path, stat.st_mtime_ns) if stat.st_size <= LARGEST_MEASURED_BYTES else None
+                if kind is not None:
+                    found[label] = path, kind == "steps"
+        return found
+
+    def measured_file(self, label: str) -> tuple[Path, bool]:
+        """The file of measured runs or steps with this label, and whether it holds steps.
+
+        Raises:
+            ForerunError: no such file.
+        """
+        found = self.measured().get(label)
+        if found is None:
+            raise ForerunError(f"file: no measured runs or steps '{label[:120]}' in the served folders")
+        return found
+
     def traces(self) -> dict[str, Path]:
         """Kernel traces by label, the shipped sample first."""
         found = {SAMPLE_TRACE: _sample("kernels-cpu.csv")}
@@ -170,6 +207,23 @@ def _is_trace(path: Path) -> bool:
     except OSError:
         return False
     return stat.st_size <= LARGEST_TRACE_BYTES and _recognised(path, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _measured_kind(path: Path, _modified_ns: int) -> str | None:
+    """``steps``, ``runs`` or None, by the content of a file."""
+    from traces.servings.read import detect
+    from traces.steps import COLUMNS
+
+    try:
+        if path.suffix == ".csv":
+            line = head(path).decode("utf-8", "replace").splitlines()[0]
+            names = {name.strip().strip('"') for name in line.split(",")}
+            if "measured_s" in names and names <= set(COLUMNS):
+                return "steps"
+        return "runs" if detect(path) is not None else None
+    except (TraceError, OSError, IndexError, ValueError, RecursionError):
+        return None
 
 
 @lru_cache(maxsize=4096)

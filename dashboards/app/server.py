@@ -8,7 +8,8 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +49,7 @@ def create_app(folders: Sequence[Path], session: Path, hosts: Sequence[str] = LO
     Raises:
         ForerunError: a folder that is not there.
     """
+    _load_before_threads()
     context = Context(Served(folders, session), Jobs(session))
     shown: tuple[Page, ...] = pages()
     app = Dash(
@@ -117,6 +119,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _load_before_threads() -> None:
+    """Import what requests would else import while others use it: Plotly takes a half-imported pandas for a whole one.
+
+    pandas is no part of this package; pyarrow imports it where it is installed.
+    """
+    for name in ("pyarrow.parquet", "pandas"):
+        with suppress(ImportError):
+            import_module(name)
 
 
 def _refuse_foreign(hosts: Sequence[str]) -> None:

@@ -11,9 +11,9 @@ from hwprofiles import Chip
 from simulator.build import build_cluster
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
-from simulator.studies.step_kernels import StepKernel, step_kernels
 from simulator.studies.step_work import decode_steps, prompt_chunks
 from simulator.timing import ModelTimer, StepTimer, StepWork
+from simulator.timing.step_kernels import StepKernel, step_kernels
 
 
 class Priced(NamedTuple):

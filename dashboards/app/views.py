@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, html
 from dash.exceptions import PreventUpdate
 
+from dashboards.app.choices import checked
 from dashboards.app.messages import sentence
 from dashboards.app.parts import area_id, message, spec, spec_id, state_id
 
@@ -50,7 +51,9 @@ def register_view(
 
     def answer(*values: Any) -> list[Any]:
         try:
-            shown, drawn = compute(dict(zip(names, values, strict=True)))
+            given = dict(zip(names, values, strict=True))
+            checked(given)
+            shown, drawn = compute(given)
         except PreventUpdate:
             raise
         except Exception as error:

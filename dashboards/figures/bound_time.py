@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from dashboards.figures.theme import COLOURS, captioned
-from dashboards.figures.timeline import BINS, time_mean
+from dashboards.figures.timeline import BINS, Spans, spans_of
 from dashboards.runs import BOUNDS, Run
 
 FloatArray = NDArray[np.float64]
@@ -24,21 +24,20 @@ class BoundTimeData(NamedTuple):
     basis: str
 
 
-def bound_time_data(run: Run, bins: int = BINS) -> BoundTimeData:
+def bound_time_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> BoundTimeData:
     """Seconds by bound of every step, spread over the step, as shares of all replicas' time; the rest is idle."""
-    steps = run.steps
-    end_s = steps["start_s"] + steps["seconds"]
-    if not len(end_s):
+    spans = spans or spans_of(run, bins)
+    if spans is None:
         return BoundTimeData(np.empty(0), 0.0, {}, run.basis)
-    edges = np.linspace(steps["start_s"].min(), end_s.max(), bins + 1)
-    seconds = np.where(steps["seconds"] > 0, steps["seconds"], np.inf)
-    replicas = run.document["scenario"]["hardware"].get("replicas", 1)
-    shares = {
-        bound: time_mean(steps["replica"], steps["start_s"], end_s, steps[f"{bound}_s"] / seconds, edges) / replicas
-        for bound in BOUNDS
-    }
+    pools = run.document.get("pools")
+    replicas = sum(pool["replicas"] for pool in pools) if pools else _replicas(run)
+    shares = {bound: spans.rate(run.steps[f"{bound}_s"]) / replicas for bound in BOUNDS}
     shares["idle"] = np.clip(1.0 - sum(shares.values()), 0.0, 1.0)
-    return BoundTimeData((edges[:-1] + edges[1:]) / 2, float(edges[1] - edges[0]), shares, run.basis)
+    return BoundTimeData(spans.middle_s, spans.bin_s, shares, run.basis)
+
+
+def _replicas(run: Run) -> int:
+    return int(run.document["scenario"]["hardware"].get("replicas", 1))
 
 
 def bound_time_figure(data: BoundTimeData) -> go.Figure:

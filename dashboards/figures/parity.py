@@ -86,6 +86,7 @@ def parity_figure(data: ParityData) -> go.Figure:
     ticks = {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {}
     figure.update_xaxes(type="log", title="measured (us)", **ticks)
     figure.update_yaxes(type="log", title="predicted (us)", **ticks)
+    figure.update_layout(legend_itemsizing="constant")
     return captioned(figure, "Parity", f"{data.rows:,} kernels, MAPE {data.mape:.1f} %", data.basis, 560)
 
 
@@ -113,6 +114,6 @@ def error_figure(data: ErrorData) -> go.Figure:
             line={"width": 2.5, "shape": "hv"},
             hovertemplate="%{y:.1f} % of rows within %{x:.3g} %",
         )
-    figure.update_xaxes(type="log", title="absolute error (% of the measurement)", dtick=1)
+    figure.update_xaxes(type="log", title="absolute error (%)", dtick=1)
     figure.update_yaxes(title="share of rows (%)", range=[0, 102])
     return captioned(figure, "Error distribution", f"{data.rows:,} kernels", data.basis, 560)

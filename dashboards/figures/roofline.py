@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dashboards.figures.theme import BLUE, COLOURS, captioned
 from hwprofiles import Chip
 from simulator.replay import ReplayReport
-from simulator.studies.step_kernels import StepKernel
+from simulator.timing.step_kernels import StepKernel
 
 MAX_POINTS = 2000
 """Measured kernels of one plot; a larger trace is thinned evenly."""

@@ -75,15 +75,23 @@ def change_figure(data: ComparisonData) -> go.Figure:
         },
         customdata=[[change.first, change.second] for change in data.changes],
         text=[f"{change.percent:+.1f} %" for change in data.changes],
-        textposition="auto",
+        textposition="outside",
+        cliponaxis=False,
         hovertemplate="%{y}: %{customdata[0]:.4s} to %{customdata[1]:.4s}, %{x:+.2f} %<extra></extra>",
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": GREY, "width": 1})
     figure.update_yaxes(autorange="reversed", ticks="")
-    figure.update_xaxes(title="change from the first run to the second (%)")
-    caption = "blue: better in the second run; hatched: worse"
+    figure.update_xaxes(title="change (%)", range=_wide([change.percent for change in data.changes]))
+    caption = "second over first; hatched: worse"
     return captioned(figure, "Change", caption, data.basis, 420)
+
+
+def _wide(percents: list[float]) -> list[float]:
+    """A range around zero with room for the words at the end of the bars."""
+    low, high = min([0.0, *percents]), max([0.0, *percents])
+    room = 0.4 * (high - low or 1.0)
+    return [low - room if low < 0 else 0.0, high + room if high > 0 else 0.0]
 
 
 def curves_figure(data: ComparisonData) -> go.Figure:

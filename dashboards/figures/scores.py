@@ -72,7 +72,7 @@ def scores_figure(data: ScoresData) -> go.Figure:
         )
     order = [bar.label for bar in data.bars]
     figure.update_yaxes(categoryorder="array", categoryarray=order, autorange="reversed", ticks="")
-    figure.update_xaxes(title="absolute error (% of the measurement)", rangemode="tozero")
+    figure.update_xaxes(title="absolute error (%)", rangemode="tozero")
     height = 160 + 30 * max(3, len(order))
     return captioned(figure, "By operation and regime", "bar: median, whisker: 90th percentile", data.basis, height)
 
@@ -92,6 +92,6 @@ def coverage_figure(data: ScoresData) -> go.Figure:
     )
     figure.add_vline(x=90, line={"color": GREY, "width": 1.5, "dash": "dot"})
     figure.update_yaxes(autorange="reversed", ticks="")
-    figure.update_xaxes(title="measurements inside the 90 % interval (%)", range=[0, 100])
+    figure.update_xaxes(title="inside the 90 % interval (%)", range=[0, 100])
     height = 160 + 30 * max(3, len(part))
     return captioned(figure, "Coverage", "90 % would be right", data.basis, height)

@@ -89,8 +89,11 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
             hoverinfo="skip",
             showlegend=False,
         )
-    figure.update_xaxes(type="log", title=f"measured ({unit})")
-    figure.update_yaxes(type="log", title=f"predicted ({unit})")
+    ticks: dict[str, Any] = {"tickformat": "~s"}
+    if high > 4 * low:
+        ticks["dtick"] = 1 if high > 40 * low else "D2"
+    figure.update_xaxes(type="log", title=f"measured ({unit})", **ticks)
+    figure.update_yaxes(type="log", title=f"predicted ({unit})", **ticks)
     return captioned(
         figure,
         title,

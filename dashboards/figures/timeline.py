@@ -29,54 +29,110 @@ class TimelineData(NamedTuple):
     basis: str
 
 
-def timeline_data(run: Run, bins: int = BINS) -> TimelineData:
-    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them."""
+def timeline_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
+    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them.
+
+    Args:
+        spans: those of ``spans_of``, where they are known already.
+    """
     steps = run.steps
-    end_s = steps["start_s"] + steps["seconds"]
-    if not len(end_s):
+    spans = spans or spans_of(run, bins)
+    if spans is None:
         empty = np.empty(0)
         return TimelineData(empty, 0.0, empty, empty, None, empty, run.basis)
-    edges = np.linspace(steps["start_s"].min(), end_s.max(), bins + 1)
-    bin_s = float(edges[1] - edges[0])
-    seconds = np.where(steps["seconds"] > 0, steps["seconds"], np.inf)
-    blocks = run.document["kv_cache"].get("num_blocks")
-    kv = time_mean(steps["replica"], steps["start_s"], end_s, steps["kv_blocks"], edges)
-    replicas = run.document["scenario"]["hardware"].get("replicas", 1)
+    kinds = run.document.get("pools") or [
+        {
+            "num_blocks": run.document["kv_cache"].get("num_blocks") or 0,
+            "replicas": run.document["scenario"]["hardware"].get("replicas", 1),
+        }
+    ]
+    blocks = sum(kind["num_blocks"] * kind["replicas"] for kind in kinds)
     return TimelineData(
-        time_s=(edges[:-1] + edges[1:]) / 2,
-        bin_s=bin_s,
-        running=time_mean(steps["replica"], steps["start_s"], end_s, steps["running"], edges),
-        waiting=time_mean(steps["replica"], steps["start_s"], end_s, steps["waiting"], edges),
-        kv_use=kv / (blocks * replicas) if blocks else None,
-        output_tokens_per_s=time_mean(
-            steps["replica"], steps["start_s"], end_s, steps["output_tokens"] / seconds, edges
-        ),
+        time_s=spans.middle_s,
+        bin_s=spans.bin_s,
+        running=spans.mean(steps["running"]),
+        waiting=spans.mean(steps["waiting"]),
+        kv_use=spans.mean(steps["kv_blocks"]) / blocks if blocks else None,
+        output_tokens_per_s=spans.rate(steps["output_tokens"]),
         basis=run.basis,
     )
+
+
+def spans_of(run: Run, bins: int) -> Spans | None:
+    """The engine steps of ``run`` as spans over ``bins`` equal parts of its time; None where there is no step."""
+    start_s, seconds = run.steps["start_s"], run.steps["seconds"]
+    if not len(start_s):
+        return None
+    end_s = start_s + seconds
+    return Spans(run.steps["replica"], start_s, end_s, np.linspace(start_s.min(), end_s.max(), bins + 1))
+
+
+class Spans:
+    """Engine steps in time, ready to average many of their quantities over the same bins.
+
+    Where steps of a replica overlap, a step counts until the next one starts.
+
+    Args:
+        replica: of every step.
+        start_s: of every step, in seconds.
+        end_s: not before the start.
+        edges: ascending bin edges in seconds, one more than bins; bins of no length give 0.
+    """
+
+    def __init__(self, replica: FloatArray, start_s: FloatArray, end_s: FloatArray, edges: FloatArray) -> None:
+        self.edges = edges
+        step = np.diff(replica)
+        ordered = bool(np.all((step > 0) | ((step == 0) & (np.diff(start_s) >= 0))))
+        self._order = None if ordered else np.lexsort((start_s, replica))
+        replica, self._begin, finish = (self._sorted(column) for column in (replica, start_s, end_s))
+        self._seconds = finish - self._begin
+        cuts = np.flatnonzero(np.diff(replica)) + 1
+        self._parts = list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(replica)], strict=True))
+        self._kept = self._seconds.copy()
+        for first, end in self._parts:
+            gaps = np.diff(self._begin[first:end])
+            np.minimum(self._kept[first : end - 1], gaps, out=self._kept[first : end - 1])
+
+    @property
+    def middle_s(self) -> FloatArray:
+        """Middle of every bin."""
+        return (self.edges[:-1] + self.edges[1:]) / 2
+
+    @property
+    def bin_s(self) -> float:
+        """Length of the first bin."""
+        return float(self.edges[1] - self.edges[0])
+
+    def mean(self, value: FloatArray) -> FloatArray:
+        """Mean over each bin of a quantity that is ``value[i]`` during step i and else 0; replicas add up."""
+        return self._mean(self._sorted(value))
+
+    def rate(self, amount: FloatArray) -> FloatArray:
+        """The same for an ``amount`` spread evenly over its step; steps without length count for nothing."""
+        value = self._sorted(amount)
+        return self._mean(np.divide(value, self._seconds, out=np.zeros_like(value), where=self._seconds > 0))
+
+    def _sorted(self, column: FloatArray) -> FloatArray:
+        return column if self._order is None else column[self._order]
+
+    def _mean(self, value: FloatArray) -> FloatArray:
+        total = np.zeros(len(self.edges) - 1)
+        for first, end in self._parts:
+            begin, kept, part = self._begin[first:end], self._kept[first:end], value[first:end]
+            grown = np.concatenate([[0.0], np.cumsum(part * kept)])
+            at = np.searchsorted(begin, self.edges, "right") - 1
+            last = np.maximum(at, 0)
+            inside = np.clip(self.edges - begin[last], 0.0, kept[last])
+            total += np.diff(np.where(at >= 0, grown[last] + part[last] * inside, 0.0))
+        width = np.diff(self.edges)
+        return np.divide(total, width, out=np.zeros_like(total), where=width > 0)
 
 
 def time_mean(
     replica: FloatArray, start_s: FloatArray, end_s: FloatArray, value: FloatArray, edges: FloatArray
 ) -> FloatArray:
-    """Mean over each bin of a quantity that is ``value[i]`` from ``start_s[i]`` to ``end_s[i]`` and else 0.
-
-    Replicas add up. Where steps of a replica overlap, a step counts until the next one starts.
-
-    Args:
-        edges: ascending bin edges in seconds, one more than bins; bins of no length give 0.
-    """
-    total = np.zeros(len(edges) - 1)
-    for one in np.unique(replica):
-        rows = np.flatnonzero(replica == one)
-        rows = rows[np.argsort(start_s[rows], kind="stable")]
-        begin, finish = start_s[rows], end_s[rows].copy()
-        finish[:-1] = np.minimum(finish[:-1], begin[1:])
-        grown = np.cumsum(value[rows] * (finish - begin))
-        times = np.column_stack([begin, finish]).ravel()
-        integral = np.column_stack([np.concatenate([[0.0], grown[:-1]]), grown]).ravel()
-        total += np.diff(np.interp(edges, times, integral))
-    width = np.diff(edges)
-    return np.divide(total, width, out=np.zeros_like(total), where=width > 0)
+    """Mean over each bin of one quantity; see ``Spans``."""
+    return Spans(replica, start_s, end_s, edges).mean(value)
 
 
 def timeline_figure(data: TimelineData) -> go.Figure:

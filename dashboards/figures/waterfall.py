@@ -50,6 +50,12 @@ def waterfall_data(run: Run, most: int = MAX_REQUESTS, around: int | None = None
     )
 
 
+def slowest(run: Run) -> int | None:
+    """The completed request that waited longest for its first token; None where none completed."""
+    ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
+    return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
+
+
 def waterfall_figure(data: WaterfallData) -> go.Figure:
     """One horizontal bar per request, divided into its phases."""
     phases = [

@@ -18,6 +18,7 @@ from simulator.cli import (
     plans,
     replays,
     runs,
+    selfchecks,
     sweeps,
     validations,
 )
@@ -46,6 +47,7 @@ kernels.register(app)
 replays.register(app)
 calibrations.register(app)
 measures.register(app)
+selfchecks.register(app)
 validations.register(app)
 catalogues.register(app)
 dashboard.register(app)

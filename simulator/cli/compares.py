@@ -49,7 +49,10 @@ def compare(
     ] = 5,
     metric: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Metric to judge by; default mean_e2el_ms, or output_throughput offline."),
+        typer.Option(
+            metavar="KEY",
+            help="Metric to judge by; default: the study file's, else mean_e2el_ms, or output_throughput offline.",
+        ),
     ] = None,
     crossover: Annotated[
         str,
@@ -71,10 +74,11 @@ def compare(
 ) -> int:
     """Compare variants on common random numbers: speedups with 95 % intervals, sensitivity, crossover."""
     from simulator.cli.study_tables import compare_tables
-    from simulator.studies.compare import CompareOptions, variants_from_files
+    from simulator.studies.compare import CompareOptions, metric_of_files, variants_from_files
     from simulator.studies.compare import compare as run_comparison
 
     variants = variants_from_files(scenarios, tuple(set_values or ()), tuple(vary or ()))
+    metric = metric or metric_of_files(scenarios)
     options = CompareOptions(seed, replications, metric, crossover, not no_sensitivity, jobs)
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "comparing") as progress:

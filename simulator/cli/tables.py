@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from simulator.metrics.pools import chips_words
 from simulator.metrics.slo import LATENCIES
 from simulator.metrics.usage import main_bottleneck
 
@@ -63,6 +64,8 @@ def run_tables(document: Document) -> list[RenderableType]:
     if document["slo"] is not None:
         parts.append(slo_table(document))
     parts.append(engine_table(document))
+    if document.get("pools"):
+        parts.append(pool_table(document))
     notes = document["notes"]
     if notes:
         parts.append(Text("\n".join(f"note: {note}" for note in notes), style="dim"))
@@ -71,11 +74,11 @@ def run_tables(document: Document) -> list[RenderableType]:
 
 def heading(document: Document) -> Text:
     """Model, hardware and what the numbers rest on."""
-    scenario, hardware = document["scenario"], document["scenario"]["hardware"]
+    scenario = document["scenario"]
     model = scenario["model"] if isinstance(scenario["model"], str) else "inline model"
     runs = document["replications"]
     count = f" · mean of {runs} runs, {document['interval_level']:.0%} intervals" if runs > 1 else ""
-    text = Text(f"{model} on {document['chips']} x {hardware['chip']}", style="bold")
+    text = Text(f"{model} on {chips_words(document)}", style="bold")
     return text.append(f"  basis: {document['basis']} · seed {document['seed']}{count}", style="dim not bold")
 
 
@@ -155,7 +158,19 @@ def engine_table(document: Document) -> Table:
         ("MFU / MBU", f"{percent(use['mfu'])} / {percent(use['mbu'])}"),
     ]
     if kv["prefix_hit_tokens"] is not None:
-        rows.insert(3, ("Prefix cache hits", f"{percent(kv['prefix_hit_rate'])} of prompt tokens"))
+        rates = [row["prefix_hit_rate"] for row in document.get("replicas") or () if row["prefix_hit_rate"] is not None]
+        spread = f", {percent(min(rates))} to {percent(max(rates))} by replica" if len(rates) > 1 else ""
+        rows.insert(3, ("Prefix cache hits", f"{percent(kv['prefix_hit_rate'])} of prompt tokens{spread}"))
+    transfers = document.get("kv_transfer")
+    if transfers:
+        moved = f"{number(transfers['transfers'])} prompts, {number(transfers['tokens'])} tokens"
+        rows.append(
+            ("KV handed to decode", f"{moved}, mean {duration(transfers['mean_s'])} from prompt end to arrival")
+        )
+    if kv.get("swapped_blocks") is not None:
+        rows.append(("Swapped to host", f"{number(kv['swapped_blocks'])} KV blocks"))
+    if document.get("restarts") is not None:
+        rows.append(("Restarts after failures", number(document["restarts"])))
     if document["energy_joules"] is not None:
         rows.append(("Energy", scaled(document["energy_joules"], "J")))
     if document["cost_usd"] is not None:
@@ -163,6 +178,24 @@ def engine_table(document: Document) -> Table:
         rows.append(("Cost", f"${number(document['cost_usd'])}, ${number(per_million)} per million output tokens"))
     steps = f"{number(engine['steps'])} engine steps in {duration(engine['wall_s'])}"
     return pairs_table("Engine", [*rows, ("Simulated", steps)])
+
+
+def pool_table(document: Document) -> Table:
+    """Every pool: its chips, how busy it was, and what its KV cache held."""
+    table = titled_table("Pools", "", "role", "replicas", "chips", "busy", "peak KV", "prefix hits", "MFU / MBU")
+    for pool in document["pools"]:
+        used = pool["utilisation"]
+        table.add_row(
+            pool["name"],
+            pool["role"],
+            number(pool["replicas"]),
+            f"{pool['chips']} x {pool['chip']}",
+            percent(pool["busy"]),
+            percent(pool["peak_use"]),
+            percent(pool["prefix_hit_rate"]),
+            f"{percent(used['mfu'])} / {percent(used['mbu'])}",
+        )
+    return table
 
 
 def bottleneck_words(shares: Mapping[str, float] | None) -> str:

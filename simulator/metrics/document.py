@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.metrics.slo import section_values
-from simulator.metrics.summary import run_window_s, slo_report, summarise
-from simulator.metrics.usage import (
-    bottleneck_shares,
-    cost_usd,
-    energy_joules,
-    kv_cache_section,
-    matrix_dtype,
-    usd_per_million_tokens,
-    utilisation,
+from simulator.metrics.pools import (
+    fleet_cost_usd,
+    fleet_energy_joules,
+    fleet_utilisation,
+    pool_sections,
+    replica_section,
 )
+from simulator.metrics.summary import run_window_s, slo_report, summarise
+from simulator.metrics.usage import bottleneck_shares, kv_cache_section, usd_per_million_tokens
 
 if TYPE_CHECKING:
     from simulator.run import RunResult
@@ -39,15 +37,16 @@ def run_document(result: RunResult) -> dict[str, Any]:
     summary = summarise(result)
     window = run_window_s(result.requests)
     duration_s = 0.0 if window is None else window[1] - window[0]
-    usd = cost_usd(section_values(scenario.prices).get("usd_per_chip_hour"), result.chips, duration_s)
+    usd = fleet_cost_usd(result.pools, duration_s)
     document = {
         "summary": summary,
         "intervals": {},
         "interval_level": None,
         "slo": slo_report(result, summary),
         "basis": result.basis,
-        "bottleneck": bottleneck_shares(result.steps, scenario.hardware.replicas, duration_s),
+        "bottleneck": bottleneck_shares(result.steps, len(result.replicas), duration_s),
         "kv_cache": kv_cache_section(result.kv, result.requests),
+        "replicas": [replica_section(use, duration_s) for use in result.replicas],
         **_chip_sections(result, duration_s),
         "chips": result.chips,
         "cost_usd": usd,
@@ -65,19 +64,16 @@ def run_document(result: RunResult) -> dict[str, Any]:
 
 
 def _chip_sections(result: RunResult, duration_s: float) -> dict[str, Any]:
-    from hwprofiles import load_chip
-
-    hardware = result.scenario.hardware
-    chip = load_chip(hardware.chip)
-    peak = chip.peak_flops(matrix_dtype(result.scenario))
-    bandwidth = chip.memory.bandwidth_bytes_per_s
-    used = utilisation(result.steps, result.chips, hardware.replicas, duration_s, peak, bandwidth)
-    if used is None:
-        return {"utilisation": {"mfu": None, "mbu": None}, "energy_joules": None}
-    return {
-        "utilisation": {"mfu": used.mfu, "mbu": used.mbu},
-        "energy_joules": energy_joules(chip.power.idle_w, chip.power.tdp_w, result.chips, duration_s, used.power_share),
-    }
+    """Utilisation and energy, what moved between pools, and each pool's part where there are several."""
+    rows = pool_sections(result, duration_s)
+    sections: dict[str, Any] = {"utilisation": fleet_utilisation(rows), "energy_joules": fleet_energy_joules(rows)}
+    if result.transfers is not None:
+        sections["kv_transfer"] = asdict(result.transfers)
+    if result.scenario.faults is not None:
+        sections["restarts"] = result.restarts
+    if result.scenario.pools is not None:
+        sections["pools"] = rows
+    return sections
 
 
 def scenario_document(scenario: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.metrics.summary import completed_requests
+from simulator.metrics.timeline_detail import kernel_events, lane_events
 from simulator.metrics.usage import BOUNDS
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ def timeline_events(
     for replica in np.unique(result.steps.replica):
         yield _process_name(FIRST_REPLICA_PID + int(replica), f"replica {int(replica)}")
         yield from step_events(result.steps, int(replica), group)
+        if result.detail is not None:
+            pid = FIRST_REPLICA_PID + int(replica)
+            yield from lane_events(result.steps, result.detail, int(replica), pid)
+            yield from kernel_events(result.steps, result.detail, int(replica), pid)
 
 
 def step_events(steps: StepRecords, replica: int, group: int) -> Iterator[Event]:

@@ -134,6 +134,7 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
         "peak_use": kv.peak_blocks / kv.num_blocks if kv.num_blocks else None,
         "mean_use": kv.mean_blocks / kv.num_blocks if kv.num_blocks else None,
         "preemptions": kv.preemptions,
+        "swapped_blocks": kv.swapped_blocks,
         "prefix_hit_tokens": hits,
         "prefix_hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
         "bytes_per_token": kv.bytes_per_token,

@@ -67,9 +67,15 @@ QUANTISE = Coordinate("quantise_s", 1e-7, 2e-5)
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
 
 
-def coordinates(parameters: FamilyParameters) -> tuple[Coordinate, ...]:
-    """What a fit of these parameters moves."""
+CPU_TIMES = 10.0
+"""On a CPU every fixed time may be so many times longer: a kernel there is a call from Python, tens of microseconds."""
+
+
+def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinate, ...]:
+    """What a fit of these parameters moves on a chip of that kind."""
     found = [Coordinate(name, *bounds) for name, bounds in parameters.free.items()]
+    if kind == "cpu":
+        found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
     found += EXTRA.get(parameters.family, ())
     for optional in (QUANTISE, REGROUP):
         if getattr(parameters, optional.name, 0.0):
@@ -77,13 +83,18 @@ def coordinates(parameters: FamilyParameters) -> tuple[Coordinate, ...]:
     return tuple(found)
 
 
-def alternatives(parameters: FamilyParameters, dtype: str, few: bool) -> list[dict[str, Any]]:
+ANY_ROWS = tuple((rows, 64) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32))
+"""Tiles of a CPU library whose blocks take as many rows as there are: no row of a block is computed in vain."""
+
+
+def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str = "") -> list[dict[str, Any]]:
     """Other structures worth trying, each as changed fields; with few rows only where libraries differ most."""
     if few and not parameters.family.startswith("attention"):
         return []
     narrow = dtype in ("fp8", "int8", "mxfp8", "fp4")
     if parameters.family == "gemm":
         options: list[dict[str, Any]] = [{"max_split_k": 1.0}, {"max_split_k": 4.0}]
+        options += [{"tiles": ANY_ROWS}] if kind == "cpu" else []
         return options + ([{"quantise_s": 3e-6}, {"quantise_s": 0.0}] if narrow else [])
     if parameters.family == "attention_prefill":
         options = [{"packing": name} for name in ("always", "single", "never")]
@@ -116,7 +127,7 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
     best = _solve(search, start, start)
     error = loss(search, best)
     few = len(problem) < FEW_ROWS
-    for change in alternatives(start, problem.dtype, few):
+    for change in alternatives(start, problem.dtype, few, problem.chip.kind):
         if all(getattr(best, name) == value for name, value in change.items()):
             continue
         prior = start.model_copy(update=change)
@@ -147,7 +158,7 @@ def sampled(problem: FitProblem, rows: int, generator: np.random.Generator) -> F
 def _solve(problem: FitProblem, start: FamilyParameters, prior: FamilyParameters) -> FamilyParameters:
     from scipy.optimize import least_squares
 
-    moved = coordinates(start)
+    moved = coordinates(start, problem.chip.kind)
     measured = np.log(problem.table.measured_s)
     centre = np.array([coordinate.scaled(float(getattr(prior, coordinate.name))) for coordinate in moved])
 

@@ -191,7 +191,7 @@ def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
     longest = int((stream.input_tokens + stream.output_tokens).max())
     engine = scenario.engine
     blocks = build_cluster(scenario, seed=0).memory.num_blocks
-    places = max(1, blocks // -(-longest // engine.block_size))
+    places = max(1, blocks // -(-longest // engine.page_tokens))
     return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
 
 

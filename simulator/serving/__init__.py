@@ -3,16 +3,25 @@
 from simulator.serving.cluster import Cluster
 from simulator.serving.config import EngineConfig
 from simulator.serving.drafting import DraftingRule
+from simulator.serving.faults import Faults
+from simulator.serving.fleet import Fleet
+from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, RouterConfig
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.pool import Pool
 from simulator.serving.records import (
     EngineCounters,
     GapCounts,
     KvCacheReport,
+    ReplicaUse,
     RequestRecords,
     SpeculationCounters,
     StepRecords,
+    TransferReport,
 )
+from simulator.serving.replica_use import replica_use, transfer_report
+from simulator.serving.swap import SwapSpace
+from simulator.serving.transfer import KvLink
 
 __all__ = [
     "FULL_ROWS",
@@ -21,11 +30,24 @@ __all__ = [
     "EngineConfig",
     "EngineCounters",
     "EngineLimits",
+    "Faults",
+    "FaultsConfig",
+    "Fleet",
     "GapCounts",
     "KvCacheReport",
+    "KvLink",
+    "KvTransferConfig",
+    "Pool",
+    "PoolConfig",
+    "ReplicaUse",
     "RequestRecords",
+    "RouterConfig",
     "RunLog",
     "SpeculationCounters",
     "StepLog",
     "StepRecords",
+    "SwapSpace",
+    "TransferReport",
+    "replica_use",
+    "transfer_report",
 ]

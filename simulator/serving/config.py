@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simulator.settings import PositiveInt, Section, Share
+from simulator.serving.fleet_config import Routing
+from simulator.settings import PositiveFloat, PositiveInt, Section, Share
 
 
 class EngineConfig(Section):
@@ -35,6 +36,9 @@ class EngineConfig(Section):
     """Share of the blocks that admission leaves free (vLLM V1 has none; V0 kept 0.01)."""
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    prefix_cache: Literal["blocks", "radix"] = "blocks"
+    """``blocks``: KV is allocated and shared in blocks of ``block_size`` (vLLM). ``radix``: token by token, whatever
+    the block size (SGLang's RadixAttention at its default page size of 1)."""
     async_scheduling: bool | None = None
     """Whether a step is scheduled while the one before it runs (an arrival then waits one step longer), or after it;
     default: as the framework does by itself."""
@@ -51,5 +55,22 @@ class EngineConfig(Section):
     front_end: Literal["server", "offline"] = "server"
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""
-    routing: Literal["round-robin", "least-outstanding"] = "round-robin"
-    """How requests are spread over ``hardware.replicas``."""
+    routing: Routing = "round-robin"
+    """How requests are spread over ``hardware.replicas``: in turn, by load, by what each was sent before, or by what
+    each holds in its KV cache."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """What becomes of the KV of a sequence that has to make room: computed again later, or copied to host memory."""
+    swap_space_bytes: PositiveFloat = 4 * 1024.0**3
+    """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
+    host_link: str | None = None
+    """Link between each chip and its host: catalogue name or path; default: the chip's own."""
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens that KV is allocated and shared by."""
+        return 1 if self.prefix_cache == "radix" else self.block_size
+
+    @property
+    def measured_pages(self) -> int | None:
+        """``num_kv_blocks`` in pages of ``page_tokens``."""
+        return None if self.num_kv_blocks is None else self.num_kv_blocks * self.block_size // self.page_tokens

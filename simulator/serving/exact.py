@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
+from typing import Protocol
 
 import numpy as np
 import simpy
@@ -21,6 +22,23 @@ DRAWN_TOGETHER = 64
 """Verify steps whose acceptance is drawn at once under a policy."""
 
 
+class Handover(Protocol):
+    """Where a prefill replica's finished prompts go."""
+
+    samples_first: bool
+    """Whether the prefill replica delivers the first token."""
+
+    def prompt_done(self, source: ExactReplica, sequence: Sequence) -> None:
+        """The KV of a prompt is complete and waits in ``source``."""
+
+    def blocks_freed(self, replica: ExactReplica) -> None:
+        """A decode replica may have room for another."""
+
+
+class _Failed(Exception):
+    """The replica has failed while it waited for something."""
+
+
 class ExactReplica:
     """An engine that plans, spends and commits one step at a time.
 
@@ -28,12 +46,15 @@ class ExactReplica:
         env: simulated time.
         index: number of the replica.
         feed: where its requests come from.
-        scheduler: the batching rule.
+        make_scheduler: the batching rule, with empty caches; asked for another after a failure.
         timer: seconds of a step.
         limits: tokens, sequences, blocks.
         sampler: accepted draft tokens, or None without speculation.
         log: where results go.
         rule: the policy that chooses the draft tokens of each step, or None where their number never changes.
+        resumed: requests that start again after a failure, with what they have delivered.
+        prefill_only: whether finished prompts go to ``handover`` instead of being decoded here.
+        handover: the way from prefill to decode replicas, where they are apart.
     """
 
     def __init__(
@@ -41,55 +62,120 @@ class ExactReplica:
         env: simpy.Environment,
         index: int,
         feed: Feed,
-        scheduler: Scheduler,
+        make_scheduler: Callable[[], Scheduler],
         timer: EngineTimer,
         limits: EngineLimits,
         sampler: AcceptanceSampler | None,
         log: RunLog,
         rule: DraftingRule | None = None,
+        resumed: dict[int, Sequence] | None = None,
+        prefill_only: bool = False,
+        handover: Handover | None = None,
     ) -> None:
+        self.index = index
+        self.scheduler = make_scheduler()
         self._env = env
-        self._index = index
         self._feed = feed
-        self._scheduler = scheduler
+        self._make_scheduler = make_scheduler
+        self._resumed: dict[int, Sequence] = {} if resumed is None else resumed
+        self._prefill_only = prefill_only
+        self._handover = handover
+        self._back: simpy.Event | None = None
+        """Happens when the failed replica is back."""
         self._timer = timer
         self._limits = limits
         self._sampler = sampler
         self._log = log
         self._drafting = None if rule is None else ReplicaDrafting(rule, limits, timer.windows)
 
+    def cached_tokens(self, request: int) -> int:
+        """Prompt tokens of a request that the prefix cache holds now."""
+        return self.scheduler.cached_tokens(request, self._log.input_tokens[request])
+
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Plan a step, spend its time, hand out its tokens, until no request will ever come."""
-        scheduler = self._scheduler
-        now = seen = 0.0
+        now = 0.0
+        while True:
+            try:
+                yield from self._steps(now)
+                return
+            except _Failed:
+                yield from self._repair()
+                now = self._env.now
+
+    def _repair(self) -> Generator[simpy.Event, None, None]:
+        """Stand still until the replica is back."""
+        back = self._back
+        while back is not None and not back.processed:
+            try:
+                yield back
+            except simpy.Interrupt:
+                continue
+
+    def fail(self, process: simpy.Process, under_way: Iterable[int]) -> list[Sequence]:
+        """Lose everything now and stand still until ``recover``.
+
+        Args:
+            process: what runs this replica.
+            under_way: requests that were sent here and not yet taken.
+
+        Returns:
+            What was in the queues and the caches, and what was under way.
+        """
+        lost = [*self.scheduler.everything(), *map(self._sequence, under_way)]
+        self.scheduler = self._make_scheduler()
+        self._back = self._env.event()
+        process.interrupt()
+        return lost
+
+    def recover(self) -> None:
+        """Start again with empty caches."""
+        assert self._back is not None
+        self._back.succeed()
+        self._back = None
+
+    def _steps(self, now: float) -> Generator[simpy.Event, None, None]:
+        """Engine steps from ``now`` on."""
+        scheduler, swap, seen = self.scheduler, self.scheduler.swap, now
         while True:
             if self._feed.shared:
                 yield from self._until(Phase(self._env, PLAN))
             self._collect(seen)
-            if not scheduler.has_work:
+            drafting = self._drafting
+            if drafting is not None:
+                scheduler.query_len = drafting.query_len
+            plan = scheduler.plan() if scheduler.has_work else None
+            if plan is None or (not plan and not scheduler.preempted):
+                if seen < self._env.now:
+                    # No step runs over which this one was decided.
+                    now = seen = max(now, self._env.now)
+                    continue
                 event = self._feed.wait(self._env)
                 if event is None:
                     return
                 yield from self._until(event)
                 now = seen = max(now, self._env.now)
                 continue
-            drafting = self._drafting
-            if drafting is not None:
-                scheduler.query_len = drafting.query_len
-            plan = scheduler.plan()
             for victim in scheduler.preempted:
                 self._log.preemptions[victim.index] += 1
-            seconds, work = 0.0, plan.work(scheduler.query_len, self._timer.windows)
+            seconds, copies_s, work = 0.0, 0.0, plan.work(scheduler.query_len, self._timer.windows)
             draft = None if drafting is None else self._choose(drafting, plan)
             if plan:
                 seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
+            if swap is not None:
+                copies_s = on_grid(swap.seconds(plan.blocks_out, plan.blocks_in))
+                seconds += copies_s
+                self._log.swapped_blocks += plan.blocks_out
             blocks, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
+            waiting += len(scheduler.swapped)
             start, now = now, now + seconds
             seen = start if self._limits.schedules_ahead else now
             yield from self._until(self._env.timeout(max(0.0, now - self._env.now)))
             tokens = self._commit(plan, start, seconds, now)
-            self._log.steps.step(self._index, start, seconds, tokens, running, waiting, blocks, work, draft)
+            self._log.steps.step(self.index, start, seconds, tokens, running, waiting, blocks, work, draft, copies_s)
             self._log.exact_steps += 1
+            if self._handover is not None:
+                self._handover.blocks_freed(self)
             if drafting is not None and draft is not None:
                 drafting.tokens = draft.tokens
                 if not drafting.rests(draft.tokens):
@@ -102,18 +188,24 @@ class ExactReplica:
             try:
                 yield event
             except simpy.Interrupt:
-                continue
+                if self._back is not None:
+                    raise _Failed from None
 
     def _collect(self, seen: float) -> None:
         """Take in what arrived by ``seen``, when the step to come is decided."""
         log = self._log
         for request in self._feed.take(seen):
-            log.replica[request] = self._index
-            self._scheduler.add(Sequence(request, log.input_tokens[request], log.output_tokens[request]))
+            log.replica[request] = self.index
+            self.scheduler.add(self._sequence(request))
+        self.scheduler.seen_s = seen
+
+    def _sequence(self, request: int) -> Sequence:
+        resumed = self._resumed.pop(request, None) if self._resumed else None
+        return resumed or Sequence(request, self._log.input_tokens[request], self._log.output_tokens[request])
 
     def _choose(self, drafting: ReplicaDrafting, plan: StepPlan) -> DraftStep[int]:
         """What the drafter does at the end of the planned step; what it skipped before is made up for."""
-        batch = self._scheduler.in_step(plan)
+        batch = self.scheduler.in_step(plan)
         if not batch:
             return drafting.step(drafting.tokens)
         tokens = drafting.policy.choose(Batch(len(batch), sum(s.computed_tokens for s in batch)))
@@ -160,9 +252,13 @@ class ExactReplica:
         for sequence, tokens in plan.chunks:
             if log.scheduled_s[sequence.index] != log.scheduled_s[sequence.index]:
                 log.scheduled_s[sequence.index] = start
+                log.prompt_replica[sequence.index] = self.index
                 log.cached_tokens[sequence.index] = sequence.cached_tokens or 0
             sequence.computed_tokens += tokens
             if sequence.computed_tokens < sequence.known_tokens:
+                continue
+            if self._prefill_only:
+                delivered += self._hand_over(sequence, start, seconds, now)
                 continue
             sequence.decoding = True
             delivered += self._deliver(sequence, 1, start, seconds, now)
@@ -187,6 +283,15 @@ class ExactReplica:
             delivered += self._deliver(sequence, min(tokens, sequence.remaining_tokens), start, seconds, now)
         return delivered
 
+    def _hand_over(self, sequence: Sequence, start: float, seconds: float, now: float) -> int:
+        """A prompt is done: deliver its first token if that is done here, and send the KV on; returns tokens."""
+        assert self._handover is not None
+        tokens = self._deliver(sequence, 1, start, seconds, now) if self._handover.samples_first else 0
+        if sequence.remaining_tokens:
+            self.scheduler.hold(sequence)
+            self._handover.prompt_done(self, sequence)
+        return tokens
+
     def _deliver(self, sequence: Sequence, tokens: int, start: float, seconds: float, now: float) -> int:
         log = self._log
         if sequence.last_token_s is None:
@@ -196,7 +301,7 @@ class ExactReplica:
         sequence.last_token_s = now
         sequence.generated_tokens += tokens
         if not sequence.remaining_tokens:
-            self._scheduler.release(sequence)
+            self.scheduler.release(sequence)
             log.finish(sequence.index, now)
-            self._feed.finished(now)
+            self._feed.finished(sequence.index, now)
         return tokens

@@ -129,6 +129,17 @@ class FastReplica:
         if rule is not None:
             self._adaptive = AdaptiveDrafting(ReplicaDrafting(rule, limits, timer.windows), limits, longest)
             self._verify(self._adaptive)
+        self._in_step = False
+        """Whether a planned step or span is on its way."""
+
+    def cached_tokens(self, request: int) -> int:
+        """Prompt tokens of a request that the prefix cache holds now; asked by a router while steps run."""
+        if self._in_step:
+            held, span = self._planned.held, self._planned.span
+            if span is not None:
+                held = int(span.blocks[int(np.searchsorted(span.ends, self._env.now))])
+            self._evict_idle(held)
+        return self._cache.match(request, self._log.input_tokens[request])[1]
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Advance from structural event to structural event until no request will ever come."""
@@ -146,7 +157,9 @@ class FastReplica:
                 continue
             self._plan(now)
             if self._shared:
+                self._in_step = True
                 yield from self._spend()
+                self._in_step = False
             now = self._commit()
             seen = self._last_start if self._limits.schedules_ahead else now
             if self._step >= self._future.full_at:
@@ -435,9 +448,9 @@ class FastReplica:
         remaining = log.output_tokens[live.index] - live.generated
         if not remaining:
             del self._running[live.index]
-            self._cache.release(live.units)
+            self._cache.finish(live.index, live.units)
             log.finish(live.index, now)
-            self._feed.finished(now)
+            self._feed.finished(live.index, now)
             return
         self._decoding += 1
         self._decode(live, remaining)
@@ -531,12 +544,12 @@ class FastReplica:
         for live in self._finishing.pop(step, ()):
             del self._running[live.index]
             self._decoding -= 1
-            self._cache.release(live.units)
+            self._cache.finish(live.index, live.units)
             if self._sampler is not None:
                 assert live.path is not None
                 self._count_drafts(live.index, live.path)
             log.finish(live.index, now)
-            self._feed.finished(now)
+            self._feed.finished(live.index, now)
 
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, None]:
         """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""

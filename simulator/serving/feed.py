@@ -32,7 +32,7 @@ class Feed(Protocol):
     def next_s(self) -> float:
         """Earliest time at which another request may arrive unannounced by an interrupt; inf if none is known."""
 
-    def finished(self, now: float) -> None:
+    def finished(self, request: int, now: float) -> None:
         """One of the replica's requests has ended."""
 
     def pending(self, times_s: FloatArray) -> IntArray:
@@ -53,7 +53,7 @@ class DueRequests:
     def __init__(self, limits: EngineLimits, log: RunLog) -> None:
         self._limits = limits
         self._input_tokens = log.input_tokens
-        self._latency_s = on_grid(limits.intake_s)
+        self._latency_s: float = on_grid(limits.intake_s)
         self._free_s = 0.0
         """When the front end has done what it has."""
         self._requests: deque[int] = deque()
@@ -61,9 +61,14 @@ class DueRequests:
 
     def add(self, request: int, now: float) -> None:
         """A request is sent at ``now``."""
-        self._free_s = max(self._free_s, now) + on_grid(self._limits.intake_work(self._input_tokens[request]))
+        self._times_s.append(self.pass_by(request, now))
         self._requests.append(request)
-        self._times_s.append(self._free_s + self._latency_s)
+
+    def pass_by(self, request: int, now: float) -> float:
+        """Let the front end work on a request that is sent at ``now`` and not kept here; returns when it is through."""
+        work_s: float = on_grid(self._limits.intake_work(self._input_tokens[request]))
+        self._free_s = max(self._free_s, now) + work_s
+        return self._free_s + self._latency_s
 
     def take(self, now: float) -> Sequence[int]:
         """Requests seen by ``now``; they are no longer under way."""
@@ -118,7 +123,7 @@ class OpenFeed:
         time: float = self._arrival_s[self._next]
         return time
 
-    def finished(self, now: float) -> None:
+    def finished(self, request: int, now: float) -> None:
         """Arrivals do not depend on completions."""
 
     def pending(self, times_s: FloatArray) -> IntArray:
@@ -151,7 +156,7 @@ class ClosedFeed:
         """When the engine sees the next request that is under way; others are sent only when one of its own ends."""
         return self._due.next_s
 
-    def finished(self, now: float) -> None:
+    def finished(self, request: int, now: float) -> None:
         """Send the next request."""
         if self._sent < len(self._requests):
             self._send(now)
@@ -172,37 +177,60 @@ class ClosedFeed:
 
 
 class RoutedFeed:
-    """Requests handed over by a router while the simulation runs."""
+    """Requests handed over by a router while the simulation runs; what the router knows of a replica.
+
+    Args:
+        env: simulated time.
+        index: number of the replica.
+        log: where the prompts' lengths stand.
+        limits: of the replica.
+        on_left: told of every request that no longer occupies the replica.
+        on_ended: told when a request has ended.
+    """
 
     shared = True
 
     def __init__(
-        self, env: simpy.Environment, log: RunLog, limits: EngineLimits, on_finished: Callable[[], None]
+        self,
+        env: simpy.Environment,
+        index: int,
+        log: RunLog,
+        limits: EngineLimits,
+        on_left: Callable[[int, RoutedFeed], None],
+        on_ended: Callable[[int], None],
     ) -> None:
+        self.index = index
+        self.limits = limits
+        self.block_size = limits.block_size
+        self.capacity_tokens = limits.num_blocks * limits.block_size
+        """Tokens that the replica's KV cache holds."""
+        self.outstanding = 0
+        """Requests handed over and not yet ended."""
+        self.cached_tokens: Callable[[int], int] = _nothing_cached
+        """Prompt tokens of a request that the replica's prefix cache holds now."""
+        self.process: simpy.Process | None = None
+        """The process to interrupt when a request arrives while it advances through a span."""
+        self.down = False
+        """Whether the replica has failed and is not back yet."""
         self._env = env
-        self._on_finished = on_finished
+        self._log = log
+        self._on_left = on_left
+        self._on_ended = on_ended
         self._due = DueRequests(limits, log)
         self._wake: simpy.Event | None = None
         """What the idle replica waits for."""
-        self._closed = False
-        self.outstanding = 0
-        """Requests handed over and not yet ended."""
-        self.replica: simpy.Process | None = None
-        """The process to interrupt when a request arrives while it advances through a span."""
 
     def put(self, request: int) -> None:
         """Hand over a request now."""
         self._due.add(request, self._env.now)
         self.outstanding += 1
         if self._wake is not None:
-            if not self._wake.triggered:
-                self._wake.succeed()
-        elif self.replica is not None and self.replica.is_alive:
-            self.replica.interrupt()
+            self.wake()
+        elif self.process is not None and self.process.is_alive:
+            self.process.interrupt()
 
-    def close(self) -> None:
-        """No request will follow."""
-        self._closed = True
+    def wake(self) -> None:
+        """Let an idle replica look again."""
         if self._wake is not None and not self._wake.triggered:
             self._wake.succeed()
 
@@ -215,20 +243,48 @@ class RoutedFeed:
         """When the engine sees the next request under way; others announce themselves by interrupting the replica."""
         return self._due.next_s
 
-    def finished(self, now: float) -> None:
-        """Tell the router."""
+    def announce(self, request: int) -> float:
+        """Pass a request through the front end whose KV another replica sends; returns when the engine sees it."""
+        return self._due.pass_by(request, self._env.now)
+
+    def lose(self) -> Sequence[int]:
+        """The replica fails: what was handed over and not taken is lost, and so is what its front end worked on."""
+        lost = self._due.take(inf)
+        self._due = DueRequests(self.limits, self._log)
+        return lost
+
+    def left(self, request: int) -> None:
+        """A request no longer occupies the replica."""
         self.outstanding -= 1
-        self._on_finished()
+        self._on_left(request, self)
+
+    def finished(self, request: int, now: float) -> None:
+        """Tell the router."""
+        self.left(request)
+        self._on_ended(request)
 
     def pending(self, times_s: FloatArray) -> IntArray:
         """Requests handed over, seen and not taken, by each time."""
         return self._due.pending(times_s)
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
-        """The next request under way, or the next hand-over."""
+        """The next request under way, the next hand-over, or whatever else calls ``wake``."""
+        wake = self._wake = env.event()
         if self._due.next_s < inf:
-            return env.timeout(max(0.0, self._due.next_s - env.now))
-        if self._closed:
-            return None
-        self._wake = env.event()
-        return self._wake
+            seen = env.timeout(max(0.0, self._due.next_s - env.now), wake)
+            assert seen.callbacks is not None
+            seen.callbacks.append(_wake)
+        return wake
+
+
+def _wake(event: simpy.Event) -> None:
+    """Let the replica look again that waits for the event's value, if it still does."""
+    wake = event.value
+    assert isinstance(wake, simpy.Event)
+    if not wake.triggered:
+        wake.succeed()
+
+
+def _nothing_cached(request: int) -> int:
+    """Where no prefix is cached."""
+    return 0

@@ -32,6 +32,7 @@ SCALARS = (
     "sampled_prefills",
     "decode_seqs",
     "query_len",
+    "copies_s",
 )
 """Columns of a step row; four more follow for each attention window."""
 
@@ -79,8 +80,9 @@ class StepLog:
         kv_blocks: int,
         work: StepWork[int],
         draft: DraftStep[int] | None = None,
+        copies_s: float = 0.0,
     ) -> None:
-        """Append one step."""
+        """Append one step; ``copies_s`` of its seconds went into copies between chips and host."""
         if self._rows == len(self._table):
             self._grow(1)
         if draft is not None:
@@ -100,6 +102,7 @@ class StepLog:
             sampled,
             decode_seqs,
             query_len,
+            copies_s,
             *pairs,
             *prefill_kv,
             *sampled_kv,
@@ -162,12 +165,12 @@ class StepLog:
         """One scalar column that counts something."""
         return self.column(name).astype(np.int64)
 
-    def work(self, start: int, stop: int) -> StepWork[IntArray]:
-        """The work of steps ``start`` to ``stop``."""
-        rows = self._table[start : min(stop, self._rows)]
+    def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
+        """The work of the chosen steps."""
+        rows = self._table[: self._rows][chosen]
         keys = rows[:, len(SCALARS) :].astype(np.int64).reshape(len(rows), 4, self._windows)
         by_window = [tuple(keys[:, kind, w] for w in range(self._windows)) for kind in range(4)]
-        count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[8:]}
+        count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[8:13]}
         return StepWork(
             count["prefill_seqs"],
             count["prefill_tokens"],
@@ -180,11 +183,11 @@ class StepLog:
             by_window[3],
         )
 
-    def draft(self, start: int, stop: int) -> DraftStep[IntArray] | None:
-        """What the drafter did in steps ``start`` to ``stop``; None where no policy decides it."""
+    def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
+        """What the drafter did in the chosen steps; None where no policy decides it."""
         if self._drafts is None:
             return None
-        columns = self._drafts[start : min(stop, self._rows)].T
+        columns = self._drafts[: self._rows][chosen].T
         by_window = columns[DRAFT_SCALARS:].reshape(2, self._windows, -1)
         tokens, switched, seqs, skipped = columns[:DRAFT_SCALARS]
         return DraftStep(tokens, switched, seqs, skipped, tuple(by_window[0]), tuple(by_window[1]))
@@ -230,6 +233,10 @@ class RunLog:
     """Tokens drafted for each request; kept only where a policy changes their number, else drafts times K."""
     failed: array[int] = field(init=False)
     cached_tokens: array[int] = field(init=False)
+    prompt_replica: array[int] = field(init=False)
+    """Replica that computed the prompt first; -1 where it is the one that served the request."""
+    restarts: array[int] = field(init=False)
+    """Times that a request started again because its replica failed."""
     gaps_s: array[float] = field(init=False)
     """Gaps between token deliveries written one by one: all of them by the step-by-step path; by the fast path only
     those that span more than one engine step, the others being the steps themselves."""
@@ -237,6 +244,14 @@ class RunLog:
     """Verify steps by number of accepted tokens, 0..K."""
     refusals: Counter[str] = field(init=False)
     completed: int = 0
+    """Requests that have ended, refused ones included."""
+    swapped_blocks: int = 0
+    """KV blocks copied to host memory."""
+    transfers: int = 0
+    """Prompts whose KV went to another replica."""
+    transferred_tokens: int = 0
+    transfer_s: float = 0.0
+    """Sum over transfers of the seconds from the end of the prompt to the arrival of its KV."""
     exact_steps: int = 0
     stage_busy_s: float = 0.0
     """Seconds that pipeline stages worked, over all stages."""
@@ -255,9 +270,26 @@ class RunLog:
         self.finished_s = array("d", [NAN]) * count
         for name in COUNTED:
             setattr(self, name, array("q", [0]) * count)
+        self.restarts = array("q", [0]) * count
+        self.prompt_replica = array("q", [-1]) * count
         self.gaps_s = array("d")
         self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)
         self.refusals = Counter()
+
+    def admit(self, refusal: Callable[[int, int], str | None]) -> list[int]:
+        """Refuse the requests that can never be served; returns the others, in order of arrival.
+
+        Args:
+            refusal: why a request of (prompt, output) tokens can never be served, or None when it can.
+        """
+        served = []
+        for request, (prompt, output) in enumerate(zip(self.input_tokens, self.output_tokens, strict=True)):
+            reason = refusal(prompt, output)
+            if reason is None:
+                served.append(request)
+            else:
+                self.refuse(request, reason)
+        return served
 
     def refuse(self, request: int, reason: str) -> None:
         """A request that this deployment can never serve."""

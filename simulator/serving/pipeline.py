@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import simpy
 
+from simulator.serving.batching import UnifiedScheduler
 from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.exact import ExactReplica
 from simulator.serving.feed import Feed
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
-from simulator.serving.scheduler import StepPlan, UnifiedScheduler
+from simulator.serving.scheduler import StepPlan
 from simulator.serving.sequence import Sequence
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StagedTimer, StepWork
@@ -117,7 +118,7 @@ class PipelinedReplica(ExactReplica):
         sampler: AcceptanceSampler | None,
         log: RunLog,
     ) -> None:
-        super().__init__(env, index, feed, scheduler, timer, limits, sampler, log)
+        super().__init__(env, index, feed, lambda: scheduler, timer, limits, sampler, log)
         self._stages = timer
         self._free_s = [0.0] * timer.stages
         """When each stage is done with what it was given."""
@@ -126,7 +127,7 @@ class PipelinedReplica(ExactReplica):
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Fill the pipeline, take out what is finished, until no request will ever come."""
-        scheduler, env = self._scheduler, self._env
+        scheduler, env = self.scheduler, self._env
         in_flight: deque[_Batch] = deque()
         now = 0.0
         while True:
@@ -154,7 +155,7 @@ class PipelinedReplica(ExactReplica):
 
     def _plan(self, now: float) -> _Batch | None:
         """A batch of what can run, sent on its way; None when nothing can."""
-        scheduler, log = self._scheduler, self._log
+        scheduler, log = self.scheduler, self._log
         plan = scheduler.plan()
         for victim in scheduler.preempted:
             log.preemptions[victim.index] += 1
@@ -187,6 +188,6 @@ class PipelinedReplica(ExactReplica):
         self._recorded_s = now
         self._log.stage_open_s += (now - start) * self._stages.stages
         self._log.steps.step(
-            self._index, start, now - start, tokens, batch.running, batch.waiting, batch.blocks, batch.work
+            self.index, start, now - start, tokens, batch.running, batch.waiting, batch.blocks, batch.work
         )
         self._log.exact_steps += 1

@@ -24,6 +24,9 @@ class NoPrefixCache:
     def release(self, units: list[int]) -> None:
         """Nothing was held."""
 
+    def finish(self, request: int, units: list[int]) -> None:
+        """Nothing is kept."""
+
     def shrink(self, free_blocks: int) -> None:
         """Nothing to evict."""
 
@@ -39,9 +42,18 @@ class PrefixCache(NoPrefixCache):
         hashes: prefix hashes of all requests.
         block_size: tokens per engine block; divides ``hashes.block_tokens``.
         input_tokens: prompt lengths of all requests.
+        output_tokens: answer lengths, where ``hashes`` go on through the answers and cover whole units alone; None
+            where they end with the prompt.
     """
 
-    def __init__(self, hashes: PrefixHashes, block_size: int, input_tokens: list[int]) -> None:
+    def __init__(
+        self,
+        hashes: PrefixHashes,
+        block_size: int,
+        input_tokens: list[int],
+        output_tokens: list[int] | None = None,
+    ) -> None:
+        self._output_tokens = output_tokens
         self._hashes = hashes
         self._block_size = block_size
         self._input_tokens = input_tokens
@@ -106,6 +118,9 @@ class PrefixCache(NoPrefixCache):
         per_unit = self._hashes.block_tokens
         prompt = self._input_tokens[request]
         done = len(units)
+        if self._output_tokens is not None:
+            self._keep(request, units, min(computed_tokens, prompt) // per_unit)
+            return
         complete = prompt if computed_tokens >= prompt else computed_tokens // per_unit * per_unit
         if done * per_unit >= complete:
             return
@@ -116,6 +131,23 @@ class PrefixCache(NoPrefixCache):
                 return
             self._references[unit] = 1
             self._blocks[unit] = blocks
+            units.append(unit)
+
+    def finish(self, request: int, units: list[int]) -> None:
+        """A request has ended: its answer is kept as far as hashes know it, but for the last token, and let go."""
+        if self._output_tokens is not None:
+            computed = self._input_tokens[request] + self._output_tokens[request] - 1
+            self._keep(request, units, computed // self._hashes.block_tokens)
+        self.release(units)
+
+    def _keep(self, request: int, units: list[int], whole: int) -> None:
+        """The first ``whole`` units of a request are complete; as far as they are not cached, they are from now on."""
+        done = len(units)
+        for unit in self._hashes.of(request)[done:whole].tolist():
+            if unit in self._references:
+                return
+            self._references[unit] = 1
+            self._blocks[unit] = self._hashes.block_tokens // self._block_size
             units.append(unit)
 
     def release(self, units: list[int]) -> None:

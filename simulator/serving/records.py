@@ -82,6 +82,10 @@ class StepRecords:
         """Column name to array, in declaration order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def take(self, rows: IntArray) -> StepRecords:
+        """The chosen rows."""
+        return StepRecords(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
 
 @dataclass(frozen=True, slots=True)
 class GapCounts:
@@ -92,8 +96,41 @@ class GapCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaUse:
+    """What one replica did."""
+
+    replica: int
+    pool: str
+    chip: str
+    requests: int
+    """Requests that it finished."""
+    prompt_tokens: int
+    """Of the requests whose prompts it computed."""
+    prefix_hit_tokens: int | None
+    """Of them found in its prefix cache; None where no prefix cache is modelled."""
+    num_blocks: int
+    peak_blocks: int
+    busy_s: float
+    """Time in engine steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """KV that moved from prefill to decode replicas."""
+
+    transfers: int
+    tokens: int
+    mean_s: float | None
+    """From the end of a prompt to the arrival of its KV: waiting for room and for the link, and the transfer."""
+
+
+@dataclass(frozen=True, slots=True)
 class KvCacheReport:
-    """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas."""
+    """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas.
+
+    With several pools, blocks and bytes are those of the first pool that generates; preemptions, hits and copies count
+    everywhere.
+    """
 
     num_blocks: int
     block_size: int
@@ -115,6 +152,8 @@ class KvCacheReport:
     """Memory of one chip."""
     overridden: bool
     """True when ``engine.num_kv_blocks`` replaced the estimate."""
+    swapped_blocks: int | None = None
+    """Blocks copied to host memory; None where sequences are recomputed instead."""
 
 
 @dataclass(frozen=True, slots=True)

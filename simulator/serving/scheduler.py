@@ -1,7 +1,4 @@
-"""Which requests an engine step works on: one class per batching rule, one request object at a time.
-
-These are the rules in their plain form; the fast path must reproduce ``UnifiedScheduler``.
-"""
+"""The queue, the batch and the block pool of one replica: what all batching rules share."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import dataclass, field
 from simulator.serving.limits import EngineLimits
 from simulator.serving.prefix_cache import NoPrefixCache
 from simulator.serving.sequence import Sequence
+from simulator.serving.swap import SwapSpace
 from simulator.timing import StepWork, causal_pairs, keys_read
 
 
@@ -24,6 +22,10 @@ class StepPlan:
     decodes: list[Sequence] = field(default_factory=list)
     padding: list[Sequence] = field(default_factory=list)
     """Finished sequences that a static batch still computes."""
+    blocks_out: int = 0
+    """KV blocks copied to host memory before the step."""
+    blocks_in: int = 0
+    """KV blocks copied back from host memory before the step."""
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
@@ -50,9 +52,15 @@ class StepPlan:
 
 
 class Scheduler(ABC):
-    """Waiting queue, batch and block pool of one replica."""
+    """Waiting queue, batch and block pool of one replica.
 
-    def __init__(self, limits: EngineLimits, cache: NoPrefixCache) -> None:
+    Args:
+        limits: tokens, sequences, blocks.
+        cache: the prefix cache, or its stand-in.
+        swap: host memory for preempted sequences; None recomputes them.
+    """
+
+    def __init__(self, limits: EngineLimits, cache: NoPrefixCache, swap: SwapSpace | None = None) -> None:
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -63,6 +71,19 @@ class Scheduler(ABC):
         """Sequences thrown out by the latest plan."""
         self.query_len = limits.query_len
         """Tokens of a decoding sequence in the next step; a policy changes it from step to step."""
+        self.swap = swap
+        self.swapped: deque[Sequence] = deque()
+        """Sequences in host memory, the first to come back first."""
+        self.swapped_blocks = 0
+        """Blocks in host memory."""
+        self.incoming: list[Sequence] = []
+        """Sequences whose KV is on its way here, their blocks reserved."""
+        self.ready: deque[Sequence] = deque()
+        """Sequences whose KV has arrived from another replica, in that order."""
+        self.seen_s = 0.0
+        """Time up to which the next step knows what has arrived."""
+        self.held: list[Sequence] = []
+        """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
 
     def add(self, sequence: Sequence) -> None:
         """A request joins the queue."""
@@ -76,12 +97,66 @@ class Scheduler(ABC):
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.ready or self.swapped)
+
+    def everything(self) -> list[Sequence]:
+        """All sequences that this replica would lose if it failed."""
+        return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.held]
+
+    def cached_tokens(self, request: int, tokens: int) -> int:
+        """Tokens at the start of a request that the prefix cache holds now."""
+        return self._cache.match(request, tokens)[1]
+
+    def hold(self, sequence: Sequence) -> None:
+        """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
+        self.running.remove(sequence)
+        self.held.append(sequence)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """The KV of a held sequence has been fetched."""
+        self.held.remove(sequence)
+        self._free(sequence)
+
+    def reserve(self, sequence: Sequence) -> int | None:
+        """Blocks for a sequence whose KV another replica sends, behind those that wait here already.
+
+        Returns:
+            Tokens that the prefix cache spares the transfer, or None when there is no room now.
+        """
+        if self.waiting or self.swapped:
+            return None
+        self._evict_idle()
+        units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
+        blocks = self.limits.blocks(sequence.known_tokens)
+        if self.used_blocks + blocks - in_use > self.limits.num_blocks - self.limits.watermark_blocks:
+            return None
+        self._cache.hold(units)
+        sequence.units = units
+        sequence.blocks = blocks
+        self._held_blocks += blocks
+        self._evict_idle()
+        self.incoming.append(sequence)
+        return cached
+
+    def cancel(self, sequence: Sequence) -> None:
+        """The KV of an incoming sequence will not come."""
+        self.incoming.remove(sequence)
+        self._free(sequence)
+
+    def arrive(self, sequence: Sequence, now: float) -> None:
+        """The KV of an incoming sequence is here, but for its last token, which the next step computes."""
+        self.incoming.remove(sequence)
+        sequence.ready_s = now
+        sequence.computed_tokens = sequence.drafter_tokens = sequence.known_tokens - 1
+        self._cache_prompt(sequence, sequence.computed_tokens)
+        self.ready.append(sequence)
 
     def plan(self) -> StepPlan:
         """The next step, its blocks allocated; what is cached and unused makes room for them."""
         self.preempted = []
+        swapped = self.swapped_blocks
         plan = self._plan()
+        plan.blocks_out = self.swapped_blocks + plan.blocks_in - swapped
         self._evict_idle()
         return plan
 
@@ -96,6 +171,12 @@ class Scheduler(ABC):
     def release(self, sequence: Sequence) -> None:
         """A finished sequence leaves the batch and gives its blocks back."""
         self.running.remove(sequence)
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        """What a sequence has computed may be kept for later ones; its blocks are free."""
+        self._cache.finish(sequence.index, sequence.units)
+        sequence.units = []
         self._free(sequence)
 
     def _grow(self, sequence: Sequence, blocks: int) -> bool:
@@ -118,14 +199,24 @@ class Scheduler(ABC):
         self._cache.shrink(self.limits.num_blocks - self.used_blocks)
 
     def _preempt_last(self) -> Sequence:
-        """Throw the latest sequence out of the batch; its cache is recomputed when it comes back first in the queue."""
+        """Throw the latest sequence out of the batch.
+
+        Its cache is copied to host memory where there is room for it, and recomputed otherwise when the sequence comes
+        back, first in the queue.
+        """
         victim = self.running.pop()
         self._cache.shrink(0)
         self._free(victim)
+        self.preempted.append(victim)
+        blocks = self.limits.blocks(victim.computed_tokens)
+        if self.swap is not None and blocks and self.swapped_blocks + blocks <= self.swap.num_blocks:
+            victim.swapped_blocks = blocks
+            self.swapped_blocks += blocks
+            self.swapped.appendleft(victim)
+            return victim
         victim.computed_tokens = 0
         victim.decoding = False
         self.waiting.appendleft(victim)
-        self.preempted.append(victim)
         return victim
 
     def _allocate_decode(self, sequence: Sequence) -> bool:
@@ -141,6 +232,10 @@ class Scheduler(ABC):
     def _admit(self, plan: StepPlan, budget: int, *, whole_prompts: bool) -> None:
         """Move requests from the queue into the batch, in order, while tokens, places and blocks last."""
         limits = self.limits
+        if self.ready or self.swapped:
+            budget = self._resume(plan, budget)
+            if self.swapped:
+                return
         while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
             sequence = self.waiting[0]
             self._evict_idle()
@@ -158,6 +253,44 @@ class Scheduler(ABC):
             plan.chunks.append((sequence, chunk))
             budget -= chunk
 
+    def _resume(self, plan: StepPlan, budget: int) -> int:
+        """Take in sequences with their KV: from other replicas, then from host memory; returns the tokens left.
+
+        Nothing new is admitted while host memory holds any (vLLM V0's rule).
+        """
+        limits = self.limits
+        while self.ready and budget > 0 and len(self.running) < limits.max_num_seqs:
+            if self.ready[0].ready_s > self.seen_s:
+                break
+            sequence = self.ready.popleft()
+            self.running.append(sequence)
+            plan.chunks.append((sequence, 1))
+            budget -= 1
+        while self.swapped and budget > 0 and len(self.running) < limits.max_num_seqs:
+            sequence = self.swapped[0]
+            self._evict_idle()
+            wanted = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
+            tokens = min(wanted, budget)
+            blocks = limits.blocks(sequence.computed_tokens + tokens)
+            if sequence.decoding:
+                blocks = limits.decode_blocks(sequence.computed_tokens)
+            if self.used_blocks + blocks > limits.num_blocks - limits.watermark_blocks:
+                break
+            self.swapped.popleft()
+            self.running.append(sequence)
+            sequence.blocks = blocks
+            self._held_blocks += blocks
+            plan.blocks_in += sequence.swapped_blocks
+            self.swapped_blocks -= sequence.swapped_blocks
+            sequence.swapped_blocks = 0
+            if sequence.decoding:
+                plan.decodes.append(sequence)
+            else:
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+                plan.chunks.append((sequence, tokens))
+            budget -= tokens
+        return budget
+
     def _start(self, sequence: Sequence, units: list[int], cached: int, blocks: int) -> None:
         """A sequence joins the batch with the cached start of its prompt."""
         self._cache.hold(units)
@@ -172,116 +305,3 @@ class Scheduler(ABC):
     def _cache_prompt(self, sequence: Sequence, computed_tokens: int) -> None:
         """Offer the prompt blocks that this step completes to later requests."""
         self._cache.add(sequence.index, sequence.units, computed_tokens)
-
-
-class UnifiedScheduler(Scheduler):
-    """vLLM V1: one token budget per step, running requests first, then new ones.
-
-    Source: vLLM documentation and ``vllm/v1/core/sched/scheduler.py`` (v0.9 to v0.11): decodes and unfinished prompts
-    in order of admission, preemption from the end, no admission in a step that preempted.
-    """
-
-    def in_step(self, plan: StepPlan) -> list[Sequence]:
-        """The sequences that the step schedules, as vLLM looks its table up by ``len(num_scheduled_tokens)``."""
-        return [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
-
-    def _plan(self) -> StepPlan:
-        """Decodes, then the unfinished prompt, then new prompts, until the budget is spent."""
-        limits = self.limits
-        plan = StepPlan()
-        budget = limits.max_num_batched_tokens
-        position = 0
-        while position < len(self.running) and budget > 0:
-            sequence = self.running[position]
-            tokens = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
-            tokens = min(tokens, budget)
-            if sequence.decoding:
-                fits = self._allocate_decode(sequence)
-            else:
-                fits = self._allocate(sequence, limits.blocks(sequence.computed_tokens + tokens))
-            if not fits:
-                break
-            if sequence.decoding:
-                plan.decodes.append(sequence)
-            else:
-                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
-                plan.chunks.append((sequence, tokens))
-            budget -= tokens
-            position += 1
-        if not self.preempted:
-            self._admit(plan, budget, whole_prompts=not limits.chunked_prefill)
-        return plan
-
-
-class PrefillFirstScheduler(Scheduler):
-    """vLLM V0's rule: a step either prefills whole prompts or decodes the batch; prompts go first."""
-
-    def _plan(self) -> StepPlan:
-        """New prompts if any fit, else one decode step of the whole batch."""
-        plan = StepPlan()
-        self._admit(plan, self.limits.max_num_batched_tokens, whole_prompts=True)
-        if plan.chunks:
-            return plan
-        position = 0
-        while position < len(self.running):
-            sequence = self.running[position]
-            if not self._allocate_decode(sequence):
-                break
-            plan.decodes.append(sequence)
-            position += 1
-        return plan
-
-
-class StaticScheduler(Scheduler):
-    """A batch is filled once and runs until its last request is done; finished requests keep their place as padding."""
-
-    def __init__(self, limits: EngineLimits, cache: NoPrefixCache) -> None:
-        super().__init__(limits, cache)
-        self._padding: list[Sequence] = []
-
-    def _plan(self) -> StepPlan:
-        """Prefill the batch chunk by chunk, then decode all of it."""
-        limits = self.limits
-        plan = StepPlan()
-        if not self.running:
-            self._fill()
-        budget = limits.max_num_batched_tokens
-        for sequence in self.running:
-            if not sequence.decoding and budget > 0:
-                tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
-                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
-                plan.chunks.append((sequence, tokens))
-                budget -= tokens
-        if not plan.chunks:
-            plan.decodes = list(self.running)
-            plan.padding = list(self._padding)
-        return plan
-
-    def release(self, sequence: Sequence) -> None:
-        """A finished request keeps its blocks until the whole batch is done."""
-        self.running.remove(sequence)
-        self._padding.append(sequence)
-        if not self.running:
-            for finished in self._padding:
-                self._free(finished)
-            self._padding = []
-
-    def _fill(self) -> None:
-        limits = self.limits
-        while self.waiting and len(self.running) < limits.max_num_seqs:
-            sequence = self.waiting[0]
-            last = sequence.input_tokens + sequence.output_tokens - 2
-            blocks = max(limits.blocks(sequence.known_tokens), limits.decode_blocks(last))
-            self._evict_idle()
-            units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
-            if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
-                break
-            self.waiting.popleft()
-            self._start(sequence, units, cached, blocks)
-
-
-SCHEDULERS: dict[str, type[Scheduler]] = {
-    "vllm-v1": UnifiedScheduler,
-    "prefill-first": PrefillFirstScheduler,
-    "static": StaticScheduler,
-}

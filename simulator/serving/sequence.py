@@ -37,6 +37,22 @@ class Sequence:
     path_start: int = 0
     drafter_tokens: int = 0
     """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
+    swapped_blocks: int = 0
+    """Blocks of it in host memory."""
+    ready_s: float = 0.0
+    """When its KV arrived from another replica."""
+
+    def restarted(self) -> Sequence:
+        """The same request with what it has delivered and nothing in any cache: all of it is computed again."""
+        return Sequence(
+            self.index,
+            self.input_tokens,
+            self.output_tokens,
+            generated_tokens=self.generated_tokens,
+            cached_tokens=self.cached_tokens,
+            last_token_s=self.last_token_s,
+            verify_steps=self.verify_steps,
+        )
 
     @property
     def known_tokens(self) -> int:

@@ -96,6 +96,11 @@ def variants_from_files(
     return [Variant(name, {}, load_scenario(file, overrides)) for name, file in zip(names, files, strict=True)]
 
 
+def metric_of_files(files: Sequence[Path]) -> str | None:
+    """The metric that a single study file asks to be judged by; None where it leaves that open."""
+    return load_study(files[0]).metric if len(files) == 1 else None
+
+
 def compare(
     variants: Sequence[Variant], options: CompareOptions | None = None, progress: ProgressCall | None = None
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from hwprofiles import Chip, ProfileError, load_chip
-from simulator.build import build_cluster
+from simulator.build_fleet import build_run
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.studies.analytic import steady_parts
@@ -152,12 +152,13 @@ def _layout(study: StudyFile, settings: dict[str, Any], several: Sequence[str]) 
 
 def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
     """Chips of a scenario with one replica, a drafter's own included, and US dollars per hour; None without a price."""
-    build = build_cluster(scenario, 0)
+    build = build_run(scenario, 0)
     per_chip = _usd_per_chip(study, scenario, settings)
     rents: list[tuple[int, float | None]] = [(build.chips, per_chip)]
-    pools = getattr(build, "pools", ())
-    if getattr(scenario, "pools", None):
-        rents = [(pool.replicas * pool.chips, _given(pool.usd_per_chip_hour, _hourly(pool.chip))) for pool in pools]
+    if scenario.pools is not None:
+        rents = [
+            (pool.replicas * pool.chips, _given(pool.usd_per_chip_hour, _hourly(pool.chip))) for pool in build.pools
+        ]
     draft = scenario.speculation.draft if scenario.speculation is not None else None
     apart = getattr(draft, "chip", None)
     if draft is not None and apart is not None and getattr(scenario.speculation, "method", "none") != "none":

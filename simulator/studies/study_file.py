@@ -21,7 +21,7 @@ from simulator.scenario import (
     set_value,
 )
 
-STUDY_KEYS = ("scenario", "vary", "variants")
+STUDY_KEYS = ("scenario", "vary", "variants", "metric")
 VARIANT_KEYS = ("name", "set")
 RANGE_KEYS = ("low", "high", "log")
 Settings = Mapping[str, Any]
@@ -66,6 +66,8 @@ class StudyFile:
     variants: tuple[Variant, ...]
     folder: Path | None = None
     """Where relative file names in settings are looked up first."""
+    metric: str | None = None
+    """What ``compare`` judges by, where the file says."""
 
     def with_settings(self, settings: Settings) -> Scenario:
         """The scenario with values set by dotted path.
@@ -91,15 +93,19 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
     data = read_mapping(file)
     own_vary: dict[str, Values] = {}
     specs: list[Any] = []
+    metric: str | None = None
     if any(key in data for key in STUDY_KEYS):
         scenario = _inner_scenario(data, file, overrides)
         own_vary = _file_vary(data.get("vary"), file)
         specs = _variant_list(data.get("variants"), file)
+        metric = data.get("metric")
+        if metric is not None and not isinstance(metric, str):
+            raise ForerunError(f"{file}: metric: name a key of the summary, such as mean_tpot_ms (got {metric!r})")
     else:
         scenario = scenario_in(data, file.parent, str(file), overrides)
     own_vary |= parse_vary(vary)
     bare = StudyFile(str(file), scenario, own_vary, (), file.parent)
-    return StudyFile(str(file), scenario, own_vary, _variants(specs, bare), file.parent)
+    return StudyFile(str(file), scenario, own_vary, _variants(specs, bare), file.parent, metric)
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, Values]:

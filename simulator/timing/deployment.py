@@ -111,6 +111,16 @@ class Deployment:
             for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
         )
 
+    @property
+    def compute_dtype(self) -> str:
+        """Format of attention and of activations: fp32 where the attention weights are, else bf16."""
+        return "fp32" if self.weight_dtypes["attention"] == "fp32" else "bf16"
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes per activation element between kernels."""
+        return dtype_bytes("fp32") if self.compute_dtype == "fp32" else ACTIVATION_BYTES
+
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:
         """Weight matrices of a layer that every token passes through (routed experts excluded), one chip's slice."""
         for tensor in layer.tensors(self.architecture.hidden_size):
@@ -132,7 +142,7 @@ class Deployment:
                 qk_dim=attention.kv_lora_rank + attention.qk_rope_head_dim,
                 v_dim=attention.kv_lora_rank,
                 kv_bytes_per_token=attention.kv_elements_per_token * dtype_bytes(self.kv_dtype),
-                dtype="bf16",
+                dtype=self.compute_dtype,
             )
         kv_heads = max(1, attention.num_kv_heads // self.tensor_parallel)
         return AttentionShape(
@@ -144,7 +154,7 @@ class Deployment:
             * kv_heads
             / attention.num_kv_heads
             * dtype_bytes(self.kv_dtype),
-            dtype="bf16",
+            dtype=self.compute_dtype,
         )
 
     @property

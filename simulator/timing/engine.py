@@ -103,16 +103,29 @@ class ModelTimer:
         total.host_s += np.maximum(0.0, beside - total.device_s - total.host_s)
         return total
 
+    def exposed_drafting_s(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Any:
+        """Seconds that the drafter adds to each step, without what runs beside the target; None without a drafter."""
+        costs = self.drafting(work, draft)
+        if costs is None:
+            return None
+        seconds = costs.device_s + costs.host_s
+        return seconds - self._overlap * np.minimum(seconds, self.target.costs(work).device_s)
+
+    def drafting(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs | None:
+        """What the drafter alone costs in each step; None without one."""
+        if self.drafter is None:
+            return None
+        if draft is None:
+            return self.drafter.costs(self._seen_by_draft(work))
+        assert self.adjusted is not None
+        return self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
+
     def _add_drafting(
         self, total: Costs, target_s: FloatArray, work: StepWork[IntArray], draft: DraftStep[IntArray] | None
     ) -> None:
         """Add what the drafter costs, less what runs beside the target's pass."""
-        assert self.drafter is not None
-        if draft is None:
-            drafting = self.drafter.costs(self._seen_by_draft(work))
-        else:
-            assert self.adjusted is not None
-            drafting = self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
+        drafting = self.drafting(work, draft)
+        assert drafting is not None
         if not self._overlap:
             total.add(drafting)
             return

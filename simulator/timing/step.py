@@ -13,7 +13,7 @@ from hwprofiles import AttentionShape, KernelTime
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.costs import Costs
-from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.deployment import Deployment
 from simulator.timing.experts import ExpertTable, expert_kernel, fullest_group
 from simulator.timing.overlap import DecodeOverlap
 from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
@@ -250,7 +250,7 @@ class StepTimer:
             total.add(self.layer_costs(group.layer, tokens), group.count)
         if not deployment.first_stage:
             return total
-        rows = tokens * hidden * ACTIVATION_BYTES
+        rows = tokens * hidden * deployment.activation_bytes
         total.add_kernel(deployment.kernels.elementwise(2 * rows, launches=np.minimum(tokens, 1)))
         self._add_collective(total, "all_reduce", rows, 1)
         return total
@@ -268,7 +268,7 @@ class StepTimer:
                 one.add_kernel(expert_kernel(deployment, mlp, tokens))
             elif not mlp.shared_intermediate_size:
                 reductions = 1
-        message = tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
+        message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
         self._add_collective(one, "all_reduce", message, reductions)
         return one
 
@@ -290,7 +290,7 @@ class StepTimer:
         if activated:
             passes += (3 if mlp.gated else 2) * activated
             launches += 1
-        yield kernels.elementwise(tokens * passes * ACTIVATION_BYTES, launches=launches * present)
+        yield kernels.elementwise(tokens * passes * deployment.activation_bytes, launches=launches * present)
 
     def _head_costs(self, tokens: IntArray) -> Costs:
         """Final norm, LM head and sampling for each number of sampled tokens in ``tokens``; on the last stage."""
@@ -303,10 +303,10 @@ class StepTimer:
         total = Costs.zeros(len(tokens))
         head_dtype = deployment.weight_dtypes["embedding" if architecture.tie_word_embeddings else "lm_head"]
         total.add_kernel(deployment.kernels.gemm(tokens, vocabulary, architecture.hidden_size, head_dtype))
-        norm = NORM_PASSES * architecture.hidden_size * ACTIVATION_BYTES
+        norm = NORM_PASSES * architecture.hidden_size * deployment.activation_bytes
         logits = LOGIT_PASSES * architecture.vocab_size * LOGIT_BYTES
         total.add_kernel(deployment.kernels.elementwise(tokens * (norm + logits), launches=3 * present))
-        self._add_collective(total, "all_gather", tokens * architecture.vocab_size * ACTIVATION_BYTES, 1)
+        self._add_collective(total, "all_gather", tokens * architecture.vocab_size * deployment.activation_bytes, 1)
         return total
 
     def _add_collective(self, total: Costs, op: str, message_bytes: NDArray[np.floating[Any]], count: int) -> None:

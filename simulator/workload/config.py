@@ -89,6 +89,26 @@ class LengthConfig(Section):
         return self
 
 
+class SessionsConfig(Section):
+    """Conversations: each turn's prompt is the system prompt, all turns before it with their answers, and new tokens.
+
+    ``workload.arrivals`` then says when sessions start, ``input_tokens`` what a turn adds, ``output_tokens`` what it is
+    answered, and ``num_requests`` how many turns there are in all. A turn is sent when its user has thought for a while
+    after the answer before.
+    """
+
+    turns: PositiveInt | LengthConfig
+    """Turns of a session: a number for every session, or a distribution."""
+    think_time_s: PositiveFloat
+    """Mean time from the end of an answer to the next turn, exponentially distributed."""
+    system_prompt_tokens: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Tokens that sessions of one application start with."""
+    system_prompts: PositiveInt = 1
+    """Applications, each with a system prompt of its own; a session belongs to any with equal chance."""
+    block_tokens: PositiveInt = 16
+    """Tokens per prefix hash; a multiple of ``engine.block_size``."""
+
+
 class WorkloadConfig(Section):
     """Arrivals and lengths, or a trace that brings both."""
 
@@ -99,6 +119,8 @@ class WorkloadConfig(Section):
     """Generated tokens, the first one included."""
     num_requests: PositiveInt | None = None
     """How many requests; with a trace, its first ``num_requests`` rows (default: all)."""
+    sessions: SessionsConfig | None = None
+    """Conversations of several turns; default: every request stands alone."""
     trace: str | None = None
     """Path or catalogue name of a request trace."""
     format: str = "auto"
@@ -109,7 +131,7 @@ class WorkloadConfig(Section):
     @model_validator(mode="after")
     def _trace_or_synthetic(self) -> WorkloadConfig:
         if self.trace is not None:
-            for name in ("input_tokens", "output_tokens"):
+            for name in ("input_tokens", "output_tokens", "sessions"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} comes from the trace; remove one of the two")
             return self
@@ -121,4 +143,6 @@ class WorkloadConfig(Section):
                 raise ValueError(f"{name} is missing (needed unless trace is given)")
         if self.arrivals is not None and self.arrivals.process == "trace":
             raise ValueError("arrivals.process 'trace' needs workload.trace")
+        if self.sessions is not None and self.arrivals is not None and self.arrivals.process == "closed-loop":
+            raise ValueError("sessions send their next turn themselves; give arrivals another process than closed-loop")
         return self

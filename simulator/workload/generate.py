@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
-from simulator.workload.config import ArrivalsConfig, LengthConfig, WorkloadConfig
+from simulator.workload.config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable, read_requests
 
 FloatArray = NDArray[np.float64]
@@ -36,6 +36,12 @@ class RequestStream:
     prefix_hashes: PrefixHashes | None = None
     """Which requests start with the same tokens, where the trace tells."""
     notes: tuple[str, ...] = ()
+    answers_hashed: bool = False
+    """Whether ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
+    follows: IntArray | None = None
+    """Request whose end each waits for, -1 for none; None where requests do not wait for each other."""
+    think_s: FloatArray | None = None
+    """Time from that end to the arrival; ``arrival_s`` of such a request is the start of its session."""
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -71,11 +77,68 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     assert workload.input_tokens is not None
     assert workload.output_tokens is not None
     count = workload.num_requests
+    if workload.sessions is not None:
+        return make_sessions(
+            workload.sessions, workload.arrivals, workload.input_tokens, workload.output_tokens, count, seed
+        )
     return RequestStream(
         arrival_s=arrival_times(workload.arrivals, count, arrivals_rng),
         input_tokens=draw_lengths(workload.input_tokens, count, input_rng),
         output_tokens=draw_lengths(workload.output_tokens, count, output_rng),
         max_concurrency=workload.arrivals.max_concurrency,
+    )
+
+
+def make_sessions(
+    sessions: SessionsConfig,
+    arrivals: ArrivalsConfig,
+    new_tokens: int | LengthConfig,
+    output_tokens: int | LengthConfig,
+    count: int,
+    seed: int,
+) -> RequestStream:
+    """``count`` turns of conversations, session after session, with the hashes of everything said so far.
+
+    Args:
+        sessions: turns, think time, system prompts.
+        arrivals: starts of the sessions.
+        new_tokens: what a turn adds to its conversation.
+        output_tokens: what it is answered.
+        count: turns of all sessions; the last session may be cut short.
+        seed: of six independent streams: starts, new tokens, outputs, turns, think times, system prompts.
+    """
+    rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(6)]
+    turns = np.minimum(draw_lengths(sessions.turns, count, rngs[3]), count)
+    firsts = np.cumsum(turns) - turns
+    turns = np.minimum(turns, count - firsts)[firsts < count]
+    firsts = firsts[: len(turns)]
+    starts = arrival_times(arrivals, len(turns), rngs[0])
+    session = np.repeat(np.arange(len(turns)), turns)
+    new, output = draw_lengths(new_tokens, count, rngs[1]), draw_lengths(output_tokens, count, rngs[2])
+    said = np.cumsum(new + output)
+    before = said - new - output
+    prompts = sessions.system_prompt_tokens + before - before[firsts][session] + new
+    application = rngs[5].integers(sessions.system_prompts, size=len(turns))
+    per_block = sessions.block_tokens
+    shared = sessions.system_prompt_tokens // per_block
+    blocks = (prompts + output - 1) // per_block
+    last = blocks[firsts + turns - 1]
+    bases = sessions.system_prompts * shared + np.cumsum(last) - last
+    offsets = np.concatenate([[0], np.cumsum(blocks)])
+    position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+    owner = np.repeat(session, blocks)
+    ids = np.where(position < shared, application[owner] * shared + position, bases[owner] + position)
+    follows = np.arange(-1, count - 1)
+    follows[firsts] = -1
+    return RequestStream(
+        arrival_s=starts[session],
+        input_tokens=prompts,
+        output_tokens=output,
+        max_concurrency=None,
+        prefix_hashes=PrefixHashes(offsets, ids, per_block),
+        answers_hashed=True,
+        follows=follows,
+        think_s=rngs[4].exponential(sessions.think_time_s, count),
     )
 
 

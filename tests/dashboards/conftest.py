@@ -69,6 +69,7 @@ def hand_made_result(seed: int, n: int = 240) -> Any:
         basis="datasheet",
         notes=("a remark with <markup> in it",),
         chips=2,
+        detail=None,
     )
 
 

@@ -28,7 +28,7 @@ from simulator.scenario import scenario_from
 from simulator.speculation import load_curve
 from simulator.speculation.attention_level import compare_layouts, consistency_set
 from simulator.studies.speculation_grid import speculation_grid
-from simulator.studies.step_kernels import StepKernel
+from simulator.timing.step_kernels import StepKernel
 from traces.kernels import read_kernels
 
 

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of one reader with atheris, which is no dependency of the project (pip install atheris).
 
-    python tests/fuzzing/coverage_guided.py requests -runs=100000 [CORPUS_FOLDER]
+python tests/fuzzing/coverage_guided.py requests -runs=100000 [CORPUS_FOLDER]
 """
 
 import random

@@ -27,13 +27,34 @@ KERNELS = "op,m,n,k,dtype,measured_s\n" + "".join(
     for m in (1, 16, 64, 256, 1024, 4096)
     for n in (1024, 2048, 4096, 8192, 14336)
 )
-PLAN = ("--rate", "5", "--vary", "hardware.tensor_parallel=1", "--max-replicas", "1", "--no-headroom", "--finalists", "1")
-PLAN += ("--requests", "40", "--replications", "2")
+PLAN = (
+    "--rate",
+    "5",
+    "--vary",
+    "hardware.tensor_parallel=1",
+    "--max-replicas",
+    "1",
+    "--no-headroom",
+    "--finalists",
+    "1",
+)
+PLAN += ("--finalists", "1", "--requests", "40", "--replications", "2")
 COMMANDS = {
     "run": ("run", "SCENARIO", "--out", "OUT", "--no-progress"),
     "run-json": ("run", "SCENARIO", "--json", "OUT/run.json", "--no-progress"),
-    "compare": ("compare", "SCENARIO", "--vary", "engine.max_num_seqs=4,8", "--no-sensitivity", "--replications", "2",
-                "--jobs", "1", "--json", "OUT/c.json"),
+    "compare": (
+        "compare",
+        "SCENARIO",
+        "--vary",
+        "engine.max_num_seqs=4,8",
+        "--no-sensitivity",
+        "--replications",
+        "2",
+        "--jobs",
+        "1",
+        "--json",
+        "OUT/c.json",
+    ),
     "plan": ("plan", "SCENARIO", *PLAN, "--jobs", "1", "--json", "OUT/p.json"),
     "sweep": ("sweep", "SCENARIO", "--vary", "engine.max_num_seqs=4,8", "--jobs", "1", "--store", "OUT/store.sqlite"),
     "replay": ("replay", "kernels", "KERNELS", "--chip", "h100-sxm", "--out", "OUT"),

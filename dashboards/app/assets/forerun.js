@@ -16,8 +16,11 @@
       delete layout.height;
       if (narrow()) {
         var title = layout.title || {};
-        layout.title = Object.assign({}, title, { text: (title.text || "").replace(" · basis", "<br>basis") });
-        layout.margin = Object.assign({ t: 92, r: 10 }, layout.margin);
+        var text = (title.text || "").replace(" · basis", "<br>basis");
+        var lines = text.split("<br>").length;
+        layout.title = Object.assign({}, title, { text: text });
+        layout.margin = Object.assign({ r: 10 }, layout.margin);
+        layout.margin.t = Math.max(layout.margin.t || 0, 38 + 18 * lines);
         data = data.map(function (trace) {
           return trace.type === "heatmap" ? Object.assign({}, trace, { texttemplate: "", showscale: false }) : trace;
         });

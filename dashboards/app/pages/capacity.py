@@ -74,7 +74,7 @@ class PlanTask:
         from simulator.studies.study_file import StudyFile
 
         study = StudyFile("plan", self.scenario, {"hardware.chip": self.chips}, ())
-        options = PlanOptions("rate", self.rate, self.growth, 0, REPLICATIONS, None, FINALISTS, MOST_REPLICAS, jobs=1)
+        options = PlanOptions("rate", self.rate, self.growth, 0, REPLICATIONS, None, FINALISTS, MOST_REPLICAS)
         document = plan_document(make_plan(study, objective_of({}, self.slo), options, tell))
         write_outputs(folder, document, study, command_text(document, options))
 
@@ -185,7 +185,9 @@ def register(app: Dash, context: Context) -> None:
         if not clicks:
             return no_update, no_update
         try:
-            wanted = task(dict(zip(ASKED, values, strict=True)))
+            given = dict(zip(ASKED, values, strict=True))
+            choices.checked(given)
+            wanted = task(given)
             return None, context.jobs.start(wanted, f"plan {wanted.scenario.model} {wanted.rate:g}")
         except Exception as error:
             return message(sentence(error)), no_update

@@ -1,18 +1,23 @@
-"""Replay: predictions beside measured kernels."""
+"""Replay: predictions beside measured kernels, served runs and engine steps."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from dash import Dash, Input, Output
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, no_update
 
-from dashboards.app import choices
+from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
+from dashboards.app.messages import sentence
 from dashboards.app.parts import (
+    area_id,
     card,
     columns,
+    control_id,
     figure_card,
+    message,
     page_frame,
     remark,
     rests_on,
@@ -24,10 +29,12 @@ from dashboards.app.parts import (
 )
 from dashboards.app.replays import FITTED, LAYERS, devices, replayed
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE
+from dashboards.app.served_replays import MOST_RUNS, document_of, replay_task, shown_replay
 from dashboards.app.url_state import Params
 from dashboards.app.views import Shown, Values, area, message_area, register_view
 from dashboards.figures.parity import error_data, error_figure, parity_data, parity_figure
 from dashboards.figures.scores import coverage_figure, scores_data, scores_figure
+from dashboards.figures.serving_parity import METRIC_WORDS
 from dashboards.report_parts import ABSENT, number
 from hwprofiles import ProfileError
 from simulator.errors import ForerunError
@@ -35,10 +42,18 @@ from simulator.replay import ReplayReport, report_document
 from traces import TraceError
 
 NAME = "replay"
-CONTROLS = ("trace", "chip", "library", "device", "layer")
+KERNELS, SERVED = "kernels", "served runs and engine steps"
+VIEWS = (KERNELS, SERVED)
+KERNEL_CONTROLS = ("trace", "chip", "library", "device", "layer")
+SERVED_CONTROLS = ("replay", "file", "model", "runs-chip", "framework", "tp")
+CONTROLS = ("view", *KERNEL_CONTROLS, "replay")
+ASKED = ("file", "model", "runs-chip", "framework", "tp")
+FRAMEWORKS = ("vllm", "sglang", "trtllm", "generic")
 LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "nccl")
 AREAS = ("tiles", "worst", "skipped", "basis")
 FIGURES = ("parity", "errors", "scores", "coverage")
+STEP = "step_ms"
+SERVED_FIGURES = tuple(METRIC_WORDS)
 
 
 def layout(params: Params, context: Context) -> Any:
@@ -46,12 +61,53 @@ def layout(params: Params, context: Context) -> Any:
     traces, chips = list(context.served.traces()), choices.chips_and_sample()
     trace = params.choice("trace", traces, SAMPLE_TRACE)
     known = _devices(context, trace)
+    replays, files = list(context.served.replays()), list(context.served.measured())
+    models, catalogue = choices.models(), choices.chips()
+    view = params.choice("view", VIEWS, KERNELS)
     controls = [
+        select(NAME, "view", "What is replayed", VIEWS, view),
         select(NAME, "trace", "Kernel trace", traces, trace),
         select(NAME, "chip", "Chip", chips, params.choice("chip", chips, SAMPLE_CHIP)),
         select(NAME, "library", "Kernel library", LIBRARIES, params.choice("library", LIBRARIES, "generic")),
         select(NAME, "device", "Device in the trace", known, params.choice_or_none("device", known, _first(known))),
         select(NAME, "layer", "Prediction", LAYERS, params.choice("layer", LAYERS, LAYERS[0])),
+        select(
+            NAME,
+            "replay",
+            "Replay",
+            replays,
+            params.choice_or_none("replay", replays, replays[0] if replays else None),
+            placeholder="none made yet",
+        ),
+        dmc.Box(
+            [
+                dmc.Divider(label="Make another", mb="sm"),
+                dmc.Text(f"What the file does not tell; at most {MOST_RUNS} of its runs.", size="xs", c="dimmed"),
+            ],
+            id=control_id(NAME, "make"),
+        ),
+        select(
+            NAME,
+            "file",
+            "Measured runs or steps",
+            files,
+            params.choice_or_none("file", files, files[0] if files else None),
+            placeholder="none in the served folders",
+        ),
+        select(NAME, "model", "Model", models, params.choice("model", models, choices.DEFAULT_MODEL)),
+        select(NAME, "runs-chip", "Chip", catalogue, params.choice("runs-chip", catalogue, choices.DEFAULT_CHIP)),
+        select(NAME, "framework", "Engine", FRAMEWORKS, params.choice("framework", FRAMEWORKS, FRAMEWORKS[0])),
+        select(
+            NAME, "tp", "Tensor parallel", choices.TENSOR_PARALLEL, params.choice("tp", choices.TENSOR_PARALLEL, "1")
+        ),
+        dmc.Box(
+            [
+                dmc.Button("Replay this file", id={"kind": "replay", "page": NAME}, fullWidth=True),
+                area(NAME, "started"),
+                job_panel.job_panel(NAME),
+            ],
+            id=control_id(NAME, "begin"),
+        ),
     ]
     content = [
         message_area(NAME),
@@ -62,19 +118,29 @@ def layout(params: Params, context: Context) -> Any:
         ),
         figure_card(NAME, "scores", 480, "Errors by operation and regime"),
         figure_card(NAME, "coverage", 480, "Share of measurements inside their interval"),
-        card("Worst rows", area(NAME, "worst")),
-        card("Rows that are not scored", area(NAME, "skipped")),
+        columns(
+            *(
+                figure_card(NAME, metric, 480, f"{words[0]}, predicted against measured")
+                for metric, words in METRIC_WORDS.items()
+                if metric != STEP
+            )
+        ),
+        figure_card(NAME, STEP, 560, "Engine steps, predicted against measured"),
+        area(NAME, "worst"),
+        area(NAME, "skipped"),
         area(NAME, "basis"),
     ]
     return page_frame(
         "Replay",
-        "How far predictions are from measured kernels: traces of the served folders, and one that ships.",
+        "How far predictions are from measurements: kernels, served runs and engine steps of the served folders.",
         with_controls(controls, content),
     )
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """The replay of the chosen trace."""
+    """The replay of the chosen trace, or of the chosen served runs or steps."""
+    if values["view"] == SERVED:
+        return compute_served(context, values)
     device = values["device"] or None
     report = replayed(
         context.served,
@@ -95,8 +161,8 @@ def compute(context: Context, values: Values) -> Shown:
         notes.append("No prediction here has an interval, so there is no coverage to show.")
     shown = {
         "tiles": _tiles(report),
-        "worst": _worst(report),
-        "skipped": _skipped(report),
+        "worst": card("Worst rows", _worst(report)),
+        "skipped": card("Rows that are not scored", _skipped(report)),
         "basis": rests_on(report.basis, notes),
     }
     figures = {
@@ -108,11 +174,52 @@ def compute(context: Context, values: Values) -> Shown:
     return shown, figures
 
 
+def compute_served(context: Context, values: Values) -> Shown:
+    """A replay of served runs or engine steps."""
+    if not values["replay"]:
+        raise ForerunError(
+            "There is no replay here yet: forerun replay requests FILE --scenario SCENARIO --out DIR makes one, "
+            "or press Replay this file."
+        )
+    document = document_of(context.served, str(values["replay"]))
+    shown, figures = shown_replay(document)
+    scenario = document["scenario"]
+    sources = ", ".join(str(source).rpartition("/")[2] for source in document["sources"])
+    notes = [
+        f"Measured: {sources}; what it does not tell is from {scenario['model']} on {scenario['hardware']['chip']}.",
+        f"Forerun {document['version']}; the dotted lines are 20 % off.",
+    ]
+    if document.get("split"):
+        notes.append("Only configurations held out from any fit are scored.")
+    return {**shown, "basis": rests_on(document["basis"] or "datasheet", notes)}, figures
+
+
 def register(app: Dash, context: Context) -> None:
     """Add the callbacks."""
 
+    def begin(clicks: int | None, *values: Any) -> tuple[Any, Any]:
+        if not clicks:
+            return no_update, no_update
+        label, model, chip, framework, tp = values
+        try:
+            choices.checked(dict(zip(ASKED, values, strict=True)))
+            task = replay_task(context.served, str(label or ""), str(model), str(chip), str(framework), int(tp))
+            return None, context.jobs.start(task, f"replay {task.file.stem}")
+        except Exception as error:
+            return message(sentence(error)), no_update
+
+    def show_finished(label: str | None) -> tuple[Any, Any]:
+        replays = list(context.served.replays())
+        return (replays, label) if label in replays else (no_update, no_update)
+
+    def which_controls(view: str | None) -> list[dict[str, str]]:
+        hidden = {"display": "none"}
+        served = view == SERVED
+        parts = [hidden if served else {} for _ in KERNEL_CONTROLS]
+        return [*parts, *({} if served else hidden for _ in (*SERVED_CONTROLS, "make", "begin"))]
+
     def known_devices(trace: str | None, before: str | None) -> tuple[list[str], str | None]:
-        known = _devices(context, trace or "")
+        known = _devices(context, str(trace or ""))
         return known, before if before in known else _first(known)
 
     app.callback(
@@ -122,7 +229,24 @@ def register(app: Dash, context: Context) -> None:
         Input(state_id(NAME, "device"), "value"),
         prevent_initial_call=True,
     )(known_devices)
-    register_view(app, NAME, CONTROLS, AREAS, FIGURES, partial(compute, context))
+    register_view(app, NAME, CONTROLS, AREAS, (*FIGURES, *SERVED_FIGURES), partial(compute, context))
+    app.callback(
+        [Output(control_id(NAME, name), "style") for name in (*KERNEL_CONTROLS, *SERVED_CONTROLS, "make", "begin")],
+        Input(state_id(NAME, "view"), "value"),
+    )(which_controls)
+    app.callback(
+        Output(area_id(NAME, "started"), "children"),
+        Output(job_panel.job_id(NAME, "token"), "data"),
+        Input({"kind": "replay", "page": NAME}, "n_clicks"),
+        *(State(state_id(NAME, name), "value") for name in ASKED),
+        prevent_initial_call=True,
+    )(begin)
+    app.callback(
+        Output(state_id(NAME, "replay"), "data"),
+        Output(state_id(NAME, "replay"), "value"),
+        Input(job_panel.job_id(NAME, "done"), "data"),
+        prevent_initial_call=True,
+    )(show_finished)
 
 
 def _devices(context: Context, trace: str) -> list[str]:
@@ -156,10 +280,10 @@ def _worst(report: ReplayReport) -> Any:
     rows = []
     for row in report_document(report)["worst"]:
         shape = " ".join(f"{key}={row[key]}" for key in row if key not in (*hidden, "source", "name"))
-        times = (f"{row[key] * 1e6:,.4g}" for key in ("measured_s", "predicted_s"))
-        rows.append((row["op"], row["dtype"], f"{row['ape']:.1f}", *times, row["regime"], row["basis"], shape))
-    heads = ("op", "format", "error (%)", "measured (us)", "predicted (us)", "regime", "basis", "shape")
-    return table(heads, rows, numbers_from=2)
+        times = (number(row[key] * 1e6) for key in ("measured_s", "predicted_s"))
+        rows.append((row["op"], row["dtype"], shape, f"{row['ape']:.1f}", *times, row["regime"]))
+    heads = ("op", "format", "shape", "error (%)", "measured (us)", "predicted (us)", "regime")
+    return table(heads, rows, numbers_from=3)
 
 
 def _skipped(report: ReplayReport) -> Any:

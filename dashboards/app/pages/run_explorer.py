@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
+import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import job_panel
@@ -35,8 +36,8 @@ from dashboards.figures.bottleneck import bottleneck_data, bottleneck_figure
 from dashboards.figures.bound_time import bound_time_data, bound_time_figure
 from dashboards.figures.latency import latency_data, latency_figure
 from dashboards.figures.run_pair import ComparisonData, change_figure, comparison_data, curves_figure
-from dashboards.figures.timeline import timeline_data, timeline_figure
-from dashboards.figures.waterfall import waterfall_data, waterfall_figure
+from dashboards.figures.timeline import BINS, spans_of, timeline_data, timeline_figure
+from dashboards.figures.waterfall import slowest, waterfall_data, waterfall_figure
 from dashboards.report import report_html
 from dashboards.report_parts import ABSENT, LATENCY_NAMES, STATISTICS, lead_sentence, number, percent
 from dashboards.runs import Run
@@ -45,9 +46,10 @@ from simulator.errors import ForerunError
 NAME = "runs"
 NOTHING = "none"
 LATENCIES = ("ttft", "tpot", "e2el")
-CONTROLS = ("run", "request", "beside", "latency")
-AREAS = ("lead", "tiles", "latencies", "request", "changes", "notes")
-FIGURES = ("bottleneck", "bounds", "latency", "timeline", "waterfall", "change", "curves")
+AREAS = ("lead", "tiles", "latencies", "notes")
+STEP_FIGURES = ("timeline", "bounds")
+REQUEST_FIGURES = ("latency", "waterfall")
+PAIR_FIGURES = ("change", "curves")
 NEIGHBOURS = 24
 """Requests shown around a chosen one."""
 
@@ -94,14 +96,17 @@ def layout(params: Params, context: Context) -> Any:
         area(NAME, "lead"),
         area(NAME, "tiles"),
         figure_card(NAME, "bottleneck", 230, "What limits the engine, as shares of its time"),
-        card("Latency (ms)", area(NAME, "latencies")),
+        area(NAME, "latencies"),
         figure_card(NAME, "timeline", 620, "Batch, queue, KV use and output rate over time"),
         columns(
             figure_card(NAME, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
             figure_card(NAME, "waterfall", 480, "Phases of single requests"),
         ),
+        message_area(NAME, "no-request"),
         area(NAME, "request"),
+        message_area(NAME, "no-steps"),
         figure_card(NAME, "bounds", 420, "What limits the engine over time"),
+        message_area(NAME, "no-pair"),
         columns(
             figure_card(NAME, "change", 420, "Change from one run to the other"),
             figure_card(NAME, "curves", 420, "Latency in both runs"),
@@ -117,20 +122,15 @@ def layout(params: Params, context: Context) -> Any:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """Everything about the chosen run."""
+    """What the summary of the chosen run says; the records are for the other views, which may take longer."""
     if not values["run"]:
         raise ForerunError("There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario.")
     run = context.served.run(str(values["run"]))
-    asked = values["request"]
-    around = int(asked) if isinstance(asked, int | float) and asked >= 0 else slowest(run)
-    if around is not None and around >= len(run.requests["arrival_s"]):
-        raise ForerunError(f"request: this run has {len(run.requests['arrival_s']):,} requests, numbered from 0")
     document = run.document
     shown: dict[str, Any] = {
         "lead": remark(f"{run.name}: {lead_sentence(document)}"),
         "tiles": _tiles(document),
-        "latencies": _latencies(document),
-        "request": _request(run, around) if around is not None else None,
+        "latencies": card("Latency (ms)", _latencies(document)),
         "notes": rests_on(
             run.basis,
             [
@@ -139,29 +139,61 @@ def compute(context: Context, values: Values) -> Shown:
             ],
         ),
     }
-    drawn: dict[str, Any] = {}
-    if (bottleneck := bottleneck_data(run)).shares:
-        drawn["bottleneck"] = bottleneck_figure(bottleneck)
-    if (latency := latency_data(run)).curves:
-        drawn["latency"] = latency_figure(latency)
-    if len((timeline := timeline_data(run)).time_s):
-        drawn["timeline"] = timeline_figure(timeline)
-        drawn["bounds"] = bound_time_figure(bound_time_data(run))
+    bottleneck = bottleneck_data(run)
+    return shown, {"bottleneck": bottleneck_figure(bottleneck) if bottleneck.shares else None}
+
+
+def compute_steps(context: Context, values: Values) -> Shown:
+    """The engine steps of the chosen run over time."""
+    return ({}, _step_figures(context.served.run(str(values["run"])))) if values["run"] else ({}, {})
+
+
+def compute_requests(context: Context, values: Values) -> Shown:
+    """The requests of the chosen run: their latencies, and a few of them one by one."""
+    if not values["run"]:
+        return {}, {}
+    run = context.served.run(str(values["run"]))
+    asked, count = values["request"], len(run.requests["arrival_s"])
+    around = int(asked) if isinstance(asked, int | float) and asked >= 0 else slowest(run)
+    if around is not None and around >= count:
+        raise ForerunError(f"request: this run has {count:,} requests, numbered from 0")
     waterfall = waterfall_data(run, NEIGHBOURS, around)
-    if len(waterfall.row):
-        drawn["waterfall"] = waterfall_figure(waterfall)
-    if values["beside"] not in (None, NOTHING):
-        names = (str(values["run"]), str(values["beside"]))
-        data = comparison_data(run, context.served.run(names[1]), names, str(values["latency"]))
-        drawn |= {"change": change_figure(data), "curves": curves_figure(data)}
-        shown["changes"] = card("Both runs", _changes(data))
-    return shown, drawn
+    figures = {
+        "latency": _latency_figure(run),
+        "waterfall": waterfall_figure(waterfall) if len(waterfall.row) else None,
+    }
+    return {"request": None if around is None else _request(run, around)}, figures
 
 
-def slowest(run: Run) -> int | None:
-    """The completed request that waited longest for its first token; None where none completed."""
-    ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
-    return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
+def compute_pair(context: Context, values: Values) -> Shown:
+    """The chosen run and the one beside it."""
+    if not values["run"] or values["beside"] in (None, NOTHING):
+        return {}, {}
+    names = (str(values["run"]), str(values["beside"]))
+    first, second = (context.served.run(name) for name in names)
+    data = comparison_data(first, second, names, str(values["latency"]))
+    return {"changes": card("Both runs", _changes(data))}, {
+        "change": change_figure(data),
+        "curves": curves_figure(data),
+    }
+
+
+@lru_cache(maxsize=8)
+def _step_figures(run: Run) -> dict[str, go.Figure]:
+    """Figures of the engine steps, which take seconds where there are millions of them."""
+    spans = spans_of(run, BINS)
+    if spans is None:
+        return {}
+    return {
+        "timeline": timeline_figure(timeline_data(run, spans=spans)),
+        "bounds": bound_time_figure(bound_time_data(run, spans=spans)),
+    }
+
+
+@lru_cache(maxsize=8)
+def _latency_figure(run: Run) -> go.Figure | None:
+    latency = latency_data(run)
+    return latency_figure(latency) if latency.curves else None
 
 
 def register(app: Dash, context: Context) -> None:
@@ -185,12 +217,31 @@ def register(app: Dash, context: Context) -> None:
         return runs, label, beside, before if before in runs and before != label else NOTHING
 
     def save_report(clicks: int | None, label: str | None) -> Any:
-        if not clicks or not label:
+        if not clicks or label not in context.served.runs():
             return no_update
         name = label.replace("/", "-").replace(" ", "-")
         return {"content": report_html(context.served.run(label)), "filename": f"{name}.html", "type": "text/html"}
 
-    register_view(app, NAME, CONTROLS, AREAS, FIGURES, partial(compute, context))
+    register_view(app, NAME, ("run",), AREAS, ("bottleneck",), partial(compute, context))
+    register_view(
+        app,
+        NAME,
+        ("run", "request"),
+        ("request",),
+        REQUEST_FIGURES,
+        partial(compute_requests, context),
+        message_at="no-request",
+    )
+    register_view(app, NAME, ("run",), (), STEP_FIGURES, partial(compute_steps, context), message_at="no-steps")
+    register_view(
+        app,
+        NAME,
+        ("run", "beside", "latency"),
+        ("changes",),
+        PAIR_FIGURES,
+        partial(compute_pair, context),
+        message_at="no-pair",
+    )
     app.callback(
         Output(area_id(NAME, "uploaded"), "children"),
         Output(job_panel.job_id(NAME, "token"), "data"),
@@ -240,6 +291,13 @@ def _tiles(document: dict[str, Any]) -> Any:
         rows.append(("Cost", f"${number(cost, 3)}", "", "per million output tokens"))
     else:
         rows.append(("Bandwidth used", percent(document["utilisation"]["mbu"]), "", "MBU"))
+    length = summary.get("spec_decode_acceptance_length")
+    if length is not None:
+        rate = summary.get("spec_decode_acceptance_rate")
+        rows.append(("Acceptance length", number(length, 3), "tokens/step", f"rate {number(rate, 3)} %"))
+    hits = kv.get("prefix_hit_rate")
+    if hits is not None:
+        rows.append(("Prefix cache hits", percent(hits), "", "of the prompt tokens"))
     return tiles(rows)
 
 

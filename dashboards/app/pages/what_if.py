@@ -31,6 +31,7 @@ from dashboards.app.parts import (
     tiles,
     with_controls,
 )
+from dashboards.app.uploads import confined
 from dashboards.app.url_state import Params
 from dashboards.app.views import Shown, Values, area, message_area, register_view, told_id
 from dashboards.figures.what_if import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
@@ -172,7 +173,7 @@ def compute_load(context: Context, values: Values) -> Shown:
     """The curves over the load, of the deployment that was answered last."""
     if not values[ANSWERED]:
         return {}, {}
-    data = values[ANSWERED]["scenario"]
+    data = confined(values[ANSWERED]["scenario"], context.served, "what-if")
     scenario = scenario_from(data, "what-if")
     plain = {key: value for key, value in data.items() if key != "speculation"}
     wanted = [data, plain] if "speculation" in data else [data]
@@ -245,7 +246,9 @@ def register(app: Dash, context: Context) -> None:
         if not clicks:
             return no_update, no_update
         try:
-            data = scenario_data(dict(zip(CONTROLS, values, strict=True)))
+            given = dict(zip(CONTROLS, values, strict=True))
+            choices.checked(given)
+            data = scenario_data(given)
             scenario = scenario_from(data, "what-if")
             name = f"{data['model']} on {data['hardware']['chip']} at {data['workload']['arrivals']['request_rate']:g}"
             return None, context.jobs.start(RunTask(scenario), name)

@@ -72,6 +72,7 @@ def result_of(requests: RequestRecords, **parts: Any) -> Any:
         "basis": "datasheet",
         "notes": (),
         "chips": 1,
+        "detail": None,
     }
     return SimpleNamespace(**(defaults | parts))
 

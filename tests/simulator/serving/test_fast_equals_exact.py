@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from stub_timers import LinearTimer
 
-from simulator.serving import Cluster, EngineLimits
+from simulator.serving import Cluster, EngineLimits, Fleet, Pool, RouterConfig
 from simulator.serving.log import RunLog
 from simulator.speculation import AcceptanceSampler, ContextDrift
 from simulator.workload import RequestStream
@@ -77,7 +77,7 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
         assert_allclose(fast.steps.column(name)[order[0]], exact.steps.column(name)[order[1]], rtol=1e-9, atol=1e-12)
     for name in ("output_tokens", "running", "waiting", "kv_blocks", "prefill_tokens", "decode_seqs", "query_len"):
         assert_array_equal(fast.steps.integers(name)[order[0]], exact.steps.integers(name)[order[1]], err_msg=name)
-    mine, theirs = (log.steps.work(0, len(log.steps)) for log in (fast, exact))
+    mine, theirs = (log.steps.work(slice(None)) for log in (fast, exact))
     for a, b in zip(
         mine.decode_kv_tokens + mine.prefill_pairs, theirs.decode_kv_tokens + theirs.prefill_pairs, strict=True
     ):
@@ -153,6 +153,44 @@ def test_with_replicas(data, stream, replicas, routing):
     cluster = Cluster(replicas, routing, "vllm-v1", "fast", data.draw(limits(stream, 1)), TIMER)
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+
+
+@st.composite
+def routed_fleets(draw, stream):
+    """Pools that share no request, behind any router, with and without a limit of what it hands out."""
+    routing = draw(st.sampled_from(["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]))
+    most = draw(st.one_of(st.none(), st.integers(1, 6)))
+    queue = draw(st.one_of(st.none(), st.integers(0, 8))) if most is not None else None
+    router = RouterConfig(balance_abs_threshold=2, max_outstanding=most, max_queue=queue)
+    pools = tuple(
+        Pool(
+            draw(st.integers(1, 3)),
+            "vllm-v1",
+            "fast",
+            draw(limits(stream, 1)),
+            dataclasses.replace(TIMER, step_s=draw(st.sampled_from([1e-3, 2e-3]))),
+            prefix_caching=draw(st.booleans()),
+            name=name,
+        )
+        for name in ("a", "b")[: draw(st.integers(1, 2))]
+    )
+    return Fleet(pools, routing, router)
+
+
+@SETTINGS
+@given(st.data(), conversations())
+def test_fleets_behind_a_router(data, stream):
+    """Ways into the engine and steps scheduled one ahead differ from pool to pool."""
+    fleet = data.draw(routed_fleets(stream))
+    stepped = dataclasses.replace(
+        fleet, pools=tuple(dataclasses.replace(pool, stepping="exact-steps") for pool in fleet.pools)
+    )
+    fast, exact = fleet.run(stream), stepped.run(stream)
+    assert fast.exact_steps == 0
+    event(f"{fleet.routing}, {'one ahead' if any(p.limits.schedules_ahead for p in fleet.pools) else 'plain'}")
+    event("under way" if any(not p.limits.instant_intake for p in fleet.pools) else "seen at once")
+    event("held back" if fleet.router.max_outstanding is not None else "handed out at once")
     assert_same(fast, exact)
 
 

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from stub_timers import LinearTimer
-from test_fast_equals_exact import TIMER, limits, streams
+from test_fast_equals_exact import TIMER, conversations, limits, streams
 
-from simulator.serving import Cluster, EngineLimits
+from simulator.errors import ForerunError
+from simulator.serving import Cluster, EngineLimits, Faults, FaultsConfig, Fleet, Pool, RouterConfig, SwapSpace
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StepWork
 from simulator.workload import RequestStream
@@ -40,8 +41,13 @@ class Stages(LinearTimer):
         return self.host_s + sum(self.shares) * LinearTimer.seconds(self, work)
 
 
-def serve(timer, stream, limit=ROOM, sampler=None, replicas=1):
-    return Cluster(replicas, "round-robin", "vllm-v1", "fast", limit, timer, sampler).run(stream)
+ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
+
+
+def serve(timer, stream, limit=ROOM, sampler=None, replicas=1, routing="round-robin", most=None):
+    router = RouterConfig(balance_abs_threshold=2, max_outstanding=most)
+    cluster = Cluster(replicas, routing, "vllm-v1", "fast", limit, timer, sampler, prefix_caching=True, router=router)
+    return cluster.run(stream)
 
 
 def prompts(count, tokens, output=1, arrival=0.0):
@@ -119,14 +125,17 @@ def test_one_stage_is_the_plain_engine(data, stream, query_len):
 
 
 @SETTINGS
-@given(st.data(), streams(), st.integers(2, 5), st.integers(1, 3), st.integers(1, 3))
+@given(st.data(), conversations(), st.integers(2, 5), st.integers(1, 3), st.integers(1, 3))
 def test_nothing_is_lost_in_a_pipeline(data, stream, stages, query_len, replicas):
-    """Every accepted request gets all its tokens, in order; blocks stay within the pool; memory light or tight."""
+    """Every accepted request gets all its tokens, in order, whoever routes; blocks stay within the pool."""
     limit = data.draw(limits(stream, query_len))
     sampler = AcceptanceSampler(np.array([0.7, 0.4])[: query_len - 1], seed=3) if query_len > 1 else None
     shares = tuple(data.draw(st.lists(st.floats(0.05, 1.0), min_size=stages, max_size=stages)))
     timer = Stages(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8, shares=shares, host_s=1e-4)
-    log = serve(timer, stream, limit, sampler, replicas)
+    routing, most = data.draw(st.sampled_from(ROUTINGS)), data.draw(st.sampled_from([None, 2]))
+    log = serve(timer, stream, limit, sampler, replicas, routing, most)
+    event(routing if replicas > 1 else "alone")
+    event("prefix hits" if sum(log.cached_tokens) else "no hits")
     event("preempted" if sum(log.preemptions) else "not preempted")
     served = ~np.asarray(log.failed, dtype=bool)
     first, finished = np.asarray(log.first_token_s)[served], np.asarray(log.finished_s)[served]
@@ -138,3 +147,30 @@ def test_nothing_is_lost_in_a_pipeline(data, stream, stages, query_len, replicas
     assert log.stage_busy_s <= log.stage_open_s * (1 + 1e-9)
     longest = max(timer.shares) * log.steps.integers("steps").sum() * timer.step_s / replicas
     assert max(finished, default=0.0) >= longest * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_staged_replicas_take_turns_behind_every_router(routing):
+    """Two replicas, four prompts at once that share nothing: two each, the second of a replica one stage later."""
+    log = serve(Stages(step_s=1.0, shares=(0.5, 0.5)), prompts(4, 100), replicas=2, routing=routing)
+    assert sorted(log.replica) == [0, 0, 1, 1]
+    assert_allclose(np.sort(log.first_token_s), [1.0, 1.0, 1.5, 1.5], rtol=1e-9)
+
+
+def test_staged_and_plain_pools_stand_side_by_side():
+    pools = (
+        Pool(1, "vllm-v1", "fast", ROOM, Stages(step_s=1.0, shares=(0.5, 0.5)), name="staged"),
+        Pool(1, "vllm-v1", "fast", ROOM, LinearTimer(step_s=1.0), name="plain"),
+    )
+    log = Fleet(pools, "least-outstanding").run(prompts(4, 100))
+    assert_allclose(np.asarray(log.first_token_s)[np.asarray(log.replica) == 0], [1.0, 1.5], rtol=1e-9)
+    assert_allclose(np.asarray(log.first_token_s)[np.asarray(log.replica) == 1], [1.0, 2.0], rtol=1e-9)
+
+
+def test_staged_replicas_refuse_what_only_whole_steps_can_do():
+    pool = Pool(1, "vllm-v1", "fast", ROOM, Stages(step_s=1.0, shares=(0.5, 0.5)))
+    faults = Faults(FaultsConfig(mtbf_s=1.0, mttr_s=1.0), 0)
+    with pytest.raises(ForerunError, match=r"^faults: replicas with pipeline stages"):
+        Fleet((pool,), faults=faults).run(prompts(1, 100))
+    with pytest.raises(ForerunError, match=r"^pool all: replicas with pipeline stages"):
+        Fleet((dataclasses.replace(pool, swap=SwapSpace(1, 1.0, 1.0)),)).run(prompts(1, 100))

@@ -29,7 +29,7 @@ def rules(draw, most, tree=False):
 def assert_same_drafts(fast, exact):
     assert_array_equal(fast.draft_tokens, exact.draft_tokens)
     order = [np.lexsort((log.steps.column("start_s"), log.steps.column("replica"))) for log in (fast, exact)]
-    mine, theirs = (log.steps.draft(0, len(log.steps)) for log in (fast, exact))
+    mine, theirs = (log.steps.draft(slice(None)) for log in (fast, exact))
     for a, b in zip(mine[:4] + mine[4] + mine[5], theirs[:4] + theirs[4] + theirs[5], strict=True):
         assert_array_equal(a[order[0]], b[order[1]])
 
@@ -43,7 +43,7 @@ def test_chains(data, stream, drafted, alpha, windows):
     limit = data.draw(limits(stream, drafted + 1))
     cluster = Cluster(1, "round-robin", "vllm-v1", "fast", limit, timer, sampler, rule=data.draw(rules(drafted)))
     fast, exact = run_both(cluster, stream)
-    draft = exact.steps.draft(0, len(exact.steps))
+    draft = exact.steps.draft(slice(None))
     event("preempted" if sum(fast.preemptions) else "not preempted")
     event("switched" if draft.switched.any() else "not switched")
     event("caught up" if draft.skipped_tokens.any() else "nothing skipped")
@@ -117,14 +117,14 @@ def test_what_a_resting_drafter_skips_is_made_up_for_once():
     stream = RequestStream(np.zeros(2), np.array([100, 50]), np.array([2, 41]), None)
     # Two requests: no drafts. One: drafts. The first request ends after the second step.
     log = with_table([3, 3, 0]).run(stream)
-    draft, queries = log.steps.draft(0, 10**9), log.steps.integers("query_len")
+    draft, queries = log.steps.draft(slice(None)), log.steps.integers("query_len")
     assert draft.tokens[:3].tolist() == [0, 0, 3]
     # Step 0 prefills both, step 1 decodes both, step 2 decodes the second: its prompt and one token are owed.
     assert draft.skipped_tokens.tolist() == [0, 0, 51] + [0] * (len(queries) - 3)
     assert draft.skipped_pairs[0][2] == 51 * 52 // 2
     assert queries[:4].tolist() == [4, 1, 1, 4]
     follower = with_table([3, 3, 0], follows=True).run(stream)
-    assert not follower.steps.draft(0, 10**9).skipped_tokens.any()
+    assert not follower.steps.draft(slice(None)).skipped_tokens.any()
 
 
 def test_tokens_beyond_the_end_are_never_delivered():

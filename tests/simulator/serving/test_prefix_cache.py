@@ -118,3 +118,43 @@ def test_block_size_must_divide_the_hashes():
     limits = EngineLimits(1, 8192, 48, 1000, 0, None, True)
     with pytest.raises(ForerunError, match="choose a divisor of it"):
         Cluster(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
+
+
+class RadixTree:
+    """A prefix tree of single tokens; the leaf that was touched longest ago goes first, of equals the deepest."""
+
+    def __init__(self):
+        self.touched: dict[tuple[int, ...], int] = {}
+        self.clock = 0
+
+    def match(self, prompt):
+        found = 0
+        while found < len(prompt) and tuple(prompt[: found + 1]) in self.touched:
+            found += 1
+        return found
+
+    def insert(self, prompt):
+        self.clock += 1
+        for end in range(1, len(prompt) + 1):
+            self.touched[tuple(prompt[:end])] = self.clock
+
+    def shrink(self, room):
+        while len(self.touched) > room:
+            parents = {node[:-1] for node in self.touched}
+            leaves = [node for node in self.touched if node not in parents]
+            del self.touched[min(leaves, key=lambda node: (self.touched[node], -len(node)))]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=25), st.integers(0, 12))
+def test_token_by_token_it_is_a_radix_tree_with_lru_leaves(prompts, room):
+    """SGLang's RadixAttention (arXiv:2312.07104, section 3): longest prefix, least recently used leaves out first."""
+    names: dict[tuple[int, ...], int] = {}
+    lists = [[names.setdefault(tuple(p[:end]), len(names)) for end in range(1, len(p) + 1)] for p in prompts]
+    cache, tree = cache_of(lists, per_unit=1, block_size=1), RadixTree()
+    for request, prompt in enumerate(prompts):
+        assert len(cache.match(request, len(prompt))[0]) == tree.match(prompt)
+        serve(cache, request, len(prompt))
+        tree.insert(prompt)
+        cache.shrink(room)
+        tree.shrink(room)
+        assert cache.idle_blocks == len(tree.touched)

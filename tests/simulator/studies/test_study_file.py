@@ -109,3 +109,17 @@ def test_names_are_short_and_tell_apart():
         settings_name({"hardware.tensor_parallel": 2, "speculation.method": "none"}) == "tensor_parallel=2 method=none"
     )
     assert settings_name({"a.mean": 1, "b.mean": 2.5}) == "a.mean=1 b.mean=2.5"
+
+
+def test_a_study_file_says_what_to_judge_by(tmp_path):
+    from simulator.studies.compare import metric_of_files
+
+    file = tmp_path / "study.yaml"
+    scenario = {"scenario": tiny_data(), "vary": {"engine.max_num_seqs": [8, 16]}}
+    file.write_text(yaml.safe_dump(scenario | {"metric": "mean_tpot_ms"}))
+    assert metric_of_files([file]) == "mean_tpot_ms"
+    file.write_text(yaml.safe_dump(scenario))
+    assert metric_of_files([file]) is None
+    file.write_text(yaml.safe_dump(scenario | {"metric": 3}))
+    with pytest.raises(ForerunError, match="metric: name a key"):
+        metric_of_files([file])

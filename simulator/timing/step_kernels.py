@@ -10,9 +10,9 @@ import numpy as np
 from hwprofiles import KernelTime
 from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
-from simulator.timing import Deployment, StepTimer, StepWork
-from simulator.timing.deployment import ACTIVATION_BYTES
-from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer
+from simulator.timing.work import StepWork
 
 
 class StepKernel(NamedTuple):

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from simulator.build import build_cluster
 from simulator.scenario import scenario_from
-from simulator.studies.step_kernels import step_kernels
 from simulator.studies.step_work import decode_steps, prompt_chunks
 from simulator.timing import StepWork, causal_pairs, keys_read
+from simulator.timing.step_kernels import step_kernels
 
 
 def timer_of(model, tensor_parallel):

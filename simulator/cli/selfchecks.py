@@ -1,0 +1,140 @@
+"""``forerun selfcheck``: a real engine on this machine, predicted from this machine's kernels."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LABELS = {
+    "mean_tpot_ms": ("TPOT", "ms"),
+    "mean_ttft_ms": ("TTFT", "ms"),
+    "output_throughput": ("throughput", "tok/s"),
+    "spec_decode_acceptance_length": ("acceptance length", "tokens"),
+}
+METHODS = {"none": "no speculation", "draft-model": "draft model"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command(
+        "selfcheck",
+        epilog="Example: forerun selfcheck --out out/selfcheck --fail-above tpot=10",
+    )(selfcheck)
+
+
+def selfcheck(
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the kernel trace, the profile and the scenarios here."),
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="CPU threads; one is timed in processor seconds, which other work bends less."),
+    ] = 1,
+    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32; default: the faster one here.")] = None,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIGURE=PERCENT", help="Exit 1 above this error: tpot, ttft, throughput, acceptance."),
+    ] = None,
+    tiny: Annotated[
+        bool,
+        typer.Option("--tiny", hidden=True, help="Seconds only: tries the machinery; its errors mean nothing."),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, requests and sampling.")] = 0,
+    json_file: JsonOption = None,
+) -> int:
+    """Measure this machine's kernels, predict a small real engine from them, run it, and print both (1 to 2 minutes).
+
+    Needs torch (the extra named measure) and one CPU core; no GPU.
+    """
+    from simulator.measure.machine import load_torch, usable_cores
+    from simulator.measure.shapes import check_names
+
+    load_torch()
+    limits = _limits(fail_above or [])
+    check_names("--dtype", [dtype or "bf16"], ("bf16", "fp32"))
+    if threads > usable_cores():
+        raise typer.BadParameter(f"{threads} is more than the {usable_cores()} cores here", param_hint="--threads")
+    from simulator.selfcheck.check import Selfcheck
+    from simulator.selfcheck.sizes import FULL, TINY
+
+    with checked_outputs(out, json_file), tempfile.TemporaryDirectory() as scratch:
+        folder = out or Path(scratch)
+        with Progress(json_file != "-", "measuring and running") as bar:
+            check = Selfcheck(TINY if tiny else FULL, folder, threads, seed, dtype, bar.update)
+            document = check.run() | {"folder": None if out is None else str(out)}
+        emit(document, json_file, _tables(document))
+    return 1 if _broken(document, limits) else 0
+
+
+def _limits(given: list[str]) -> dict[str, float]:
+    """``--fail-above`` as figure -> percent."""
+    from simulator.errors import ForerunError
+    from simulator.measure.shapes import check_names
+
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        check_names("--fail-above", [name], tuple(FIGURES))
+        try:
+            found[FIGURES[name]] = float(value)
+        except ValueError:
+            raise ForerunError(f"--fail-above {text}: write FIGURE=PERCENT, for example tpot=10") from None
+    return found
+
+
+FIGURES = {
+    "tpot": "mean_tpot_ms",
+    "ttft": "mean_ttft_ms",
+    "throughput": "output_throughput",
+    "acceptance": "spec_decode_acceptance_length",
+}
+
+
+def _broken(document: dict[str, Any], limits: dict[str, float]) -> bool:
+    return any(
+        abs(figure["error_percent"]) > limits.get(name, float("inf"))
+        for one in document["comparisons"]
+        for name, figure in one["figures"].items()
+    )
+
+
+def _tables(document: dict[str, Any]) -> list[RenderableType]:
+    """Predicted beside measured, and below it how far the machine itself can be trusted."""
+    from simulator.cli.tables import pairs_table, titled_table
+
+    table = titled_table("Predicted and measured on this machine", "", "figure", "predicted", "measured", "error")
+    for one in document["comparisons"]:
+        for name, figure in one["figures"].items():
+            label, unit = LABELS[name]
+            apart = figure.get("standard_errors_apart")
+            error = f"{figure['error_percent']:+.1f} %" + ("" if apart is None else f" ({apart:.1f} s.e.)")
+            values = (f"{figure['predicted']:,.2f} {unit}", f"{figure['measured']:,.2f} {unit}")
+            table.add_row(METHODS[one["speculation"]], label, *values, error)
+    machine, steps = document["machine"], document["batches"]
+    what = "processor time" if machine["clock"] == "cpu" else "wall time"
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    rows = [
+        ("machine", f"{machine['device']}, {machine['dtype']}, {threads}, {what}"),
+        ("its own drift", f"{machine['drift_percent']:.0f} % between repeats of one and the same step"),
+        ("wall over clock", f"{machine['wall_over_clock']:.2f} (1: no other work took the core)"),
+        ("same batches", f"{steps['equal']} of {steps['steps']} steps without speculation are as simulated"),
+        ("host", f"{document['host']['step_s'] * 1e3:.2f} ms per step, measured in other runs"),
+        ("kernels", f"{document['calibration']['rows']} shapes; errors on rows not fitted: {_held_out(document)}"),
+    ]
+    if document["folder"] is not None:
+        rows.append(("written", document["folder"]))
+    return [table, pairs_table("What that rests on", rows)]
+
+
+def _held_out(document: dict[str, Any]) -> str:
+    families = document["calibration"]["families"]
+    return ", ".join(f"{one['family'].replace('_', ' ')} {one['held_out_mape']:.0f} %" for one in families)

@@ -1,0 +1,104 @@
+"""What each pool and each replica did, for the JSON of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.metrics.usage import cost_usd, energy_joules, matrix_dtype, utilisation
+
+if TYPE_CHECKING:
+    from simulator.build import PoolBuild
+    from simulator.run import RunResult
+    from simulator.serving.records import ReplicaUse, StepRecords
+
+
+def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
+    """One replica: requests, prompt tokens and hits among them, peak share of its KV blocks, share of time at work."""
+    hits = use.prefix_hit_tokens
+    return {
+        **{key: value for key, value in asdict(use).items() if key not in ("num_blocks", "peak_blocks", "busy_s")},
+        "prefix_hit_rate": None if hits is None or not use.prompt_tokens else hits / use.prompt_tokens,
+        "peak_use": use.peak_blocks / use.num_blocks if use.num_blocks else None,
+        "busy": use.busy_s / duration_s if duration_s > 0 else None,
+    }
+
+
+def pool_sections(result: RunResult, duration_s: float) -> list[dict[str, Any]]:
+    """One row per pool: its chips, KV capacity, requests, utilisation, energy and rent."""
+    dtype = matrix_dtype(result.scenario)
+    rows, first = [], 0
+    for pool in result.pools:
+        uses = result.replicas[first : first + pool.replicas]
+        steps = steps_of(result.steps, first, pool.replicas)
+        first += pool.replicas
+        chips, chip = pool.chips * pool.replicas, pool.chip
+        peak, bandwidth = chip.peak_flops(dtype), chip.memory.bandwidth_bytes_per_s
+        used = utilisation(steps, chips, pool.replicas, duration_s, peak, bandwidth)
+        hits = [use.prefix_hit_tokens for use in uses if use.prefix_hit_tokens is not None]
+        prompts = sum(use.prompt_tokens for use in uses)
+        rows.append(
+            {
+                "name": pool.name,
+                "role": pool.role,
+                "replicas": pool.replicas,
+                "chip": chip.name,
+                "chips": chips,
+                "num_blocks": pool.memory.num_blocks,
+                "peak_use": max(use.peak_blocks for use in uses) / pool.memory.num_blocks,
+                "prefix_hit_rate": sum(hits) / prompts if hits and prompts else None,
+                "busy": sum(use.busy_s for use in uses) / (pool.replicas * duration_s) if duration_s > 0 else None,
+                "utilisation": {"mfu": None, "mbu": None} if used is None else {"mfu": used.mfu, "mbu": used.mbu},
+                "peak_flops": chips * peak,
+                "bandwidth_bytes_per_s": chips * bandwidth,
+                "energy_joules": None
+                if used is None
+                else energy_joules(chip.power.idle_w, chip.power.tdp_w, chips, duration_s, used.power_share),
+                "cost_usd": cost_usd(pool.usd_per_chip_hour, chips, duration_s),
+            }
+        )
+    return rows
+
+
+def fleet_utilisation(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """MFU and MBU over all pools: useful work over the sum of their peaks; None when no time passed."""
+    if len(rows) == 1:
+        found: dict[str, float | None] = rows[0]["utilisation"]
+        return found
+    mixed: dict[str, float | None] = {}
+    for key, peak in (("mfu", "peak_flops"), ("mbu", "bandwidth_bytes_per_s")):
+        known = [(row["utilisation"][key], row[peak]) for row in rows]
+        unknown = any(share is None for share, _ in known)
+        mixed[key] = None if unknown else sum(s * w for s, w in known) / sum(w for _, w in known)
+    return mixed
+
+
+def fleet_energy_joules(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Energy of all pools; None when that of one is not known."""
+    known = [row["energy_joules"] for row in rows]
+    return None if None in known else sum(known)
+
+
+def fleet_cost_usd(pools: Sequence[PoolBuild], duration_s: float) -> float | None:
+    """Rent of all pools, US dollars; None when the price of one is not known."""
+    known = [cost_usd(pool.usd_per_chip_hour, pool.replicas * pool.chips, duration_s) for pool in pools]
+    return None if any(usd is None for usd in known) else sum(usd for usd in known if usd is not None)
+
+
+def chips_words(document: dict[str, Any]) -> str:
+    """How many of which chips a run document is about, over all pools."""
+    alone = {"chip": Path(document["scenario"]["hardware"]["chip"]).name, "chips": document.get("chips") or 1}
+    chips: dict[str, int] = {}
+    for pool in document.get("pools") or [alone]:
+        chips[pool["chip"]] = chips.get(pool["chip"], 0) + pool["chips"]
+    return " + ".join(f"{count} x {chip}" for chip, count in chips.items())
+
+
+def steps_of(steps: StepRecords, first: int, replicas: int) -> StepRecords:
+    """The steps of ``replicas`` replicas from number ``first`` on."""
+    rows = np.flatnonzero((steps.replica >= first) & (steps.replica < first + replicas))
+    return steps if len(rows) == len(steps) else steps.take(rows)

@@ -1,0 +1,287 @@
+"""The whole chain on this machine: measure kernels, calibrate, simulate, and hold it against a real run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hwprofiles import Chip
+from simulator.measure.machine import MachineLimits, last_cache_bytes
+from simulator.metrics.files import write_atomically, write_text_atomically
+from simulator.replay.calibrate import Calibration, calibrate, profile_text
+from simulator.selfcheck.calibration import Acceptance, HostCosts, counted_acceptance, expected_acceptance, host_costs
+from simulator.selfcheck.engine import EngineRun, ReferenceEngine
+from simulator.selfcheck.kernels import LIBRARY, KernelSamples, NearbyModel, enlarged
+from simulator.selfcheck.machine import CLOCKS, chip_of, clock_for, fast_dtype, machine_limits
+from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
+from simulator.selfcheck.predict import COMPARED, equal_batches, predicted, scenario, write_scenario, write_trace
+from simulator.selfcheck.scheduler import Request
+from simulator.selfcheck.sizes import Load, Sizes
+from traces.kernels import KernelTable, write_kernels
+
+METHOD = "kernels inside running models of nearby sizes, medians; passes over memory and matrix products"
+REFERENCE_STEPS = 5
+
+
+@dataclass
+class Selfcheck:
+    """One check; ``run`` does it all.
+
+    Args:
+        sizes: of models and runs.
+        folder: where trace, profile and scenarios are kept.
+        threads: of the CPU.
+        seed: of weights, requests, sampling and every fit.
+        dtype: bf16, fp32, or None for the faster one here.
+        progress: called with (phases done, phases).
+    """
+
+    sizes: Sizes
+    folder: Path
+    threads: int = 1
+    seed: int = 0
+    dtype: str | None = None
+    progress: Callable[[int, int], None] | None = None
+    reference_s: list[float] = field(default_factory=list)
+    """The same step of the target timed between phases: how much the machine itself drifts."""
+    _equal: list[tuple[int, int]] = field(default_factory=list)
+    _done: int = 0
+
+    def run(self) -> dict[str, Any]:
+        """The document of ``forerun selfcheck``."""
+        sizes = self.sizes
+        torch.set_num_threads(self.threads)
+        self._clock_name = clock_for(self.threads)
+        self._clock = CLOCKS[self._clock_name]
+        self._dtype = self.dtype or fast_dtype(self._clock)
+        limits = machine_limits(self._clock)
+        self._build()
+        samples = KernelSamples()
+        runs: dict[str, list[EngineRun]] = {"none": [], "draft-model": []}
+        calibration: dict[str, list[EngineRun]] = {"none": [], "draft-model": []}
+        for number in range(sizes.rounds):
+            self._reference_step()
+            self._measure(samples)
+            for method, found in calibration.items():
+                found.append(self._serve(method, sizes.calibration_load, 1000 + number, Observer(self._clock)))
+                self._step()
+            self._reference_step()
+            for method, found in runs.items():
+                found.append(self._serve(method, sizes.load, number, None))
+                self._step()
+            self._reference_step()
+        steps = {method: [step for run in found for step in run.steps] for method, found in calibration.items()}
+        host = host_costs(steps["none"], steps["draft-model"])
+        acceptance = expected_acceptance(calibration["draft-model"])
+        table = samples.table(self._dtype, f"forerun selfcheck, torch {torch.__version__}, {date.today().isoformat()}")
+        fitted = self._calibrate(table, limits, host)
+        self._step()
+        comparisons = self._compare(runs, acceptance, host)
+        self._step()
+        return self._document(comparisons, fitted, table, runs, acceptance, host, limits)
+
+    def _build(self) -> None:
+        """The target and its first layers, with room for the longest request and its drafts; the models around it."""
+        sizes = self.sizes
+        loads = (sizes.load, sizes.calibration_load)
+        slots = max(load.concurrency for load in loads)
+        longest = max(load.longest for load in loads) + 2 * sizes.num_speculative_tokens + 1
+        self._target = ReferenceModel(sizes.target, self.seed, slots, longest, self._dtype)
+        draft = sizes.target.first(sizes.draft_layers)
+        self._draft = ReferenceModel(draft, self.seed, slots, longest, self._dtype)
+        cache = last_cache_bytes() if sizes.fill_cache else 0
+        grown = [enlarged(nearby, self._dtype, cache) for nearby in sizes.nearby]
+        self._nearby = [NearbyModel(sizes, size, self._dtype, self.seed) for size in grown]
+
+    def _measure(self, samples: KernelSamples) -> None:
+        for nearby in self._nearby:
+            nearby.measure(self.sizes.repeats, self._clock, samples)
+            self._step()
+
+    def _serve(self, method: str, load: Load, stream: int, observer: Observer | None) -> EngineRun:
+        """One run of the real engine; ``stream`` names its requests."""
+        drafting = method != "none"
+        engine = ReferenceEngine(
+            self._target,
+            load.concurrency,
+            load.max_num_batched_tokens,
+            self._clock,
+            CLOCKS["wall"],
+            self._draft if drafting else None,
+            self.sizes.num_speculative_tokens if drafting else 0,
+            self.seed * 10_007 + stream,
+            observer,
+        )
+        return engine.run(self._requests(load, stream), load.concurrency)
+
+    def _requests(self, load: Load, stream: int) -> list[Request]:
+        generator = np.random.default_rng([self.seed, stream])
+        prompts = generator.integers(load.input_tokens[0], load.input_tokens[1] + 1, load.requests)
+        answers = generator.integers(load.output_tokens[0], load.output_tokens[1] + 1, load.requests)
+        vocabulary = self.sizes.target.vocabulary
+        return [
+            Request(index, generator.integers(0, vocabulary, int(prompt)).tolist(), int(answer))
+            for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+
+    def _reference_step(self) -> None:
+        """A decode step of the target that never changes."""
+        slots = self._target.slots
+        segments = tuple(Segment(slot, 16, 1) for slot in range(slots))
+        batch = Batch([1] * slots, segments, (), range(slots))
+        self._target.observer = None
+        times = []
+        with torch.inference_mode():
+            for _ in range(REFERENCE_STEPS):
+                start = self._clock()
+                self._target.probabilities(batch)
+                times.append(self._clock() - start)
+        self.reference_s.append(float(np.median(times)))
+
+    def _calibrate(self, table: KernelTable, limits: MachineLimits, host: HostCosts) -> Calibration:
+        """Fit the kernels, and write trace and profile."""
+
+        def write(staged: Path) -> None:
+            write_kernels(table, staged, False)
+
+        write_atomically(self.folder / "kernels.csv", write)
+        chip = chip_of(limits, METHOD, self.folder)
+        fitted = calibrate(table, chip, LIBRARY, residual=False, seed=self.seed, reference="forerun selfcheck")
+        measured = chip.host.model_copy(update={"step_s": host.step_s, "sequence_s": host.sequence_s})
+        whole: Chip = fitted.chip.model_copy(update={"host": measured})
+        fitted = replace(fitted, chip=whole)
+        write_text_atomically(self.folder / "profile.yaml", profile_text(fitted))
+        return fitted
+
+    def _compare(
+        self, runs: dict[str, list[EngineRun]], acceptance: Acceptance, host: HostCosts
+    ) -> list[dict[str, Any]]:
+        """Predicted beside measured, for each method; every round serves requests of its own."""
+        found = []
+        for method, measured_runs in runs.items():
+            drafting = method != "none"
+            predictions = []
+            for number, run in enumerate(measured_runs):
+                lengths = [(len(request.prompt), request.output_tokens) for request in run.requests]
+                trace = write_trace(lengths, self.folder / f"requests-{number}.csv")
+                described = scenario(
+                    self.sizes,
+                    self.sizes.load,
+                    self._dtype,
+                    self.folder / "profile.yaml",
+                    trace,
+                    acceptance.per_position if drafting else None,
+                    host.draft_step_s,
+                )
+                write_scenario(described, self.folder / f"scenario-{method}-{number}.json")
+                figures, self._basis = predicted(described, self.seed)
+                predictions.append(figures)
+                if not drafting:
+                    self._equal.append(equal_batches(described, run))
+            means = {name: float(np.mean([one[name] for one in predictions])) for name in predictions[0]}
+            found.append({"speculation": method, "figures": self._figures(means, measured_runs, acceptance)})
+        return found
+
+    def _figures(
+        self, means: dict[str, float], runs: list[EngineRun], acceptance: Acceptance
+    ) -> dict[str, dict[str, float | None]]:
+        measured = [_measured(run) for run in runs]
+        figures: dict[str, dict[str, float | None]] = {}
+        for name in COMPARED:
+            values = [one[name] for one in measured]
+            here = float(np.mean(values))
+            figures[name] = {
+                "predicted": means[name],
+                "measured": here,
+                "error_percent": 100.0 * (means[name] / here - 1.0),
+            }
+        if "spec_decode_acceptance_length" in means:
+            counted = counted_acceptance(runs)
+            error = float(np.hypot(counted.standard_error, acceptance.standard_error))
+            figures["spec_decode_acceptance_length"] = {
+                "predicted": acceptance.length,
+                "simulated": means["spec_decode_acceptance_length"],
+                "measured": counted.length,
+                "error_percent": 100.0 * (acceptance.length / counted.length - 1.0),
+                "standard_error": error,
+                "standard_errors_apart": abs(acceptance.length - counted.length) / error if error else None,
+            }
+        return figures
+
+    def _document(
+        self,
+        comparisons: list[dict[str, Any]],
+        fitted: Calibration,
+        table: KernelTable,
+        runs: dict[str, list[EngineRun]],
+        acceptance: Acceptance,
+        host: HostCosts,
+        limits: MachineLimits,
+    ) -> dict[str, Any]:
+        from simulator.metrics.document import forerun_version
+
+        sizes = self.sizes
+        steps = [step for found in runs.values() for run in found for step in run.steps]
+        reference = np.array(self.reference_s)
+        return {
+            "comparisons": comparisons,
+            "machine": {
+                "device": limits.device,
+                "torch": torch.__version__,
+                "threads": self.threads,
+                "clock": self._clock_name,
+                "dtype": self._dtype,
+                "drift_percent": 100.0 * float(reference.max() / reference.min() - 1.0),
+                "reference_step_s": self.reference_s,
+                "wall_over_clock": sum(step.wall_s for step in steps) / sum(step.seconds for step in steps),
+                "limits": limits._asdict(),
+            },
+            "batches": {"equal": sum(same for same, _ in self._equal), "steps": sum(all_ for _, all_ in self._equal)},
+            "host": host._asdict(),
+            "acceptance": acceptance._asdict(),
+            "calibration": {
+                "rows": len(table),
+                "families": [
+                    {"family": one.family, "rows": one.rows, "held_out_mape": one.held_out_mape} for one in fitted.fits
+                ],
+            },
+            "model": sizes.target.described(),
+            "draft": {
+                "layers": sizes.draft_layers,
+                "num_speculative_tokens": sizes.num_speculative_tokens,
+            },
+            "requests": len(runs["none"]) * sizes.load.requests,
+            "steps": len(steps),
+            "basis": self._basis,
+            "seed": self.seed,
+            "folder": str(self.folder),
+            "version": forerun_version(),
+        }
+
+    def _step(self) -> None:
+        self._done += 1
+        if self.progress is not None:
+            self.progress(self._done, self.sizes.rounds * (len(self.sizes.nearby) + 4) + 2)
+
+
+def _measured(run: EngineRun) -> dict[str, float]:
+    """The figures of a real run, in the definitions of ``simulator.metrics.summary``."""
+    tpot, ttft, finished = [], [], 0.0
+    for request in run.requests:
+        assert request.first_token_s is not None
+        assert request.finished_s is not None
+        ttft.append(request.first_token_s - request.arrival_s)
+        tpot.append((request.finished_s - request.first_token_s) / (request.output_tokens - 1))
+        finished = max(finished, request.finished_s)
+    tokens = sum(request.output_tokens for request in run.requests)
+    return {
+        "mean_tpot_ms": 1e3 * float(np.mean(tpot)),
+        "mean_ttft_ms": 1e3 * float(np.mean(ttft)),
+        "output_throughput": tokens / finished,
+    }

@@ -1,0 +1,125 @@
+"""Which requests an engine step works on: one class per batching rule, one request object at a time.
+
+These are the rules in their plain form; the fast path must reproduce ``UnifiedScheduler``.
+"""
+
+from __future__ import annotations
+
+from simulator.serving.limits import EngineLimits
+from simulator.serving.prefix_cache import NoPrefixCache
+from simulator.serving.scheduler import Scheduler, StepPlan
+from simulator.serving.sequence import Sequence
+from simulator.serving.swap import SwapSpace
+
+
+class UnifiedScheduler(Scheduler):
+    """vLLM V1: one token budget per step, running requests first, then new ones.
+
+    Source: vLLM documentation and ``vllm/v1/core/sched/scheduler.py`` (v0.9 to v0.11): decodes and unfinished prompts
+    in order of admission, preemption from the end, no admission in a step that preempted.
+    """
+
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
+        """The sequences that the step schedules, as vLLM looks its table up by ``len(num_scheduled_tokens)``."""
+        return [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
+
+    def _plan(self) -> StepPlan:
+        """Decodes, then the unfinished prompt, then new prompts, until the budget is spent."""
+        limits = self.limits
+        plan = StepPlan()
+        budget = limits.max_num_batched_tokens
+        position = 0
+        while position < len(self.running) and budget > 0:
+            sequence = self.running[position]
+            tokens = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
+            tokens = min(tokens, budget)
+            if sequence.decoding:
+                fits = self._allocate_decode(sequence)
+            else:
+                fits = self._allocate(sequence, limits.blocks(sequence.computed_tokens + tokens))
+            if not fits:
+                break
+            if sequence.decoding:
+                plan.decodes.append(sequence)
+            else:
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+                plan.chunks.append((sequence, tokens))
+            budget -= tokens
+            position += 1
+        if not self.preempted:
+            self._admit(plan, budget, whole_prompts=not limits.chunked_prefill)
+        return plan
+
+
+class PrefillFirstScheduler(Scheduler):
+    """vLLM V0's rule: a step either prefills whole prompts or decodes the batch; prompts go first."""
+
+    def _plan(self) -> StepPlan:
+        """New prompts if any fit, else one decode step of the whole batch."""
+        plan = StepPlan()
+        self._admit(plan, self.limits.max_num_batched_tokens, whole_prompts=True)
+        if plan.chunks:
+            return plan
+        position = 0
+        while position < len(self.running):
+            sequence = self.running[position]
+            if not self._allocate_decode(sequence):
+                break
+            plan.decodes.append(sequence)
+            position += 1
+        return plan
+
+
+class StaticScheduler(Scheduler):
+    """A batch is filled once and runs until its last request is done; finished requests keep their place as padding."""
+
+    def __init__(self, limits: EngineLimits, cache: NoPrefixCache, swap: SwapSpace | None = None) -> None:
+        super().__init__(limits, cache, swap)
+        self._padding: list[Sequence] = []
+
+    def _plan(self) -> StepPlan:
+        """Prefill the batch chunk by chunk, then decode all of it."""
+        limits = self.limits
+        plan = StepPlan()
+        if not self.running:
+            self._fill()
+        budget = limits.max_num_batched_tokens
+        for sequence in self.running:
+            if not sequence.decoding and budget > 0:
+                tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+                plan.chunks.append((sequence, tokens))
+                budget -= tokens
+        if not plan.chunks:
+            plan.decodes = list(self.running)
+            plan.padding = list(self._padding)
+        return plan
+
+    def release(self, sequence: Sequence) -> None:
+        """A finished request keeps its blocks until the whole batch is done."""
+        self.running.remove(sequence)
+        self._padding.append(sequence)
+        if not self.running:
+            for finished in self._padding:
+                self._end(finished)
+            self._padding = []
+
+    def _fill(self) -> None:
+        limits = self.limits
+        while self.waiting and len(self.running) < limits.max_num_seqs:
+            sequence = self.waiting[0]
+            last = sequence.input_tokens + sequence.output_tokens - 2
+            blocks = max(limits.blocks(sequence.known_tokens), limits.decode_blocks(last))
+            self._evict_idle()
+            units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
+            if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
+                break
+            self.waiting.popleft()
+            self._start(sequence, units, cached, blocks)
+
+
+SCHEDULERS: dict[str, type[Scheduler]] = {
+    "vllm-v1": UnifiedScheduler,
+    "prefill-first": PrefillFirstScheduler,
+    "static": StaticScheduler,
+}

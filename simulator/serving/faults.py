@@ -1,0 +1,65 @@
+"""When replicas fail and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+
+from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.fleet_config import FaultEvent, FaultsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Failures of a run.
+
+    Args:
+        config: given failures, and the means of random ones.
+        seed: of the random ones.
+    """
+
+    config: FaultsConfig
+    seed: int
+
+    def of(self, replica: int) -> Generator[tuple[float, float]]:
+        """(time of failure, seconds down) of one replica, in order, without end where failures are random.
+
+        Random up and down times are exponential; a given failure is dropped where the replica is down already.
+        """
+        given = sorted((e for e in self.config.events if e.replica == replica), key=_at)
+        if self.config.mtbf_s is None or self.config.mttr_s is None:
+            yield from ((event.at_s, event.down_s) for event in given)
+            return
+        rng = np.random.default_rng([self.seed, replica, 0xFA017])
+        up_s = 0.0
+        while True:
+            at_s, down_s = up_s + float(rng.exponential(self.config.mtbf_s)), float(rng.exponential(self.config.mttr_s))
+            while given and given[0].at_s < up_s:
+                given.pop(0)
+            if given and given[0].at_s <= at_s:
+                event = given.pop(0)
+                at_s, down_s = event.at_s, event.down_s
+            yield at_s, down_s
+            up_s = at_s + down_s
+
+
+def break_down(
+    env: simpy.Environment,
+    times: Iterable[tuple[float, float]],
+    fail: Callable[[], None],
+    recover: Callable[[], None],
+) -> Generator[simpy.Event]:
+    """The process that fails and recovers one replica, after the steps that end in the same instant."""
+    for at_s, down_s in times:
+        yield env.timeout(max(0.0, at_s - env.now))
+        yield Phase(env, ROUTE)
+        fail()
+        yield env.timeout(down_s)
+        recover()
+
+
+def _at(event: FaultEvent) -> float:
+    return event.at_s

@@ -1,0 +1,162 @@
+"""Pools of replicas behind one router: routing, admission, prefill apart from decode, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import simpy
+
+from simulator.errors import ForerunError
+from simulator.serving.exact import ExactReplica
+from simulator.serving.faults import Faults, break_down
+from simulator.serving.feed import RoutedFeed
+from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.pipeline import PipelinedReplica
+from simulator.serving.pool import Pool
+from simulator.serving.router import Router
+from simulator.serving.routing import policy
+from simulator.serving.sequence import Sequence
+from simulator.serving.transfer import KvLink, Transfers
+from simulator.workload import RequestStream
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Pools, how requests are spread over them, and what may go wrong.
+
+    Pools either all have the role ``both``, or some compute prompts (``prefill``) and the others answers (``decode``).
+    """
+
+    pools: tuple[Pool, ...]
+    routing: str = "round-robin"
+    router: RouterConfig = field(default_factory=RouterConfig)
+    decode_routing: str = "least-outstanding"
+    links: Mapping[tuple[str, str], KvLink] = field(default_factory=dict)
+    """What carries KV from a prefill pool to a decode pool, by their names."""
+    faults: Faults | None = None
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast path can run every pool."""
+        return self.faults is None and all(pool.fast for pool in self.pools)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some replicas that take new requests can serve what others cannot."""
+        return len({pool.limits for pool in self.pools if pool.role == "both"}) > 1
+
+    @property
+    def replicas(self) -> list[Pool]:
+        """The pool of each replica, in the order of their numbers."""
+        return [pool for pool in self.pools for _ in range(pool.replicas)]
+
+    def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
+        """Why a request can never be served, or None when at least one pool of each kind can."""
+        for roles in (("both", "prefill"), ("both", "decode")):
+            reasons = [pool.refusal(input_tokens, output_tokens) for pool in self.pools if pool.role in roles]
+            if None not in reasons:
+                return reasons[0]
+        return None
+
+    def run(
+        self,
+        stream: RequestStream,
+        progress: Callable[[int, int], None] | None = None,
+        full_step_rows: int = FULL_ROWS,
+    ) -> RunLog:
+        """Serve every request of ``stream``; requests that can never be served are refused at once.
+
+        Args:
+            stream: the requests.
+            progress: called now and then with (requests ended, requests in all).
+            full_step_rows: step records beyond which decode steps of one batch share a row.
+        """
+        return FleetRun(self, new_log(self.pools[0], stream, progress, full_step_rows)).log
+
+
+def new_log(
+    pool: Pool, stream: RequestStream, progress: Callable[[int, int], None] | None, full_step_rows: int
+) -> RunLog:
+    """An empty log for replicas like those of ``pool``."""
+    positions = pool.sampler.num_speculative_tokens if pool.sampler is not None else 0
+    steps = StepLog(len(pool.timer.windows), full_step_rows, pool.rule is not None)
+    return RunLog(stream, steps, positions, progress)
+
+
+class FleetRun:
+    """One run of a fleet, from the first arrival to the last token."""
+
+    def __init__(self, fleet: Fleet, log: RunLog) -> None:
+        self.log = log
+        self.exact: dict[int, ExactReplica] = {}
+        """Replicas on the step-by-step path, by number."""
+        self._env = env = simpy.Environment()
+        self._resumed: dict[int, Sequence] = {}
+        served = log.admit(fleet.refusal)
+        self._router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, fleet.mixed)
+        self._transfers = self._make_transfers(fleet) if fleet.links else None
+        self._feeds = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
+        roles = [pool.role for pool in fleet.replicas]
+        if self._transfers is not None:
+            decode = [feed for feed, role in zip(self._feeds, roles, strict=True) if role == "decode"]
+            self._transfers.start(self._feeds, decode, self.exact)
+        self._router.start([feed for feed, role in zip(self._feeds, roles, strict=True) if role != "decode"])
+        if fleet.faults is not None:
+            for index in range(len(self._feeds)):
+                self._break_down(fleet.faults, index)
+        env.run(until=self._router.done)
+        log.settle()
+
+    def _make_transfers(self, fleet: Fleet) -> Transfers:
+        names = [pool.name for pool in fleet.replicas]
+
+        def link_of(source: int, target: int) -> KvLink:
+            return fleet.links[names[source], names[target]]
+
+        decode_policy = policy(fleet.decode_routing, fleet.router, self.log)
+        samples_first = next(iter(fleet.links.values())).samples_first
+        return Transfers(self._env, self.log, link_of, samples_first, decode_policy)
+
+    def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> RoutedFeed:
+        env, log, router, transfers = self._env, self.log, self._router, self._transfers
+        left = transfers.left if transfers is not None and pool.role == "decode" else router.left
+        feed = RoutedFeed(env, index, log, pool.limits, left, router.ended)
+        if fleet.fast:
+            fast = pool.fast_replica(env, index, feed, log)
+            feed.cached_tokens = fast.cached_tokens
+            feed.process = env.process(fast.serve())
+        else:
+            exact = self.exact[index] = pool.exact_replica(env, index, feed, log, self._resumed, transfers)
+            feed.cached_tokens = exact.cached_tokens
+            feed.process = env.process(exact.serve())
+        return feed
+
+    def _break_down(self, faults: Faults, index: int) -> None:
+        feed, replica = self._feeds[index], self.exact[index]
+        if isinstance(replica, PipelinedReplica):
+            raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
+
+        def fail() -> None:
+            feed.down = True
+            if self._transfers is not None:
+                self._transfers.failed(index)
+            assert feed.process is not None
+            handed_on = {sequence.index for sequence in replica.scheduler.held}
+            lost = replica.fail(feed.process, feed.lose())
+            for sequence in lost:
+                self._resumed[sequence.index] = sequence.restarted()
+                if sequence.index not in handed_on:
+                    feed.left(sequence.index)
+            self._router.failed(feed)
+            self._router.restart([sequence.index for sequence in lost])
+
+        def recover() -> None:
+            feed.down = False
+            replica.recover()
+            self._router.changed()
+            if self._transfers is not None:
+                self._transfers.changed()
+
+        self._env.process(break_down(self._env, faults.of(index), fail, recover))

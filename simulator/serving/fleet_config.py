@@ -1,0 +1,102 @@
+"""The ``router``, ``pools``, ``kv_transfer`` and ``faults`` sections of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from simulator.settings import PositiveFloat, PositiveInt, Section, Share
+
+Routing = Literal["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
+Role = Literal["both", "prefill", "decode"]
+PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class RouterConfig(Section):
+    """Parameters of the routing policies, and how much the router lets in."""
+
+    overlap_weight: NonNegativeFloat = 1.0
+    """kv-aware: weight of the blocks to prefill against the blocks in use (Dynamo's ``overlap_score_weight``)."""
+    cache_threshold: Share = 0.3
+    """prefix-aware: share of the prompt from which on a match decides (SGLang router's ``cache-threshold``)."""
+    balance_abs_threshold: PositiveInt = 64
+    """prefix-aware: outstanding requests between the busiest and the idlest replica beyond which load decides."""
+    balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+    """prefix-aware: and the factor between the two beyond which load decides."""
+    max_outstanding: PositiveInt | None = None
+    """Most requests that a replica holds, waiting and running; default: no limit."""
+    when_full: Literal["queue", "refuse"] = "queue"
+    """What happens to a request when every replica holds ``max_outstanding``: it waits at the router, or it fails."""
+    max_queue: Annotated[int, Field(ge=0)] | None = None
+    """Most requests that wait at the router; those beyond fail. Default: no limit."""
+
+    @model_validator(mode="after")
+    def _queue_has_a_use(self) -> RouterConfig:
+        if self.max_outstanding is None:
+            for name in ("when_full", "max_queue"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} needs max_outstanding")
+        if self.when_full == "refuse" and self.max_queue is not None:
+            raise ValueError("max_queue is about when_full: queue; remove one of the two")
+        return self
+
+
+class PoolConfig(Section):
+    """Replicas that differ from the scenario's own ``hardware`` and ``engine`` in the fields given here."""
+
+    role: Role = "both"
+    """``prefill`` computes prompts and hands their KV over to ``decode``; ``both`` does all of it."""
+    hardware: dict[str, Any] = Field(default_factory=dict)
+    """Fields of ``hardware`` that this pool overrides."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Fields of ``engine`` that this pool overrides."""
+    usd_per_chip_hour: PositiveFloat | None = None
+    """Price of this pool's chips; default: ``prices.usd_per_chip_hour``."""
+
+
+class KvTransferConfig(Section):
+    """How a prompt's KV travels from a prefill replica to a decode replica."""
+
+    link: str | None = None
+    """Catalogue name or path of the link; default: the prefill chip's scale-out link."""
+    links: PositiveInt | None = None
+    """Links that carry one transfer together; default: one per chip, of the smaller of the two replicas."""
+    first_token: Literal["prefill", "decode"] | None = None
+    """Who delivers the first token. ``prefill`` samples it and hands it on (SGLang, TensorRT-LLM); under ``decode`` the
+    decode replica computes the last prompt token again and samples (vLLM). Default: as ``engine.framework`` does."""
+    routing: Routing = "least-outstanding"
+    """How prompts that are done are spread over the decode replicas."""
+
+
+class FaultEvent(Section):
+    """A replica is down for a while."""
+
+    replica: Annotated[int, Field(ge=0)]
+    """Number of the replica, from 0, counted through the pools in their order."""
+    at_s: NonNegativeFloat
+    down_s: PositiveFloat
+
+
+class FaultsConfig(Section):
+    """Replica failures; what a replica was working on starts again elsewhere, its delivered tokens kept."""
+
+    events: tuple[FaultEvent, ...] = Field(default=(), strict=False)
+    mtbf_s: PositiveFloat | None = None
+    """Mean time between failures of one replica, exponentially distributed; default: none but ``events``."""
+    mttr_s: PositiveFloat | None = None
+    """Mean time to repair, exponentially distributed."""
+
+    @model_validator(mode="after")
+    def _both_means(self) -> FaultsConfig:
+        if (self.mtbf_s is None) != (self.mttr_s is None):
+            raise ValueError("mtbf_s and mttr_s go together")
+        if not self.events and self.mtbf_s is None:
+            raise ValueError("give events, or mtbf_s and mttr_s")
+        ends: dict[int, float] = {}
+        for event in sorted(self.events, key=lambda event: event.at_s):
+            if event.at_s < ends.get(event.replica, 0.0):
+                raise ValueError(f"events: replica {event.replica} fails at {event.at_s} s while it is down")
+            ends[event.replica] = event.at_s + event.down_s
+        return self

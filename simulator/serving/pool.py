@@ -1,0 +1,122 @@
+"""Equal replicas: what each can hold and do, and how one is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import simpy
+
+from simulator.errors import ForerunError
+from simulator.serving.batching import SCHEDULERS
+from simulator.serving.drafting import DraftingRule
+from simulator.serving.exact import ExactReplica, Handover
+from simulator.serving.fast import FastReplica
+from simulator.serving.feed import Feed
+from simulator.serving.fleet_config import Role
+from simulator.serving.limits import EngineLimits
+from simulator.serving.log import RunLog
+from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
+from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
+from simulator.serving.scheduler import Scheduler
+from simulator.serving.sequence import Sequence
+from simulator.serving.swap import SwapSpace
+from simulator.speculation import AcceptanceSampler
+from simulator.timing import EngineTimer, StagedTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Equal replicas and the part of the work that they do."""
+
+    replicas: int
+    scheduler: str
+    stepping: str
+    limits: EngineLimits
+    timer: EngineTimer
+    sampler: AcceptanceSampler | None = None
+    prefix_caching: bool = False
+    swap: SwapSpace | None = None
+    rule: DraftingRule | None = None
+    name: str = "all"
+    role: Role = "both"
+    chips: int = 1
+    """Of one replica."""
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast path can run these replicas."""
+        limits = self.limits
+        return (
+            self.stepping == "fast"
+            and self.scheduler == "vllm-v1"
+            and self.swap is None
+            and self.role == "both"
+            and not isinstance(self.timer, StagedTimer)
+            and (self.rule is None or self.rule.by_batch_alone)
+            and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
+        )
+
+    def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
+        """Why a request can never be served here, or None when it can."""
+        if self.role != "prefill":
+            return self.limits.refusal(input_tokens, output_tokens)
+        # A request that starts again after a failure has its delivered tokens behind its prompt.
+        return self.limits.refusal(input_tokens + output_tokens - 1, 1)
+
+    def fast_replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> FastReplica:
+        """A replica that advances from event to event."""
+        cache = self._cache(log)
+        return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, self.rule)
+
+    def exact_replica(
+        self,
+        env: simpy.Environment,
+        index: int,
+        feed: Feed,
+        log: RunLog,
+        resumed: dict[int, Sequence] | None = None,
+        handover: Handover | None = None,
+    ) -> ExactReplica:
+        """A replica that advances step by step; with pipeline stages, batch by batch.
+
+        Raises:
+            ForerunError: replicas with pipeline stages have no part in hand-over, failures or swapping.
+        """
+        if isinstance(self.timer, StagedTimer):
+            if handover is not None or self.swap is not None or self.rule is not None or self.role != "both":
+                raise ForerunError(
+                    f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
+                    f"number of tokens and recompute what they preempt"
+                )
+            scheduler = PipelinedScheduler(self.limits, self._cache(log))
+            return PipelinedReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log)
+
+        def make_scheduler() -> Scheduler:
+            return SCHEDULERS[self.scheduler](self.limits, self._cache(log), self.swap)
+
+        return ExactReplica(
+            env,
+            index,
+            feed,
+            make_scheduler,
+            self.timer,
+            self.limits,
+            self.sampler,
+            log,
+            self.rule,
+            resumed,
+            self.role == "prefill",
+            handover,
+        )
+
+    def _cache(self, log: RunLog) -> NoPrefixCache:
+        hashes = log.stream.prefix_hashes
+        if hashes is None or not self.prefix_caching:
+            return NoPrefixCache()
+        if hashes.block_tokens % self.limits.block_size:
+            raise ForerunError(
+                f"engine.block_size: blocks of {self.limits.block_size} tokens cannot cache prefix hashes of "
+                f"{hashes.block_tokens} tokens; choose a divisor of it, or enable_prefix_caching: false"
+            )
+        outputs = log.output_tokens if log.stream.answers_hashed else None
+        return PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs)

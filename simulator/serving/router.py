@@ -1,0 +1,207 @@
+"""The router: hands each request to a replica when it arrives, or keeps it until one can take it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+
+import simpy
+
+from simulator.errors import ForerunError
+from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.feed import RoutedFeed
+from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.log import RunLog
+from simulator.serving.routing import Policy
+
+MOST_RESTARTS = 10_000
+"""Restarts of one request after which failures are taken for too frequent to ever let it end."""
+
+
+class Router:
+    """Hands out requests after all completions of an instant.
+
+    Args:
+        env: simulated time.
+        log: where arrivals and refusals go.
+        requests: those that can be served, in order of arrival.
+        policy: who gets what.
+        config: admission limits.
+        mixed: whether replicas differ in what they can serve.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        log: RunLog,
+        requests: Sequence[int],
+        policy: Policy,
+        config: RouterConfig,
+        mixed: bool = False,
+    ) -> None:
+        self.done = env.event()
+        """Happens when every request has ended."""
+        self._env = env
+        self._log = log
+        self._requests = requests
+        self._policy = policy
+        self._config = config
+        self._mixed = mixed
+        self._ports: list[RoutedFeed] = []
+        self._open: list[RoutedFeed] = []
+        """Replicas that are up."""
+        self._max_concurrency = log.stream.max_concurrency
+        self._next = 0
+        """Requests of a closed loop that were sent."""
+        self._due: list[int] = []
+        """New requests to send in this instant."""
+        self._followers = _followers(log, requests)
+        """The request that follows each, where there is one."""
+        self._called = False
+        """Whether the router acts in this instant."""
+        self._queue: deque[int] = deque()
+        """Requests that wait here; those that start again first."""
+        self._restarts: dict[int, int] = {}
+
+    def start(self, ports: Sequence[RoutedFeed]) -> None:
+        """Begin to hand out requests to these replicas."""
+        self._ports = list(ports)
+        self._open = list(ports)
+        if not self._requests:
+            self.done.succeed()
+        elif self._max_concurrency is None:
+            self._env.process(self._arrivals())
+        else:
+            self._next = min(self._max_concurrency, len(self._requests))
+            self._due += self._requests[: self._next]
+            self.call()
+
+    def call(self) -> None:
+        """Let the router act in this instant, after all completions."""
+        if not self._called:
+            self._called = True
+            phase = Phase(self._env, ROUTE)
+            assert phase.callbacks is not None
+            phase.callbacks.append(self._send)
+
+    def left(self, request: int, port: RoutedFeed) -> None:
+        """A request no longer occupies a replica."""
+        self._policy.left(request, port)
+        if self._queue:
+            self.call()
+
+    def ended(self, request: int) -> None:
+        """A request has ended, whichever way."""
+        if self._log.completed == len(self._log.stream):
+            self.done.succeed()
+        elif self._max_concurrency is not None:
+            if self._next < len(self._requests):
+                self._announce(self._requests[self._next])
+                self._next += 1
+        elif request in self._followers:
+            follower = self._followers[request]
+            assert self._log.stream.think_s is not None
+            turn = self._env.timeout(float(self._log.stream.think_s[follower]), follower)
+            assert turn.callbacks is not None
+            turn.callbacks.append(self._next_turn)
+
+    def restart(self, requests: Iterable[int]) -> None:
+        """Requests of a replica that failed: they go out again before any other.
+
+        Raises:
+            ForerunError: one of them was restarted so often that it may never end.
+        """
+        again = sorted(requests)
+        for request in again:
+            self._log.restarts[request] += 1
+            if self._log.restarts[request] > MOST_RESTARTS:
+                raise ForerunError(
+                    f"faults: request {request} was started {MOST_RESTARTS} times without ending; replicas fail too "
+                    f"often to compute its prompt; raise mtbf_s"
+                )
+        self._queue.extendleft(reversed(again))
+        self.call()
+
+    def failed(self, port: RoutedFeed) -> None:
+        """A replica has failed: its caches are lost."""
+        self._policy.failed(port)
+        self.changed()
+
+    def changed(self) -> None:
+        """A replica failed or came back."""
+        self._open = [port for port in self._ports if not port.down]
+        self.call()
+
+    def _arrivals(self) -> Generator[simpy.Event]:
+        """Announce each arrival of an open loop at its time."""
+        follow = set(self._followers.values())
+        for request in self._requests if not follow else [r for r in self._requests if r not in follow]:
+            arrival = self._log.arrival_s[request]
+            if arrival > self._env.now:
+                yield self._env.timeout(arrival - self._env.now)
+            self._announce(request)
+
+    def _next_turn(self, event: simpy.Event) -> None:
+        """A user has thought."""
+        request = event.value
+        assert isinstance(request, int)
+        self._announce(request)
+
+    def _announce(self, request: int) -> None:
+        """A request arrives now."""
+        self._due.append(request)
+        self.call()
+
+    def _send(self, event: simpy.Event) -> None:
+        """Hand out what waits and what is due now."""
+        self._called = False
+        queue = self._queue
+        while queue:
+            if not self._hand_out(queue[0]):
+                break
+            queue.popleft()
+        due, self._due = self._due, []
+        dynamic = self._max_concurrency is not None or bool(self._followers)
+        for request in due:
+            if dynamic:
+                self._log.arrival_s[request] = self._env.now
+            if queue or not self._hand_out(request):
+                self._keep(request)
+
+    def _hand_out(self, request: int) -> bool:
+        """Give a request to a replica; False when none can take it now."""
+        ports = self._open
+        most = self._config.max_outstanding
+        if most is not None:
+            ports = [port for port in ports if port.outstanding < most]
+        if self._mixed:
+            prompt, output = self._log.input_tokens[request], self._log.output_tokens[request]
+            ports = [port for port in ports if port.limits.refusal(prompt, output) is None]
+        if not ports:
+            return False
+        self._policy.choose(request, ports).put(request)
+        return True
+
+    def _keep(self, request: int) -> None:
+        """A new request that no replica can take: it waits here, or is refused."""
+        config = self._config
+        if config.when_full == "refuse" and self._open:
+            self._refuse(request, f"every replica held router.max_outstanding {config.max_outstanding} requests")
+        elif config.max_queue is not None and len(self._queue) >= config.max_queue:
+            self._refuse(request, f"router.max_queue {config.max_queue} requests waited already")
+        else:
+            self._queue.append(request)
+
+    def _refuse(self, request: int, reason: str) -> None:
+        self._log.refuse(request, reason)
+        self.ended(request)
+
+
+def _followers(log: RunLog, requests: Sequence[int]) -> dict[int, int]:
+    """The request that each of ``requests`` is followed by, where both can be served."""
+    follows = log.stream.follows
+    if follows is None:
+        return {}
+    served = set(requests)
+    pairs = zip(follows.tolist(), range(len(follows)), strict=True)
+    return {before: request for before, request in pairs if before in served and request in served}

@@ -1,0 +1,174 @@
+"""Routing policies: which replica gets the next request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from simulator.serving.feed import RoutedFeed
+from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.log import RunLog
+
+
+class Policy(Protocol):
+    """Chooses among replicas; asked once for every request that is handed out."""
+
+    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+        """The replica, of those in ``ports`` (never empty), that gets ``request``; it is handed over at once."""
+
+    def left(self, request: int, port: RoutedFeed) -> None:
+        """``request`` no longer occupies ``port``: it ended, was handed on, or the replica failed."""
+
+    def failed(self, port: RoutedFeed) -> None:
+        """A replica has lost its cache."""
+
+
+class RoundRobin:
+    """In turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+        """The next of the replicas that can take requests."""
+        chosen = ports[self._next % len(ports)]
+        self._next += 1
+        return chosen
+
+    def left(self, request: int, port: RoutedFeed) -> None:
+        """Load plays no part."""
+
+    def failed(self, port: RoutedFeed) -> None:
+        """Caches play no part."""
+
+
+class LeastOutstanding(RoundRobin):
+    """The replica with the fewest requests that it has not ended; the first of equals."""
+
+    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+        """The least loaded replica."""
+        return min(ports, key=_outstanding)
+
+
+class PrefixAware(RoundRobin):
+    """The replica that was sent the longest start of this prompt before, unless load is out of balance.
+
+    Load is out of balance when the busiest replica holds more than ``balance_abs_threshold`` requests more than the
+    idlest and more than ``balance_rel_threshold`` times as many; then the idlest gets the request. Otherwise the
+    longest match gets it if it covers more than ``cache_threshold`` of the prompt, and if not, the replica with the
+    smallest table (then the idlest). The tables are the router's own record of what it sent where, least recently
+    used first out, each as large as its replica's KV cache.
+
+    Source: SGLang router documentation, "Cache-Aware Load-Balancing Router".
+    """
+
+    def __init__(self, config: RouterConfig, log: RunLog) -> None:
+        super().__init__()
+        self._config = config
+        self._hashes = log.stream.prefix_hashes
+        self._input_tokens = log.input_tokens
+        self._tables: dict[int, OrderedDict[int, None]] = {}
+
+    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+        """The replica with the longest match, or the idlest."""
+        loads = [port.outstanding for port in ports]
+        most, least = max(loads), min(loads)
+        config, prompt = self._config, self._input_tokens[request]
+        units = [] if self._hashes is None else self._hashes.of(request).tolist()
+        if most - least > config.balance_abs_threshold and most > config.balance_rel_threshold * least:
+            chosen = ports[loads.index(least)]
+        else:
+            matches = [self._match(port, units, prompt) for port in ports]
+            longest = max(matches)
+            if longest > config.cache_threshold * prompt:
+                best = [port for port, match in zip(ports, matches, strict=True) if match == longest]
+                chosen = min(best, key=_outstanding)
+            else:
+                chosen = min(ports, key=lambda port: (len(self._tables.get(port.index, ())), port.outstanding))
+        self._record(chosen, units)
+        return chosen
+
+    def failed(self, port: RoutedFeed) -> None:
+        """Its table is void."""
+        self._tables.pop(port.index, None)
+
+    def _match(self, port: RoutedFeed, units: list[int], prompt: int) -> int:
+        table = self._tables.get(port.index)
+        if not table or self._hashes is None:
+            return 0
+        found = next((i for i, unit in enumerate(units) if unit not in table), len(units))
+        return min(found * self._hashes.block_tokens, prompt)
+
+    def _record(self, port: RoutedFeed, units: list[int]) -> None:
+        if self._hashes is None:
+            return
+        table = self._tables.setdefault(port.index, OrderedDict())
+        for unit in reversed(units):
+            table[unit] = None
+            table.move_to_end(unit)
+        while len(table) * self._hashes.block_tokens > max(port.capacity_tokens, self._hashes.block_tokens):
+            table.popitem(last=False)
+
+
+class KvAware(RoundRobin):
+    """The replica with the lowest ``overlap_weight * prefill_blocks + decode_blocks``; the first of equals.
+
+    ``prefill_blocks`` are the prompt blocks that the replica would still have to compute: of this request beyond what
+    its KV cache holds now, and of those it was sent and that have no first token yet. ``decode_blocks`` are the prompt
+    blocks of everything outstanding there, this request included. Blocks that requests share are counted for each.
+
+    Source: NVIDIA Dynamo documentation, "Router Design", cost calculation.
+    """
+
+    def __init__(self, config: RouterConfig, log: RunLog) -> None:
+        super().__init__()
+        self._weight = config.overlap_weight
+        self._input_tokens = log.input_tokens
+        self._first_token_s = log.first_token_s
+        self._held: dict[int, int] = {}
+        """Prompt tokens outstanding, by replica."""
+        self._pending: dict[int, dict[int, int]] = {}
+        """Prompt tokens to compute of requests without a first token, by replica and request."""
+
+    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+        """The cheapest replica."""
+        prompt = self._input_tokens[request]
+        new = [prompt - port.cached_tokens(request) for port in ports]
+        costs = [
+            (self._weight * (self._prefilling(port) + tokens) + self._held.get(port.index, 0) + prompt)
+            / port.block_size
+            for port, tokens in zip(ports, new, strict=True)
+        ]
+        best = min(range(len(ports)), key=lambda i: (costs[i], ports[i].outstanding))
+        index = ports[best].index
+        self._held[index] = self._held.get(index, 0) + prompt
+        self._pending.setdefault(index, {})[request] = new[best]
+        return ports[best]
+
+    def left(self, request: int, port: RoutedFeed) -> None:
+        """Its blocks are free."""
+        self._held[port.index] -= self._input_tokens[request]
+        self._pending[port.index].pop(request, None)
+
+    def _prefilling(self, port: RoutedFeed) -> int:
+        """Prompt tokens that the replica has still to compute."""
+        pending = self._pending.get(port.index)
+        if not pending:
+            return 0
+        for request in [r for r in pending if self._first_token_s[r] == self._first_token_s[r]]:
+            del pending[request]
+        return sum(pending.values())
+
+
+def policy(name: str, config: RouterConfig, log: RunLog) -> Policy:
+    """The policy called ``name`` for one run."""
+    if name == "round-robin":
+        return RoundRobin()
+    if name == "least-outstanding":
+        return LeastOutstanding()
+    return PrefixAware(config, log) if name == "prefix-aware" else KvAware(config, log)
+
+
+def _outstanding(port: RoutedFeed) -> int:
+    return port.outstanding

@@ -1,0 +1,217 @@
+"""From prefill to decode replicas: who gets a finished prompt, when its KV may travel, and how long that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import simpy
+
+from simulator.serving.clock import ROUTE, Phase, on_grid
+from simulator.serving.exact import ExactReplica
+from simulator.serving.feed import RoutedFeed
+from simulator.serving.log import RunLog
+from simulator.serving.routing import Policy
+from simulator.serving.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class KvLink:
+    """What carries KV out of one prefill replica."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    """Of all links of the replica together."""
+    bytes_per_token: float
+    """KV of one token, all layers, all chips of a replica."""
+    samples_first: bool
+    """Whether the prefill replica delivers the first token."""
+
+    def seconds(self, tokens: int) -> float:
+        """Seconds to move the KV of ``tokens`` tokens: ``latency + tokens * bytes_per_token / bandwidth``."""
+        return self.latency_s + tokens * self.bytes_per_token / self.bandwidth_bytes_per_s
+
+
+@dataclass(slots=True, eq=False)
+class _Journey:
+    """One prompt on its way from a prefill replica to a decode replica."""
+
+    source: ExactReplica
+    sequence: Sequence
+    """As the source holds it."""
+    ready_s: float
+    port: RoutedFeed | None = None
+    """The decode replica it goes to, once chosen."""
+    seen_s: float = 0.0
+    """When the engine there sees it."""
+    incoming: Sequence | None = None
+    """As the decode replica knows it, once that has reserved its blocks."""
+    cancelled: bool = field(default=False)
+
+
+class Transfers:
+    """Prompts wait in their prefill replica until a decode replica has reserved blocks for them.
+
+    Decode replicas are chosen when the prompt is done, and asked then: the request passes their front end as any other
+    (vLLM's and TensorRT-LLM's proxies work so). They reserve in that order; a prefill replica sends one prompt after
+    the other. Its blocks are free when the KV has arrived: a full decode pool so holds back the prefill pool.
+
+    Args:
+        env: simulated time.
+        log: what is counted.
+        link_of: the link of each prefill replica, by its number, to a decode replica.
+        policy: who decodes what.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        log: RunLog,
+        link_of: Callable[[int, int], KvLink],
+        samples_first: bool,
+        policy: Policy,
+    ) -> None:
+        self.samples_first = samples_first
+        self._env = env
+        self._log = log
+        self._link_of = link_of
+        self._policy = policy
+        self._ports: list[RoutedFeed] = []
+        self._replicas: dict[int, ExactReplica] = {}
+        self._feeds: Seq[RoutedFeed] = ()
+        self._waiting: list[_Journey] = []
+        """Prompts without reserved blocks, in the order in which they were done."""
+        self._moving: list[_Journey] = []
+        self._free_s: dict[int, float] = {}
+        """When the link of each prefill replica is free."""
+        self._called = False
+
+    def start(self, feeds: Seq[RoutedFeed], decode: Iterable[RoutedFeed], replicas: dict[int, ExactReplica]) -> None:
+        """Serve these replicas."""
+        self._feeds = feeds
+        self._ports = list(decode)
+        self._replicas = replicas
+
+    def left(self, request: int, port: RoutedFeed) -> None:
+        """A request no longer occupies a decode replica."""
+        self._policy.left(request, port)
+
+    def prompt_done(self, source: ExactReplica, sequence: Sequence) -> None:
+        """The KV of a prompt is complete and waits in ``source``."""
+        self._feeds[source.index].left(sequence.index)
+        self._waiting.append(_Journey(source, sequence, self._env.now))
+        self._call()
+
+    def blocks_freed(self, replica: ExactReplica) -> None:
+        """A decode replica may have room for another."""
+        if self._waiting:
+            self._call()
+
+    def failed(self, index: int) -> None:
+        """A replica is about to lose its caches: what it was to send is dropped, what it was to receive goes elsewhere.
+
+        A prompt on its way is whole in its source until it has arrived, so the loss of its receiver costs no more than
+        another transfer.
+        """
+        for journey in [*self._waiting, *self._moving]:
+            if journey.source.index == index:
+                self._take_back(journey)
+            elif journey.port is not None and journey.port.index == index:
+                self._take_back(journey)
+                self._waiting.append(_Journey(journey.source, journey.sequence, journey.ready_s))
+        self._waiting.sort(key=lambda journey: (journey.ready_s, journey.sequence.index))
+        self._free_s.pop(index, None)
+        self._call()
+
+    def changed(self) -> None:
+        """A replica is back."""
+        self._call()
+
+    def _take_back(self, journey: _Journey) -> None:
+        """Nothing of a journey has happened; what was reserved for it is free."""
+        journey.cancelled = True
+        (self._waiting if journey in self._waiting else self._moving).remove(journey)
+        if journey.port is not None:
+            if journey.incoming is not None:
+                self._replicas[journey.port.index].scheduler.cancel(journey.incoming)
+            journey.port.left(journey.sequence.index)
+            journey.port.wake()
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            phase = Phase(self._env, ROUTE)
+            assert phase.callbacks is not None
+            phase.callbacks.append(self._match)
+
+    def _match(self, event: simpy.Event) -> None:
+        """Choose decode replicas, and let those reserve that have room, first come first served at each."""
+        self._called = False
+        up = [port for port in self._ports if not port.down]
+        if not up:
+            return
+        full: set[int] = set()
+        left = []
+        for journey in self._waiting:
+            if journey.port is None:
+                journey.port = self._policy.choose(journey.sequence.index, up)
+                journey.port.outstanding += 1
+                self._announce(journey, journey.port)
+            if journey.seen_s > self._env.now:
+                left.append(journey)
+            elif journey.port.index in full or not self._reserve(journey):
+                full.add(journey.port.index)
+                left.append(journey)
+        self._waiting = left
+
+    def _announce(self, journey: _Journey, port: RoutedFeed) -> None:
+        """The decode replica's front end gets the request; look again when it is through."""
+        now = self._env.now
+        journey.seen_s = port.announce(journey.sequence.index)
+        if journey.seen_s > now:
+            seen = self._env.timeout(journey.seen_s - now)
+            # The time by this clock, which may differ in the last bit.
+            journey.seen_s = now + (journey.seen_s - now)
+            assert seen.callbacks is not None
+            seen.callbacks.append(self._look)
+
+    def _look(self, event: simpy.Event) -> None:
+        self._call()
+
+    def _reserve(self, journey: _Journey) -> bool:
+        """Blocks at the decode replica and a time on the link, if there is room."""
+        assert journey.port is not None
+        incoming = journey.sequence.restarted()
+        spared = self._replicas[journey.port.index].scheduler.reserve(incoming)
+        if spared is None:
+            return False
+        journey.incoming = incoming
+        source, now = journey.source.index, self._env.now
+        tokens = incoming.known_tokens - 1 - spared
+        start = max(now, self._free_s.get(source, 0.0))
+        end = start + on_grid(self._link_of(source, journey.port.index).seconds(tokens))
+        self._free_s[source] = end
+        self._moving.append(journey)
+        arrival = self._env.timeout(end - now, journey)
+        assert arrival.callbacks is not None
+        arrival.callbacks.append(self._arrived)
+        self._log.transferred_tokens += tokens
+        return True
+
+    def _arrived(self, event: simpy.Event) -> None:
+        """The KV is there: the source's blocks are free, the decode replica may go on."""
+        journey = event.value
+        assert isinstance(journey, _Journey)
+        if journey.cancelled:
+            return
+        assert journey.port is not None
+        assert journey.incoming is not None
+        self._moving.remove(journey)
+        journey.source.scheduler.let_go(journey.sequence)
+        self._feeds[journey.source.index].wake()
+        self._replicas[journey.port.index].scheduler.arrive(journey.incoming, self._env.now)
+        self._log.replica[journey.sequence.index] = journey.port.index
+        self._log.transfers += 1
+        self._log.transfer_s += self._env.now - journey.ready_s
+        journey.port.wake()

@@ -1,0 +1,100 @@
+"""Replays of served runs and engine steps in the app: found by content, shown as they were written, made anew."""
+
+import json
+import multiprocessing
+
+import pytest
+
+pytest.importorskip("dash")
+
+from dashboards.app.context import Context
+from dashboards.app.jobs import Jobs
+from dashboards.app.pages.replay import SERVED, compute
+from dashboards.app.served import Served
+from dashboards.app.served_replays import document_of, replay_task
+from simulator.errors import ForerunError
+
+RUNS = """run,model,chip,framework,tensor_parallel,request_rate,process,input_tokens,output_tokens,num_requests,\
+mean_ttft_ms,mean_tpot_ms,output_throughput
+slow,llama-3.1-8b,h100-sxm,vllm,1,2,poisson,128,32,20,20,8,60
+fast,llama-3.1-8b,h100-sxm,vllm,1,8,poisson,128,32,20,25,9,240
+"""
+STEPS = "decode_seqs,decode_kv_tokens,measured_s\n4,2000,0.01\n64,64000,0.02\n"
+
+
+@pytest.fixture
+def context(tmp_path):
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "bench.csv").write_text(RUNS)
+    (folder / "steps.csv").write_text(STEPS)
+    (folder / "notes.csv").write_text("a,b\n1,2\n")
+    (folder / "plan.json").write_text("{}")
+    session = tmp_path / "session"
+    session.mkdir()
+    jobs = Jobs(session)
+    yield Context(Served([folder], session), jobs)
+    jobs.close()
+
+
+def made(context, label):
+    task = replay_task(context.served, label, "llama-3.1-8b", "h100-sxm", "vllm", 1)
+    told = []
+    task(context.served.session / "made", lambda done, total: told.append((done, total)))
+    return told
+
+
+def shown(context):
+    return compute(context, {"view": SERVED, "replay": "this session/made"})
+
+
+def test_measured_files_are_found_by_content(context):
+    assert {label: steps for label, (_, steps) in context.served.measured().items()} == {
+        "bench.csv": False,
+        "steps.csv": True,
+    }
+
+
+def test_a_replay_of_runs_shows_every_measured_metric(context):
+    assert made(context, "bench.csv")[-1] == (2, 2)
+    _, figures = shown(context)
+    assert set(figures) == {"mean_ttft_ms", "mean_tpot_ms", "output_throughput"}
+    points = figures["mean_tpot_ms"].data[0]
+    assert list(points.x) == [8.0, 9.0]
+    document = document_of(context.served, "this session/made")
+    assert list(points.y) == [run["predicted"]["mean_tpot_ms"] for run in document["runs"]]
+    assert document["sources"] == ["bench.csv"]
+
+
+def test_a_replay_of_steps_shows_every_step(context):
+    made(context, "steps.csv")
+    parts, figures = shown(context)
+    assert set(figures) == {"step_ms"}
+    assert list(figures["step_ms"].data[0].x) == [10.0, 20.0]
+    assert parts["basis"] is not None
+
+
+@pytest.mark.parametrize("label", ["../served/bench.csv", "/etc/passwd", "notes.csv", ""])
+def test_only_served_files_are_replayed(context, label):
+    with pytest.raises(ForerunError, match="no measured runs or steps"):
+        replay_task(context.served, label, "llama-3.1-8b", "h100-sxm", "vllm", 1)
+
+
+@pytest.mark.parametrize(("text", "said"), [("[]", "not what forerun replay"), ("{", "not JSON")])
+def test_a_faulty_replay_is_one_sentence(context, text, said):
+    folder = context.served.session / "made"
+    folder.mkdir()
+    (folder / "replay.json").write_text(text)
+    with pytest.raises(ForerunError, match=said):
+        shown(context)
+    with pytest.raises(ForerunError, match="no replay here yet"):
+        compute(context, {"view": SERVED, "replay": None})
+
+
+def test_a_background_task_may_use_processes_of_its_own(context):
+    task = replay_task(context.served, "bench.csv", "llama-3.1-8b", "h100-sxm", "vllm", 1)
+    token = context.jobs.start(task, "replay bench")
+    while (view := context.jobs.look(token)).state == "running":
+        multiprocessing.connection.wait([], 0.05)
+    assert view.message == ""
+    assert len(json.loads((view.folder / "replay.json").read_text())["runs"]) == 2

@@ -1,0 +1,91 @@
+"""Inside the steps of a trace: lanes tile their steps, kernels fill the device time, every chip does the same."""
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import pytest
+
+from simulator.metrics.timeline import FIRST_REPLICA_PID, timeline_events
+from simulator.metrics.timeline_detail import DRAFT_TRACK, FIRST_CHIP_TRACK, HOST_TRACK, VERIFY_TRACK, layer_order
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.timing.step_kernels import StepKernel
+
+BASE = {
+    "model": "llama-3.2-1b",
+    "hardware": {"chip": "h100-sxm", "tensor_parallel": 2},
+    "workload": {"arrivals": {"process": "poisson", "request_rate": 20.0}, "input_tokens": 200, "output_tokens": 20,
+                 "num_requests": 12},
+}  # fmt: skip
+SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return simulate(scenario_from(BASE | {"speculation": SPECULATION}, "test"))
+
+
+def by_track(result):
+    tracks = defaultdict(list)
+    for event in timeline_events(result):
+        if event["ph"] == "X":
+            tracks[event["tid"]].append(event)
+    return tracks
+
+
+def test_slices_of_a_track_never_cross(result):
+    for track, events in by_track(result).items():
+        events.sort(key=lambda event: event["ts"])
+        for one, other in pairwise(events):
+            assert one["ts"] + one["dur"] <= other["ts"] + 2e-3, track
+        assert min(event["dur"] for event in events) >= 0
+
+
+def test_drafting_and_verifying_fill_their_steps(result):
+    tracks = by_track(result)
+    drafted = result.detail.draft_s > 0
+    assert len(tracks[DRAFT_TRACK]) == len(tracks[VERIFY_TRACK]) == drafted.sum() > 0
+    lanes = sum(event["dur"] for lane in (DRAFT_TRACK, VERIFY_TRACK) for event in tracks[lane])
+    assert lanes == pytest.approx(result.steps.seconds[drafted].sum() * 1e6, rel=1e-5)
+
+
+def test_kernels_of_every_chip_fill_the_sampled_steps(result):
+    tracks = by_track(result)
+    assert len(result.detail.sampled) >= 2
+    seconds = sum(result.steps.seconds[sample.row] for sample in result.detail.sampled)
+    chips = [[(e["name"], e["ts"], e["dur"]) for e in tracks[FIRST_CHIP_TRACK + chip]] for chip in range(2)]
+    assert chips[0] == chips[1]
+    assert FIRST_CHIP_TRACK + 2 not in tracks
+    host = sum(event["dur"] for event in tracks[HOST_TRACK])
+    kernels = sum(duration for _, _, duration in chips[0])
+    assert host + kernels == pytest.approx(seconds * 1e6, rel=0.01)
+    count = Counter()
+    for event in tracks[FIRST_CHIP_TRACK]:
+        count[event["name"]] += event["args"].get("kernels", 0)
+    layers = 16 * len(result.detail.sampled)
+    assert count["qkv_proj"] == count["down_proj"] == layers
+    assert count["layer all-reduce"] == 2 * layers
+
+
+def test_without_drafter_there_is_no_draft_lane():
+    plain = simulate(scenario_from(BASE, "test"))
+    assert plain.detail.draft_s is None
+    names = [event["args"]["name"] for event in timeline_events(plain) if event["name"] == "thread_name"]
+    assert "draft" not in names
+    assert "chip 1: kernels of sampled steps" in names
+    assert all(event["pid"] in (1, FIRST_REPLICA_PID) for event in timeline_events(plain))
+
+
+def test_layers_take_turns_and_keep_every_kernel():
+    def kernel(name, times):
+        return StepKernel(name, "gemm", "", times, 1.0, 0.0, 0.0, "memory")
+
+    names = ("embedding", 1), ("a", 3), ("b", 3), ("reduce", 6), ("a", 2), ("head", 1)
+    given = [kernel(name, times) for name, times in names]
+    ordered = layer_order(given)
+    assert [one.name for one in ordered[:5]] == ["embedding", "a", "b", "reduce", "a"]
+    assert ordered[-1].name == "head"
+    total = Counter()
+    for one in ordered:
+        total[one.name] += one.times
+    assert total == {"embedding": 1, "a": 5, "b": 3, "reduce": 6, "head": 1}

@@ -1,0 +1,67 @@
+"""``forerun selfcheck`` from end to end on a model that is all overhead, and without torch."""
+
+import json
+import sys
+
+import pytest
+
+from simulator.cli import main
+
+FIGURES = {"mean_tpot_ms", "mean_ttft_ms", "output_throughput"}
+
+
+def test_without_torch_one_line_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["selfcheck"]) == 2
+    told = capsys.readouterr()
+    assert "pip install 'forerun[measure]'" in told.err
+    assert told.err.count("\n") == 1
+    assert not told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--dtype", "fp61"], "no 'fp61'"),
+        (["--fail-above", "tpott=3"], "did you mean 'tpot'"),
+        (["--fail-above", "tpot=few"], "write FIGURE=PERCENT"),
+        (["--threads", "4096"], "more than the"),
+    ],
+)
+def test_bad_options_are_refused_by_name(arguments, told, capsys):
+    pytest.importorskip("torch")
+    assert main(["selfcheck", "--tiny", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_a_tiny_check_from_end_to_end(tmp_path, capsys):
+    pytest.importorskip("torch")
+    assert main(["selfcheck", "--tiny", "--dtype", "fp32", "--out", str(tmp_path), "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    plain, drafting = document["comparisons"]
+    assert (plain["speculation"], drafting["speculation"]) == ("none", "draft-model")
+    assert set(plain["figures"]) == FIGURES
+    assert set(drafting["figures"]) == FIGURES | {"spec_decode_acceptance_length"}
+    for one in document["comparisons"]:
+        for figure in one["figures"].values():
+            error = 100 * (figure["predicted"] / figure["measured"] - 1)
+            assert figure["measured"] > 0
+            assert figure["error_percent"] == pytest.approx(error)
+    assert document["batches"]["equal"] == document["batches"]["steps"] > 0
+    assert drafting["figures"]["spec_decode_acceptance_length"]["standard_errors_apart"] < 4
+    machine = document["machine"]
+    assert machine["dtype"] == "fp32"
+    assert machine["drift_percent"] >= 0
+    assert len(machine["reference_step_s"]) == 3
+    assert 0 <= document["host"]["step_s"] < 1
+    for name in ("kernels.csv", "profile.yaml", "scenario-none-0.json", "scenario-draft-model-0.json"):
+        assert (tmp_path / name).is_file()
+    capsys.readouterr()
+    moved = tmp_path.with_name("moved")
+    tmp_path.rename(moved)
+    assert main(["run", str(moved / "scenario-draft-model-0.json"), "--json", "-"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["summary"]["completed"] == 6
+    assert again["basis"] == "calibrated"

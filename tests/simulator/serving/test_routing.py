@@ -1,0 +1,167 @@
+"""Routing: documented costs, hits counted without the engine, fast and exact alike."""
+
+import numpy as np
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from stub_timers import LinearTimer
+from test_fast_equals_exact import TIMER, assert_same, conversations, limits, run_both
+
+from simulator.serving import Cluster, EngineLimits, RouterConfig, RunLog
+from simulator.serving.routing import KvAware, PrefixAware
+from simulator.workload import RequestStream
+from traces import PrefixHashes, read_requests, sample_path
+
+SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
+
+
+class Port:
+    """What a policy sees of a replica."""
+
+    def __init__(self, index, outstanding=0, cached=0, block_size=16, capacity_tokens=10**6):
+        self.index, self.outstanding, self.block_size = index, outstanding, block_size
+        self.capacity_tokens = capacity_tokens
+        self.cached_tokens = lambda request: cached
+
+
+def log_of(lists, per_unit=16, prompts=None):
+    prompts = np.array(prompts or [len(units) * per_unit for units in lists])
+    hashes = PrefixHashes.from_lists(lists, per_unit)
+    return RunLog(RequestStream(np.zeros(len(lists)), prompts, np.ones_like(prompts), None, hashes), None, 0)
+
+
+def test_kv_aware_cost_is_the_documented_example():
+    """Dynamo's "Router Design": prefill 8, 5, 2 and decode 10, 5, 9 blocks; the second worker wins at weight 1.
+
+    A prompt of 4 blocks: 4 - cached are new; the rest of the figures are what each worker has in flight.
+    """
+    lists = [[1, 2, 3, 4], *[[9] * n for n in (6, 1, 5)]]
+    log = log_of(lists)
+    router = KvAware(RouterConfig(), log)
+    idle = [Port(0, cached=0), Port(1, cached=0), Port(2, cached=64)]
+    for request, port in ((1, idle[0]), (2, idle[1]), (3, idle[2])):
+        router.choose(request, [port])
+    for request in (1, 2, 3):
+        log.first_token_s[request] = 1.0
+    # costs: 4 + (6 + 4) = 14, 4 + (1 + 4) = 9, 0 + (5 + 4) = 9
+    assert router.choose(0, idle) is idle[1], "the first of equals"
+    costly = KvAware(RouterConfig(overlap_weight=2.0), log)
+    for request, port in ((1, idle[0]), (2, idle[1]), (3, idle[2])):
+        costly.choose(request, [port])
+    assert costly.choose(0, idle) is idle[2], "a heavier overlap weight favours the cache"
+
+
+def test_kv_aware_counts_prompts_still_to_compute():
+    log = log_of([[1, 2], [3, 4], [5, 6]])
+    router = KvAware(RouterConfig(), log)
+    ports = [Port(0), Port(1, cached=16)]
+    assert router.choose(0, ports) is ports[1]
+    assert router.choose(1, ports) is ports[0], "the second replica still has a prompt to compute"
+    log.first_token_s[0] = 1.0
+    router.left(0, ports[1])
+    assert router.choose(2, ports) is ports[1]
+
+
+def test_prefix_aware_follows_the_longest_match_above_the_threshold():
+    lists = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 9], [5, 0, 0, 0]]
+    router = PrefixAware(RouterConfig(cache_threshold=0.3), log_of(lists))
+    ports = [Port(0), Port(1)]
+    assert router.choose(0, ports) is ports[0]
+    assert router.choose(1, ports) is ports[1], "no match: the smallest table"
+    assert router.choose(2, ports) is ports[0], "three quarters of the prompt were sent there"
+    assert router.choose(3, ports) is ports[1], "a quarter is below the threshold; the smaller table"
+
+
+def test_prefix_aware_yields_to_load_when_both_thresholds_are_passed():
+    lists = [[1, 2]] * 4
+    config = RouterConfig(balance_abs_threshold=10, balance_rel_threshold=2.0)
+    router = PrefixAware(config, log_of(lists))
+    ports = [Port(0), Port(1, outstanding=1)]
+    assert router.choose(0, ports) is ports[0]
+    ports[0].outstanding, ports[1].outstanding = 11, 1
+    assert router.choose(1, ports) is ports[0], "10 more are not more than 10 more"
+    ports[0].outstanding, ports[1].outstanding = 23, 12
+    assert router.choose(2, ports) is ports[0], "less than twice as many"
+    ports[0].outstanding, ports[1].outstanding = 12, 1
+    assert router.choose(3, ports) is ports[1]
+
+
+def test_prefix_aware_forgets_the_oldest():
+    lists = [[1], [2], [3], [1]]
+    router = PrefixAware(RouterConfig(), log_of(lists))
+    small, other = Port(0, capacity_tokens=32), Port(1, outstanding=5)
+    for request in range(3):
+        router.choose(request, [small])
+    router.choose(1, [other])
+    assert router.choose(3, [small, other]) is other, "no match anywhere: the smaller table"
+
+
+@SETTINGS
+@given(st.data(), conversations(), st.integers(2, 4), st.sampled_from(ROUTINGS), st.sampled_from([None, 1, 4]))
+def test_fast_and_exact_route_alike(data, stream, replicas, routing, most):
+    router = RouterConfig(max_outstanding=most, balance_abs_threshold=2)
+    limit = data.draw(limits(stream, 1))
+    cluster = Cluster(replicas, routing, "vllm-v1", "fast", limit, TIMER, prefix_caching=True, router=router)
+    fast, exact = run_both(cluster, stream)
+    event("hits" if sum(fast.cached_tokens) else "no hits")
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+
+
+def mooncake(path, count, stretch=1.0):
+    table = read_requests(path, limit=count)
+    arrivals = np.asarray(table.arrival_s) * stretch
+    return RequestStream(arrivals, table.input_tokens, table.output_tokens, None, table.prefix_hashes)
+
+
+def counted_hits(stream, replica_of, block_size):
+    """Tokens of each prompt whose hashes its replica saw before, from the hashes alone.
+
+    The last token of a prompt is always computed, so a prompt never hits beyond the last whole block before it.
+    """
+    per_unit = stream.prefix_hashes.block_tokens
+    seen: dict[int, set[int]] = {}
+    hits = []
+    for request, (prompt, replica) in enumerate(zip(stream.input_tokens.tolist(), replica_of, strict=True)):
+        units = stream.prefix_hashes.of(request).tolist()
+        known = seen.setdefault(replica, set())
+        found = 0
+        while found < len(units) and units[found] in known:
+            found += 1
+        tokens = min(found * per_unit, prompt) // block_size * block_size
+        hits.append(min(tokens, (prompt - 1) // block_size * block_size))
+        known.update(units)
+    return hits
+
+
+ENDLESS = EngineLimits(256, 8192, 16, 10**7, 0, None, True)
+H100_LIKE = LinearTimer(step_s=8e-3, token_s=2.2e-5, pair_s=1e-10, key_s=5e-9)
+
+
+def compare_routings(stream, replicas):
+    ttft, rate = {}, {}
+    for routing in ROUTINGS:
+        cluster = Cluster(replicas, routing, "vllm-v1", "fast", ENDLESS, H100_LIKE, prefix_caching=True)
+        log = cluster.run(stream)
+        assert log.exact_steps == 0
+        assert list(log.cached_tokens) == counted_hits(stream, list(log.replica), 16), routing
+        rate[routing] = sum(log.cached_tokens) / stream.input_tokens.sum()
+        ttft[routing] = float(np.mean(np.asarray(log.first_token_s) - stream.arrival_s))
+    return ttft, rate
+
+
+def test_hits_on_eight_replicas_equal_a_count_from_the_hashes():
+    """Every prompt's hits, under every policy, from the hashes and the replica it went to alone."""
+    stream = mooncake(sample_path("mooncake-conversation"), None, stretch=0.5)
+    _, rate = compare_routings(stream, 8)
+    assert rate["prefix-aware"] > 1.05 * rate["round-robin"]
+    assert rate["kv-aware"] > 1.05 * rate["round-robin"]
+
+
+def test_mooncake_conversation_prefix_aware_against_round_robin(shared_data):
+    trace = shared_data / "workloads" / "mooncake_fast25" / "conversation_trace.head7000.jsonl"
+    stream = mooncake(trace, 7000)
+    ttft, rate = compare_routings(stream, 8)
+    assert rate["prefix-aware"] > 1.5 * rate["round-robin"]
+    assert rate["kv-aware"] > 1.5 * rate["round-robin"]
+    assert ttft["kv-aware"] < ttft["round-robin"]

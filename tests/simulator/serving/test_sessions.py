@@ -1,0 +1,141 @@
+"""Conversations of several turns: what a turn finds in the cache, and when it is sent."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from stub_timers import LinearTimer
+from test_fast_equals_exact import TIMER, assert_same, limits, run_both
+
+from simulator.errors import ForerunError
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.serving import Cluster, EngineLimits, RouterConfig
+from simulator.speculation import AcceptanceSampler
+from simulator.workload import WorkloadConfig, generate_requests
+
+SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ENDLESS = EngineLimits(64, 4096, 16, 10**6, 0, None, True)
+
+
+def sessions(count=60, seed=0, rate=5.0, new=40, output=30, **fields):
+    fields = {"turns": {"distribution": "uniform", "min": 1, "max": 6}, "think_time_s": 0.5} | fields
+    workload = {
+        "arrivals": {"process": "poisson", "request_rate": rate},
+        "input_tokens": {"distribution": "uniform", "min": 1, "max": new},
+        "output_tokens": {"distribution": "uniform", "min": 1, "max": output},
+        "num_requests": count,
+        "sessions": fields,
+    }
+    return generate_requests(WorkloadConfig.model_validate(workload), seed)
+
+
+def test_a_prompt_is_everything_said_before_and_new_tokens():
+    stream = sessions(system_prompt_tokens=100)
+    assert (stream.follows < np.arange(len(stream))).all()
+    for request, before in enumerate(stream.follows.tolist()):
+        said = 100 if before < 0 else stream.input_tokens[before] + stream.output_tokens[before]
+        assert 1 <= stream.input_tokens[request] - said <= 40
+        known = stream.prefix_hashes.of(request)
+        assert len(known) == (stream.input_tokens[request] + stream.output_tokens[request] - 1) // 16
+        if before >= 0:
+            earlier = stream.prefix_hashes.of(before)
+            assert_array_equal(known[: len(earlier)], earlier)
+        else:
+            assert_array_equal(known[:6], stream.prefix_hashes.of(0)[:6])
+    own = [set(stream.prefix_hashes.of(r)[6:].tolist()) for r in range(len(stream)) if stream.follows[r] < 0]
+    assert sum(map(len, own)) == len(set().union(*own)), "beyond the system prompt, sessions share nothing"
+
+
+def test_applications_share_their_own_system_prompt_only():
+    stream = sessions(200, system_prompt_tokens=32, system_prompts=3)
+    firsts = np.flatnonzero(stream.follows < 0)
+    starts = {tuple(stream.prefix_hashes.of(request)[:2].tolist()) for request in firsts}
+    assert starts == {(0, 1), (2, 3), (4, 5)}
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_turns_find_all_that_their_replica_computed_before(replicas):
+    """Counted from lengths alone: all whole blocks of the turn before, answer included but for its last token."""
+    stream = sessions(120, system_prompt_tokens=50)
+    cluster = Cluster(replicas, "kv-aware", "vllm-v1", "fast", ENDLESS, TIMER, prefix_caching=True)
+    log = cluster.run(stream)
+    seen = [False] * replicas
+    on = list(log.replica)
+    order = np.argsort(np.asarray(log.scheduled_s), kind="stable")
+    latest: dict[tuple[int, int], int] = {}
+    session = np.cumsum(stream.follows < 0) - 1
+    for request in order.tolist():
+        prompt, replica = int(stream.input_tokens[request]), on[request]
+        found = latest.get((session[request], replica), 48 if seen[replica] else 0)
+        assert log.cached_tokens[request] == min(found, (prompt - 1) // 16 * 16)
+        seen[replica] = True
+        latest[session[request], replica] = (prompt + int(stream.output_tokens[request]) - 1) // 16 * 16
+
+
+def test_a_turn_is_sent_when_its_user_has_thought():
+    stream = sessions(100)
+    log = Cluster(2, "prefix-aware", "vllm-v1", "fast", ENDLESS, TIMER, prefix_caching=True).run(stream)
+    assert log.completed == 100
+    follow = np.flatnonzero(stream.follows >= 0)
+    finished, arrival = np.asarray(log.finished_s), np.asarray(log.arrival_s)
+    assert_allclose(arrival[follow], finished[stream.follows[follow]] + stream.think_s[follow], rtol=1e-12)
+    assert_allclose(arrival[stream.follows < 0], stream.arrival_s[stream.follows < 0], rtol=1e-12)
+    assert stream.think_s.mean() == pytest.approx(0.5, rel=0.4)
+
+
+@SETTINGS
+@given(st.data(), st.integers(0, 1000), st.integers(1, 3), st.sampled_from([1, 3]), st.integers(0, 70))
+def test_fast_and_exact_agree_on_conversations(data, seed, replicas, query_len, system):
+    stream = sessions(data.draw(st.integers(1, 40)), seed, rate=50.0, system_prompt_tokens=system, think_time_s=0.05)
+    sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
+    routing = data.draw(st.sampled_from(["least-outstanding", "prefix-aware", "kv-aware"]))
+    limit = data.draw(limits(stream, query_len))
+    router = RouterConfig(max_outstanding=data.draw(st.sampled_from([None, 2])))
+    fast, exact = run_both(
+        Cluster(replicas, routing, "vllm-v1", "fast", limit, TIMER, sampler, prefix_caching=True, router=router), stream
+    )
+    event("hits" if sum(fast.cached_tokens) else "no hits")
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+
+
+def test_turns_after_one_that_can_never_be_served_are_refused_too():
+    stream = sessions(30, rate=100.0, turns=30)
+    limit = EngineLimits(8, 512, 16, 1000, 0, 300, True)
+    log = Cluster(1, "round-robin", "vllm-v1", "fast", limit, LinearTimer()).run(stream)
+    assert log.completed == 30
+    failed = np.asarray(log.failed)
+    assert 0 < failed.sum() < 30
+    assert (np.diff(failed) >= 0).all()
+
+
+def scenario(**changes):
+    workload = {
+        "arrivals": {"process": "poisson", "request_rate": 2.0},
+        "input_tokens": 100,
+        "output_tokens": 50,
+        "num_requests": 40,
+        "sessions": {"turns": 4, "think_time_s": 2.0, "system_prompt_tokens": 512},
+    } | changes
+    return scenario_from({"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": workload}, "s.yaml")
+
+
+def test_sessions_from_a_scenario():
+    result = simulate(scenario())
+    assert result.engine.exact_steps == 0
+    assert result.kv.prefix_hit_tokens > 0.6 * result.requests.input_tokens.sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sessions": {"turns": 0, "think_time_s": 1.0}}, "workload.sessions.turns: must be greater than 0"),
+        ({"sessions": {"turns": 2}}, "workload.sessions.think_time_s: missing"),
+        ({"arrivals": {"process": "closed-loop", "max_concurrency": 2}}, "sessions send their next turn themselves"),
+    ],
+)
+def test_wrong_sessions_are_refused_by_name(changes, message):
+    with pytest.raises(ForerunError, match=message):
+        scenario(**changes)

@@ -1,0 +1,227 @@
+"""Pools, KV transfer, failures and swap from a scenario to the JSON of its run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hwprofiles import load_link
+from simulator.build import build_cluster
+from simulator.build_fleet import build_run
+from simulator.errors import ForerunError
+from simulator.metrics.document import run_document
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.timing import StepWork, load_framework
+from simulator.workload import RequestStream
+
+WORKLOAD = {
+    "arrivals": {"process": "poisson", "request_rate": 20.0},
+    "num_requests": 60,
+    "input_tokens": 800,
+    "output_tokens": 20,
+}
+APART = {
+    "prompts": {"role": "prefill", "hardware": {"chip": "h200-sxm", "replicas": 2}, "usd_per_chip_hour": 4.0},
+    "answers": {"role": "decode", "hardware": {"tensor_parallel": 2}},
+}
+
+STAGED = {"chip": "h100-sxm", "pipeline_parallel": 2}
+
+
+def scenario(**changes):
+    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": WORKLOAD} | changes
+    return scenario_from(data, "scenario")
+
+
+def test_chips_and_cost_are_counted_over_pools():
+    document = run_document(simulate(scenario(pools=APART, prices={"usd_per_chip_hour": 2.0})))
+    assert document["chips"] == 2 + 2
+    assert [pool["chips"] for pool in document["pools"]] == [2, 2]
+    hours = document["summary"]["duration"] / 3600
+    assert document["cost_usd"] == pytest.approx(hours * (2 * 4.0 + 2 * 2.0))
+    assert document["energy_joules"] == pytest.approx(sum(pool["energy_joules"] for pool in document["pools"]))
+    assert document["kv_transfer"]["transfers"] == 60
+    assert sum(row["requests"] for row in document["replicas"][2:]) == 60
+    assert sum(row["prompt_tokens"] for row in document["replicas"][:2]) == 60 * 800
+    assert sum(document["bottleneck"].values()) == pytest.approx(1.0)
+    work = sum(pool["utilisation"]["mfu"] * pool["peak_flops"] for pool in document["pools"])
+    assert document["utilisation"]["mfu"] * sum(p["peak_flops"] for p in document["pools"]) == pytest.approx(work)
+    assert any("one by one" in note for note in document["notes"])
+
+
+def test_a_single_pool_is_the_scenario_itself():
+    plain = run_document(simulate(scenario(hardware={"chip": "h100-sxm", "replicas": 2})))
+    pooled = run_document(simulate(scenario(pools={"only": {"hardware": {"replicas": 2}}})))
+    assert pooled["summary"] == plain["summary"]
+    assert pooled["kv_cache"] == plain["kv_cache"]
+    assert pooled["engine"]["exact_steps"] == 0
+
+
+def test_layouts_of_pools_are_counted_by_their_chips():
+    """A stage of four chips in two attention groups, two stages: experts' work and KV are those of all of them."""
+    moe = {"model": "qwen3-30b-a3b", "workload": WORKLOAD | {"num_requests": 8}}
+    hardware = {"chip": "h100-sxm", "tensor_parallel": 2, "attention_data_parallel": 2, "expert_parallel": 4}
+    grouped = scenario(hardware=hardware, **moe)
+    pooled = scenario(pools={"only": {"hardware": hardware}}, **moe)
+    build = build_run(pooled, 0)
+    assert (build.chips, build.pools[0].chips, build.pools[0].chips_per_stage) == (4, 4, 4)
+    alone, one = simulate(grouped), simulate(pooled)
+    assert one.steps.flops.sum() == alone.steps.flops.sum()
+    assert one.kv == alone.kv
+    apart = {"a": {"role": "prefill", "hardware": hardware}, "b": {"role": "decode", "hardware": hardware}}
+    links = build_run(scenario(pools=apart, **moe), 0).fleet.links
+    assert links["a", "b"].bytes_per_token == build.memory.replica_kv_bytes_per_token == alone.kv.bytes_per_token
+
+
+def test_pipelines_stand_in_pools_that_do_all_of_the_work():
+    pools = {"staged": {"hardware": STAGED}, "plain": {"hardware": {"replicas": 2}}}
+    result = simulate(scenario(pools=pools, engine={"routing": "least-outstanding"}))
+    assert result.chips == 2 + 2
+    assert np.isfinite(result.requests.finished_s).all()
+    assert {use.pool for use in result.replicas if use.requests} == {"staged", "plain"}
+    assert any("pipeline" in note for note in result.notes)
+
+
+def test_assumed_parameters_reach_every_pool():
+    """Twice the latency of the link, twice the host's work per step: both show, in each pool."""
+    offline = scenario(pools=APART, engine={"front_end": "offline"}, kv_transfer={"link": "infiniband-ndr"})
+    link = load_link("infiniband-ndr")
+    factors = {"infiniband-ndr.latency_s": 2.0, "vllm.step_s": 2.0}
+    plain, scaled = build_run(offline, 0), build_run(offline, 0, factors=factors)
+    assert scaled.fleet.links["prompts", "answers"].latency_s == 2 * link.latency_s
+    work = StepWork(0, 0, (0,), (0,), 0, (0,), 4, 1, (4000,))
+    added = load_framework("vllm").step_s
+    for before, after in zip(plain.pools, scaled.pools, strict=True):
+        more = after.cluster.timer.seconds(work) - before.cluster.timer.seconds(work)
+        assert more == pytest.approx(added)
+
+
+def test_a_stream_is_served_by_a_fleet():
+    stream = RequestStream(np.array([0.0, 0.5]), np.array([100, 200]), np.array([3, 4]), None)
+    result = simulate(scenario(pools=APART), stream=stream)
+    assert result.requests.input_tokens.tolist() == [100, 200]
+    assert result.transfers is not None
+    assert result.transfers.transfers == 2
+
+
+def test_the_way_into_the_engine_counts_in_fleets():
+    """vLLM's intake of 6 ms, at a prefill and a decode replica; offline, there is none."""
+    workload = WORKLOAD | {"num_requests": 1}
+    server, offline = (
+        simulate(scenario(pools=APART, workload=workload, engine={"front_end": front, "async_scheduling": False}))
+        for front in ("server", "offline")
+    )
+    framework = load_framework("vllm")
+    way = framework.intake_s + framework.intake_work_s + 800 * framework.intake_per_token_s
+    later = server.requests.first_token_s - offline.requests.first_token_s
+    assert later[0] == pytest.approx(2 * way, rel=1e-6)
+
+
+def test_first_token_follows_the_framework():
+    def samples_first(**changes):
+        return next(iter(build_run(scenario(pools=APART, **changes), 0).fleet.links.values())).samples_first
+
+    assert not samples_first()
+    assert samples_first(engine={"framework": "sglang"})
+    assert samples_first(kv_transfer={"first_token": "prefill"})
+
+
+def test_the_link_is_as_wide_as_the_smaller_replica():
+    pools = {
+        "a": {"role": "prefill", "hardware": {"tensor_parallel": 4}},
+        "b": {"role": "decode", "hardware": {"tensor_parallel": 2}},
+    }
+    one, two = (
+        build_run(scenario(pools=pools, kv_transfer=transfer), 0).fleet.links["a", "b"]
+        for transfer in ({"link": "nvlink4", "links": 1}, {"link": "nvlink4"})
+    )
+    assert two.bandwidth_bytes_per_s == 2 * one.bandwidth_bytes_per_s
+    # 32 layers, 8 KV heads of 128, K and V, 2 bytes
+    assert one.bytes_per_token == 32 * 8 * 128 * 2 * 2
+
+
+def test_failures_restart_requests_and_lose_none():
+    faults = {"events": [{"replica": 0, "at_s": 1.0, "down_s": 0.5}]}
+    document = run_document(simulate(scenario(faults=faults, hardware={"chip": "h100-sxm", "replicas": 2})))
+    assert document["summary"]["completed"] == 60
+    assert document["restarts"] > 0
+    again = run_document(simulate(scenario(faults=faults, hardware={"chip": "h100-sxm", "replicas": 2})))
+    for part in (document, again):
+        part["engine"] = None
+    assert json.dumps(document) == json.dumps(again)
+
+
+def test_swap_is_reported_and_bound_by_the_interconnect():
+    engine = {"num_kv_blocks": 70, "preemption": "swap"}
+    burst = WORKLOAD | {"arrivals": {"process": "burst"}, "input_tokens": 150, "output_tokens": 200}
+    result = simulate(scenario(engine=engine, workload=burst))
+    document = run_document(result)
+    assert document["kv_cache"]["swapped_blocks"] > 0
+    assert document["kv_cache"]["preemptions"] > 0
+    assert result.steps.interconnect_s.sum() > 0
+    assert result.steps.prefill_tokens.sum() == 60 * 150
+    plain = run_document(simulate(scenario(workload=burst)))
+    assert plain["kv_cache"]["swapped_blocks"] is None
+    assert plain["bottleneck"]["interconnect"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pools": {"a": {"hardware": {"chp": "x"}}}}, "pools.a.hardware.chp: unknown field; did you mean 'chip'"),
+        ({"pools": {"a": {"engine": {"max_num_seqs": 0}}}}, "pools.a.engine.max_num_seqs: must be greater than 0"),
+        ({"pools": {"a": {"role": "prefill"}}}, "pools: roles are prefill; let all be both"),
+        ({"pools": {"a": {"engine": {"routing": "kv-aware"}}}}, "pools.a.engine.routing: set engine.routing"),
+        ({"kv_transfer": {}}, "kv_transfer: no pool has the role prefill"),
+        ({"router": {"max_queue": 3}}, "max_queue needs max_outstanding"),
+        ({"faults": {"mtbf_s": 3}}, "mtbf_s and mttr_s go together"),
+        ({"faults": {"events": [{"replica": 0, "at_s": 1, "down_s": 0}]}}, "faults.events.0.down_s"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(changes, message):
+    with pytest.raises(ForerunError) as refusal:
+        scenario(**changes)
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"faults": {"events": [{"replica": 1, "at_s": 1, "down_s": 1}]}}, "faults.events: there is no replica 1"),
+        ({"pools": APART, "kv_transfer": {"link": "string"}}, "kv_transfer.link: no link 'string'"),
+        ({"pools": APART, "engine": {"scheduler": "static"}}, "pools.prompts.engine.scheduler"),
+        ({"engine": {"preemption": "swap", "scheduler": "static"}}, "engine.preemption: the static scheduler"),
+        ({"engine": {"preemption": "swap", "host_link": "rope"}}, "engine.host_link: no link 'rope'"),
+        ({"engine": {"preemption": "swap"}, "hardware": STAGED}, "engine.preemption: replicas with pipeline stages"),
+        ({"faults": {"mtbf_s": 9.0, "mttr_s": 1.0}, "hardware": STAGED}, "hardware.pipeline_parallel: failures are"),
+        ({"pools": APART, "hardware": STAGED}, "pools.prompts: hardware.pipeline_parallel: a prefill pool"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(changes, message):
+    with pytest.raises(Exception, match="^" + message):
+        build_run(scenario(**changes), 0)
+
+
+def test_what_looks_at_equal_replicas_refuses_others():
+    with pytest.raises(ForerunError, match="pools: this looks at equal replicas"):
+        build_cluster(scenario(pools=APART), 0)
+
+
+def test_values_are_set_by_pool_name():
+    changed = scenario(pools=APART).with_values({"pools.answers.hardware.replicas": 3})
+    assert sum(pool.replicas for pool in build_run(changed, 0).pools) == 5
+
+
+def test_a_radix_cache_shares_token_by_token():
+    """Three turns of 100 + 50 tokens: of the 149 and 299 tokens computed before, blocks of 16 find 144 and 288."""
+    sessions = {"turns": 3, "think_time_s": 1.0, "block_tokens": 16}
+    workload = WORKLOAD | {"num_requests": 3, "input_tokens": 100, "output_tokens": 50, "sessions": sessions}
+    blocks, radix = (
+        simulate(scenario(engine={"prefix_cache": kind, "num_kv_blocks": 200}, workload=workload | {"sessions": own}))
+        for kind, own in (("blocks", sessions), ("radix", sessions | {"block_tokens": 1}))
+    )
+    assert list(blocks.requests.cached_tokens) == [0, 144, 288]
+    assert list(radix.requests.cached_tokens) == [0, 149, 299]
+    assert (radix.kv.num_blocks, radix.kv.block_size) == (3200, 1)
