@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,7 +144,7 @@ def _read_csv(path: Path, skip_lines: int) -> Any:
     if not head(path).strip():
         raise TraceError(f"{path}: the file is empty")
     return pacsv.read_csv(
-        pa.BufferReader(unpacked_bytes(path)),
+        io.BytesIO(unpacked_bytes(path)),
         read_options=pacsv.ReadOptions(skip_rows=skip_lines),
         convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
