@@ -1,5 +1,6 @@
 """Finds and checks profiles: catalogue names and a user's own YAML files, cached."""
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -29,6 +30,8 @@ def link_names() -> tuple[str, ...]:
 
 def load_chip(name_or_path: str | Path) -> Chip:
     """Return a chip by catalogue name, or from a YAML file (a path that ends in .yaml or .yml).
+
+    A file may say ``extends: NAME`` and give only what differs from that chip of the catalogue.
 
     Raises:
         ProfileError: no such chip or file, or a field that is missing, unknown or out of range; the message names
@@ -115,7 +118,32 @@ def _load_file(path: Path, model: type[_R]) -> _R:
         raise ProfileError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: cannot be read: {error}") from None
-    return _validate(_parse(text, str(path)), str(path), model)
+    return _validate(_extended(_parse(text, str(path)), str(path), model), str(path), model)
+
+
+def _extended(data: Any, place: str, model: type[Record]) -> Any:
+    """Profile data on top of those of the catalogue chip that ``extends`` names; parameter sets replace whole sets."""
+    if model is not Chip or not isinstance(data, dict) or "extends" not in data:
+        return data
+    own = {key: value for key, value in data.items() if key != "extends"}
+    name, known = data["extends"], _names("chips")
+    if name not in known:
+        close = did_you_mean(str(name), known)
+        raise ProfileError(f"{place}: extends: no chip '{name}'{close} (forerun chips list)")
+    text = resources.files("hwprofiles").joinpath("chips", f"{name}.yaml").read_text("utf-8")
+    return _overlaid(_parse(text, f"chips/{name}.yaml"), own)
+
+
+def _overlaid(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``own``: mappings are merged, but what has a ``source`` is replaced as a whole."""
+    merged = dict(base)
+    for key, value in own.items():
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, dict) and "source" not in value:
+            merged[key] = _overlaid(before, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _parse(text: str, place: str) -> Any:

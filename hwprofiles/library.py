@@ -297,7 +297,7 @@ class KernelLibrary:
             tensor_parallel: chips that share each expert.
             gated: gate and up projections instead of up alone.
             active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
-            routing: how tokens spread over the experts: balanced, uniform (random) or power-law-ALPHA.
+            routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
 
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.

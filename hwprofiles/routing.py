@@ -7,6 +7,10 @@ from hwprofiles.numeric import Functions, Num
 
 POWER_LAW_POINTS = 16
 """Quantiles at which a power law is evaluated."""
+ZIPF_POINTS = 32
+"""Quantiles of the experts' popularity at which Zipf's law is evaluated."""
+ZIPF_ROUNDS = 40
+"""Rounds of a fixed point that brings the picks of a token to k; 20 suffice to 1e-6."""
 NORMAL_POINTS = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
 """Midpoints of eight equally likely parts of a standard normal distribution."""
 LARGEST_SHARE = 0.8
@@ -18,13 +22,15 @@ class Routing(NamedTuple):
 
     kind: str
     """``balanced``: every expert the same number of tokens. ``uniform``: every token picks at random, all experts
-    alike. ``power-law``: expert popularity drawn from a truncated power law."""
+    alike. ``power-law``: expert loads drawn from a truncated power law, as NVIDIA's aiconfigurator draws them.
+    ``zipf``: every token picks at random, and the odds of the r-th most popular expert are ``r ** -alpha``."""
     alpha: float = 0.0
-    """Exponent of the power law."""
+    """Exponent of the power law or of Zipf's."""
 
 
 def read_routing(name: str) -> Routing:
-    """Return the routing of a name: ``balanced``, ``uniform`` or ``power-law-ALPHA`` (also ``power_law_ALPHA``).
+    """Return the routing of a name: ``balanced``, ``uniform``, ``power-law-ALPHA`` (also ``power_law_ALPHA``) or
+    ``zipf-ALPHA``.
 
     Raises:
         ProfileError: no such routing, or an exponent outside (0, 3).
@@ -32,15 +38,17 @@ def read_routing(name: str) -> Routing:
     text = name.replace("_", "-")
     if text in ("balanced", "uniform"):
         return Routing(text)
-    if text.startswith("power-law-"):
-        try:
-            alpha = float(text.removeprefix("power-law-"))
-        except ValueError:
-            alpha = -1.0
-        if 0.0 < alpha < 3.0:
-            return Routing("power-law", alpha + 1e-4 if alpha in (1.0, 2.0) else alpha)
+    for kind in ("power-law", "zipf"):
+        if text.startswith(f"{kind}-"):
+            try:
+                alpha = float(text.removeprefix(f"{kind}-"))
+            except ValueError:
+                alpha = -1.0
+            if 0.0 < alpha < 3.0:
+                return Routing(kind, alpha + 1e-4 if kind == "power-law" and alpha in (1.0, 2.0) else alpha)
     raise ProfileError(
-        f"no routing '{name}' (balanced, uniform, or power-law-ALPHA with 0 < ALPHA < 3, such as power-law-1.2)"
+        f"no routing '{name}' (balanced, uniform, or power-law-ALPHA or zipf-ALPHA with 0 < ALPHA < 3, such as "
+        f"power-law-1.2)"
     )
 
 
@@ -89,12 +97,36 @@ def expert_loads(
         deviation = xp.maximum(0.0, (spread + mean * mean) / share - typical * typical) ** 0.5
         loads = [xp.maximum(1.0, typical + z * deviation) for z in NORMAL_POINTS]
         return _fullest(xp, held, mean, held * share, factor, loads)
+    if routing.kind == "zipf":
+        return _zipf(xp, routing.alpha, tokens, num_experts, experts_per_token, ranks)
     return _power_law(xp, routing.alpha, tokens, num_experts, total, ranks)
 
 
 def expected_maximum(xp: Functions, count: Num) -> Num:
     """Expected largest of ``count`` independent standard normal numbers, to 5 % up to 256 (0 for one)."""
     return 0.58 * xp.log2(xp.maximum(1.0, count)) ** 0.765
+
+
+def _zipf(
+    xp: Functions, alpha: float, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
+) -> ExpertLoads:
+    """Tokens pick experts independently, the expert of rank r with odds ``c r ** -alpha``; c gives k picks a token."""
+    weights = [(num_experts * (i + 0.5) / ZIPF_POINTS + 0.5) ** -alpha for i in range(ZIPF_POINTS)]
+    wanted = ZIPF_POINTS * experts_per_token / num_experts
+    scale = wanted / sum(weights)
+    for _ in range(ZIPF_ROUNDS):
+        scale = scale * wanted / sum(scale * w / (1.0 + scale * w) for w in weights)
+    chances = [scale * w / (1.0 + scale * w) for w in weights]
+    mean = tokens * experts_per_token / num_experts
+    held = num_experts / ranks
+    touched = [1.0 - (1.0 - chance) ** tokens for chance in chances]
+    active = num_experts / ZIPF_POINTS * sum(touched)
+    loads = [tokens * c / xp.maximum(1e-12, t) for c, t in zip(chances, touched, strict=True)]
+    average = experts_per_token / num_experts
+    variation = (sum(c * c for c in chances) / ZIPF_POINTS / (average * average) - 1.0 + 1.0 / mean) ** 0.5
+    factor = 1.0 + expected_maximum(xp, ranks) * variation / held**0.5
+    factor = xp.maximum(1.0, xp.minimum(factor, xp.minimum(1.0 * ranks, tokens / mean)))
+    return _fullest(xp, held, mean, active / ranks, xp.where(ranks > 1, factor, 1.0), loads)
 
 
 def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total: Num, ranks: Num) -> ExpertLoads:

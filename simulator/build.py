@@ -178,6 +178,7 @@ def build_cluster(
         max_sampled=most_sampled,
         num_kv_blocks=engine.measured_pages,
         pipeline_parallel=hardware.pipeline_parallel,
+        max_num_seqs=engine.max_num_seqs,
     )
     if isinstance(drafter, RemoteDrafter):
         with at_field("speculation.draft"):
@@ -272,7 +273,7 @@ def at_field(name: str) -> Iterator[None]:
 
 def _most_blocks(target: Deployment, block_size: int) -> int:
     """KV blocks that no memory plan exceeds: a chip full of them."""
-    return max(1, int(target.chip.memory.capacity_bytes // (target.kv_bytes_per_token * block_size)))
+    return max(1, int(target.chip.memory.capacity_bytes // (target.cached_kv_bytes_per_token * block_size)))
 
 
 def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:

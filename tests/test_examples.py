@@ -38,6 +38,7 @@ def test_lossless_sampling(project_root):
         ("mtp_deepseek_v3.py", ("--requests", 1), "Best MTP depth of DeepSeek-V3"),
         ("draft_n150_verify_h100.py", ("--requests", 1), "Drafting on an N150"),
         ("reasoning_outputs.py", ("--requests", 8, "--longest", 9000), "serves"),
+        ("usual_stack.py", ("--requests", 24), "All together give"),
         ("laptop_inference.py", ("--requests", 1), "On an M3 Max these write faster"),
     ],
 )

@@ -20,6 +20,7 @@ from simulator.cli import (
     runs,
     selfchecks,
     sweeps,
+    tunes,
     validations,
 )
 from simulator.cli.output import silence_stdout
@@ -42,6 +43,7 @@ app = typer.Typer(
 runs.register(app)
 compares.register(app)
 plans.register(app)
+tunes.register(app)
 sweeps.register(app)
 kernels.register(app)
 replays.register(app)

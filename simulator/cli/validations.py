@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +18,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(validations, name="validate")
     validations.command(
         "speculation",
-        epilog="Example: forerun validate speculation --out docs/validation",
+        epilog="Example: forerun validate speculation --out docs/validation --fail-above all.mape=25",
     )(speculation)
 
 
 def speculation(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write speculation.md here.")] = None,
     group: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only rows of this published table.")] = None,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GROUP.METRIC=VALUE",
+            help="Exit 1 if a table's mape, bias or wrong_sign (percent) exceeds the limit; GROUP all is every row.",
+        ),
+    ] = None,
     json_file: JsonOption = None,
 ) -> int:
     """Predict every published speculation speedup and show how far off the predictions are."""
@@ -31,9 +39,11 @@ def speculation(
     from simulator.metrics.document import forerun_version
     from simulator.metrics.files import write_text_atomically
     from simulator.replay.speculation import (
+        broken_gates,
         compare_published,
         curve_scores,
         load_published,
+        parse_gates,
         validation_document,
         validation_page,
     )
@@ -43,6 +53,7 @@ def speculation(
     for name in group or ():
         if name not in known:
             raise ForerunError(f"--group {name}: no such table{did_you_mean(name, known)} (one of {', '.join(known)})")
+    gates = parse_gates(fail_above or (), known)
     asked = [row for row in rows if not group or row.group in group]
     with checked_outputs(out, json_file):
         with Progress(json_file != "-", "published rows") as bar:
@@ -54,8 +65,11 @@ def speculation(
             page = out / "speculation.md"
             write_text_atomically(page, validation_page(compared, left, curves, forerun_version()))
             printed.append(f"page: {page}")
-        emit(document, json_file, printed)
-    return 0
+        broken = broken_gates(gates, [*document["groups"], *document["overall"]])
+        emit(document | {"broken": broken}, json_file, printed)
+    for words in broken:
+        print(f"forerun: {words}", file=sys.stderr)
+    return 1 if broken else 0
 
 
 def _table(document: dict[str, Any]) -> Any:

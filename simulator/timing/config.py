@@ -24,8 +24,8 @@ class HardwareConfig(Section):
     """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own;
     the experts are spread over all of them. Limits of the engine are those of all groups together."""
     expert_routing: str = "uniform"
-    """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random) or ``power-law-ALPHA``
-    (NVIDIA's aiconfigurator measures 1.01 and 1.2)."""
+    """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
+    (NVIDIA's aiconfigurator measures 1.01 and 1.2) or ``zipf-ALPHA`` (popular experts by rank; smooth in the batch)."""
     speculative_parallel: PositiveInt = 1
     """Device groups of attention-level speculation."""
     replicas: Annotated[int, Field(gt=0, le=10_000)] = 1

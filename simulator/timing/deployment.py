@@ -166,6 +166,37 @@ class Deployment:
         )
 
     @property
+    def cached_kv_bytes_per_token(self) -> float:
+        """KV bytes on ONE chip that every further token of a sequence takes: of layers that attend to all of it.
+
+        Layers with a window keep its tokens only (``windowed_kv_bytes``). A model whose layers all have a window is
+        charged for all of them, as if nothing were dropped.
+        """
+        return sum(size for window, size in self._kv_by_window() if window is None) or self.kv_bytes_per_token
+
+    @property
+    def windowed_kv_bytes(self) -> tuple[tuple[int, float], ...]:
+        """(window in tokens, KV bytes of one token on ONE chip) of layers that drop what left their window.
+
+        Source: vLLM's hybrid KV cache manager (docs/design/hybrid_kv_cache_manager, v0.11): blocks outside a sliding
+        window are freed, and kinds of layers share one pool.
+        """
+        found = self._kv_by_window()
+        if all(window is not None for window, _ in found):
+            return ()
+        return tuple((window, size) for window, size in found if window is not None)
+
+    def _kv_by_window(self) -> list[tuple[int | None, float]]:
+        """Window and KV bytes per token of every group of layers."""
+        return [
+            (
+                group.layer.attention.window,
+                group.count * self.attention_shape(group.layer.attention).kv_bytes_per_token,
+            )
+            for group in self.architecture.layer_groups
+        ]
+
+    @property
     def layer_weight_bytes(self) -> float:
         """Weight bytes of the layers on ONE chip.
 

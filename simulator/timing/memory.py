@@ -22,7 +22,7 @@ class MemoryPlan:
     draft_weight_bytes: float
     activation_bytes: float
     kv_bytes_per_token: float
-    """Target and drafter together, one chip."""
+    """Target and drafter together, one chip; of layers without a window where some have one."""
     replica_kv_bytes_per_token: float
     """The same on all chips of the replica together."""
     block_size: int
@@ -90,6 +90,7 @@ def plan_memory(
     max_sampled: int,
     num_kv_blocks: int | None,
     pipeline_parallel: int = 1,
+    max_num_seqs: int | None = None,
 ) -> MemoryPlan:
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
@@ -102,6 +103,7 @@ def plan_memory(
         max_sampled: most rows of logits in one step.
         num_kv_blocks: a measured block count that overrides the estimate.
         pipeline_parallel: stages that the layers are split into.
+        max_num_seqs: most sequences at once, for the windows that they keep; default ``max_sampled``.
 
     Raises:
         ForerunError: weights and activations leave no room for a single block.
@@ -115,6 +117,7 @@ def plan_memory(
             max_tokens=max_tokens,
             max_sampled=max_sampled,
             num_kv_blocks=num_kv_blocks,
+            max_num_seqs=max_sampled if max_num_seqs is None else max_num_seqs,
         )
         for stage in deployment.stages(pipeline_parallel)
     ]
@@ -132,14 +135,16 @@ def _plan_stage(
     max_tokens: int,
     max_sampled: int,
     num_kv_blocks: int | None,
+    max_num_seqs: int,
 ) -> MemoryPlan:
     """The memory of one pipeline stage and the blocks that it alone would allow."""
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
     weights = deployment.weight_bytes
     draft_weights = draft.weight_bytes if draft else 0.0
     activations = activation_bytes(deployment, max_tokens, max_sampled)
-    per_token = deployment.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0.0)
+    per_token = deployment.cached_kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0.0)
     left = budget - weights - draft_weights - activations
+    left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
     blocks = deployment.attention_data_parallel * int(left // (per_token * block_size)) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
         blocks = num_kv_blocks
@@ -164,6 +169,34 @@ def _plan_stage(
         num_blocks=blocks,
         overridden=num_kv_blocks is not None,
     )
+
+
+def window_bytes(
+    deployment: Deployment, left: float, per_token: float, max_tokens: int, max_num_seqs: int, block_size: int
+) -> float:
+    """KV bytes on one chip set aside for layers with a window.
+
+    Every sequence that runs keeps its window and a block that is being filled; the step's own tokens stay until it
+    ends. As many sequences count as may run, and no more than fit when each is just as long as the widest window, so
+    that short contexts never get more blocks than if nothing were dropped.
+
+    Args:
+        deployment: the model.
+        left: bytes for KV altogether.
+        per_token: bytes that a token takes in the layers without a window.
+        max_tokens: most tokens of a step.
+        max_num_seqs: most sequences at once, over all attention groups.
+        block_size: tokens of a block.
+    """
+    windows = deployment.windowed_kv_bytes
+    if not windows or left <= 0:
+        return 0.0
+    widest = max(window for window, _ in windows)
+    sequence = sum(size * (window + block_size) for window, size in windows)
+    fitting = left // (sequence + per_token * widest)
+    sequences = min(-(-max_num_seqs // deployment.attention_data_parallel), fitting)
+    step = min(max_tokens * sum(size for _, size in windows), 0.5 * left)
+    return float(min(sequences * sequence + step, left - per_token * block_size))
 
 
 def _stage_words(deployment: Deployment) -> str:

@@ -95,10 +95,33 @@ def test_expected_maximum_of_normal_numbers():
     assert expected_maximum(SCALAR, 1) == 0.0
 
 
-@pytest.mark.parametrize("name", ["even", "power-law", "power-law-x", "power-law-9", "power-law--1", "power-law-nan"])
+@pytest.mark.parametrize(
+    "name",
+    ["even", "power-law", "power-law-x", "power-law-9", "power-law--1", "power-law-nan", "zipf", "zipf-0", "zipf-inf"],
+)
 def test_unknown_routings_are_refused(name):
     with pytest.raises(ProfileError, match="no routing"):
         read_routing(name)
+
+
+@given(st.floats(0.05, 2.5), st.integers(1, 20_000), st.sampled_from([(128, 4), (256, 8), (8, 2)]))
+def test_zipf_keeps_every_pick_and_touches_fewer_experts_than_random(alpha, tokens, experts):
+    number, chosen = experts
+    skewed, random = (
+        expert_loads(SCALAR, read_routing(name), tokens, number, chosen, 1) for name in (f"zipf-{alpha}", "uniform")
+    )
+    assert skewed.assignments == pytest.approx(max(1.0, tokens * chosen))
+    assert skewed.active <= random.active * (1 + 1e-6)
+    more = expert_loads(SCALAR, read_routing(f"zipf-{alpha}"), tokens + 1, number, chosen, 1)
+    assert more.active >= skewed.active * (1 - 1e-9)
+
+
+def test_flat_zipf_is_random_routing():
+    for tokens in (1, 16, 500):
+        flat = expert_loads(SCALAR, read_routing("zipf-0.000001"), tokens, 128, 4, 1)
+        assert flat.active == pytest.approx(
+            expert_loads(SCALAR, read_routing("uniform"), tokens, 128, 4, 1).active, 1e-4
+        )
 
 
 def test_uneven_routing_costs_the_kernel_time():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from importlib import resources
+from math import log2
 from typing import Any, NamedTuple
 
 from hwprofiles import load_chip
 from simulator.llm import architecture_names, load_architecture
+from simulator.replay.speculation.open_loop import OPEN_LOOP, VLLM_2025, OpenLoopCase, open_loop_case
 from simulator.replay.speculation.published import PublishedSpeedup
-from simulator.speculation import load_curve
+from simulator.speculation import expected_tokens, load_curve
 
 CHIPS = {
     "H100": "h100-sxm",
@@ -92,9 +95,26 @@ OTHER_BASELINES = {
     "trtllm_dsr1_relaxed": "the baseline is strict MTP",
 }
 """Groups whose baseline is not plain decoding."""
-VLLM_2025 = {"eagle": {"step_s": 9.0e-4, "pass_s": 1.4e-4}, "eagle3": {"step_s": 1.17e-3, "pass_s": 7.7e-4}}
-"""Host seconds per step and pass of vLLM's drafters in 2025, before their passes were captured: two constants per
-drafter, fitted at K = 2 and 6 of vllm-project/vllm#20780 only (``simulator/timing/draft_overheads.yaml``)."""
+SERVED_EXPERTS = {
+    "gptoss_h200": {
+        "chip": str(resources.files("simulator.replay.speculation").joinpath("gptoss-h200.yaml")),
+        "expert_routing": "zipf-1.0",
+        "draft": {"step_s": 3.9e-4},
+    }
+}
+"""Groups whose routed experts were fitted to what was served without speculation (K = 0, concurrency 1 to 128: five
+parameters of one kernel set under Zipf's law of expert popularity), and the drafter's host time per step, fitted at
+K = 1 and concurrency 1 only."""
+MAGICDEC = {
+    "kv_tokens": 512,
+    "context_from": 4096,
+    "context_decay": 0.987,
+    "alpha": 0.84,
+}
+"""A target that drafts for itself from 512 tokens of KV: acceptance of LLaMA-3.1-8B on PG-19 from 4k tokens on
+(Infini-AI-Lab/MagicDec); taken for LLaMA-2-7B-32K too, whose acceptance is not published."""
+COMPILED = ("MagicDec",)
+"""Research code that runs captured graphs, priced as framework ``generic``."""
 MEMORY_SHARE = 0.75
 """Of a chip's memory that weights may take when the number of chips is not published."""
 
@@ -119,7 +139,7 @@ class Unpredicted(NamedTuple):
     reason: str
 
 
-def case_of(row: PublishedSpeedup) -> Case | Unpredicted:
+def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
     """The scenarios of ``row``, or the reason why it has none."""
     chip = CHIPS.get(row.hardware)
     if chip is None:
@@ -130,13 +150,15 @@ def case_of(row: PublishedSpeedup) -> Case | Unpredicted:
     if row.group in OTHER_BASELINES:
         return Unpredicted(row, OTHER_BASELINES[row.group])
     sequences = re.fullmatch(r"\d+", row.load)
+    if row.load_type == "qps" and row.group in OPEN_LOOP:
+        return open_loop_case(row, model, chip)
     if row.load_type not in ("batch", "concurrency") or sequences is None:
         return Unpredicted(row, f"load '{row.load_type} {row.load}' is no fixed number of sequences")
-    speculation = _speculation(row)
+    speculation = _speculation(row, model)
     if isinstance(speculation, str):
         return Unpredicted(row, speculation)
     depth = speculation.get("num_speculative_tokens") or speculation["tree"].get("depth", 5)
-    length = row.acceptance_length or _curve_length(speculation, model)
+    length = row.acceptance_length or _curve_length(speculation, model) or _self_drafted_length(speculation, row)
     if length is None:
         return Unpredicted(row, "the source gives no acceptance length")
     if length > depth + 1:
@@ -144,8 +166,13 @@ def case_of(row: PublishedSpeedup) -> Case | Unpredicted:
     speculation["acceptance"] = {"acceptance_length": length}
     if row.engine.startswith("vLLM V1 2025") and speculation["method"] in VLLM_2025:
         speculation["draft"] = VLLM_2025[speculation["method"]]
+    served = SERVED_EXPERTS.get(row.group)
+    if served is not None:
+        speculation["draft"] = served["draft"]
     prompt, output = row.input_tokens or CHAT_TOKENS[0], row.output_tokens or CHAT_TOKENS[1]
     framework = next((name for text, name in ENGINE_FRAMEWORKS if text in row.engine), RESEARCH)
+    if row.engine.startswith(COMPILED):
+        framework = "generic"
     plain: dict[str, Any] = {
         "model": model,
         "hardware": {"chip": chip, "tensor_parallel": row.chips or _fewest_chips(model, chip)},
@@ -158,9 +185,20 @@ def case_of(row: PublishedSpeedup) -> Case | Unpredicted:
         },
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     }
+    if served is not None:
+        plain["hardware"] |= {"chip": served["chip"], "expert_routing": served["expert_routing"]}
     if row.model in WEIGHTS:
         plain["weights_dtype"] = WEIGHTS[row.model]
     return Case(row, plain, plain | {"speculation": speculation}, int(row.load), prompt, output, length)
+
+
+def _self_drafted_length(speculation: dict[str, Any], row: PublishedSpeedup) -> float | None:
+    """Tokens per step of a target that drafts for itself, at the row's context."""
+    if speculation["method"] != "draft-model" or row.input_tokens is None:
+        return None
+    doublings = max(0.0, log2(row.input_tokens / MAGICDEC["context_from"]))
+    rate = MAGICDEC["alpha"] * MAGICDEC["context_decay"] ** doublings
+    return expected_tokens(rate, speculation["num_speculative_tokens"])
 
 
 def _curve_length(speculation: dict[str, Any], model: str) -> float | None:
@@ -189,7 +227,7 @@ def _fewest_chips(model: str, chip: str) -> int:
     return chips
 
 
-def _speculation(row: PublishedSpeedup) -> dict[str, Any] | str:
+def _speculation(row: PublishedSpeedup, model: str) -> dict[str, Any] | str:
     """The ``speculation`` section without acceptance, or why there is none."""
     method = row.method.replace("-", "").replace("_", "")
     research = row.engine in ("", "PyTorch")
@@ -209,6 +247,11 @@ def _speculation(row: PublishedSpeedup) -> dict[str, Any] | str:
         return {"method": method, "tree": {"depth": 7, "top_k": 10, "nodes": row.nodes}}
     if method.startswith("mtp") and "heads" not in method and tokens:
         return {"method": "mtp", "num_speculative_tokens": int(row.tokens)}
+    if method.startswith("sparsekvdraft") and tokens:
+        draft: dict[str, Any] = {"model": model, "kv_tokens": MAGICDEC["kv_tokens"]}
+        if " " in row.method:
+            draft |= {"model": row.method.split(" ")[1], "tensor_parallel": 4}  # its four KV heads divide no further
+        return {"method": "draft-model", "num_speculative_tokens": int(row.tokens), "draft": draft}
     if method in ("ngram", "pld"):
         return {"method": "ngram", "num_speculative_tokens": int(row.tokens) if tokens else 10}
     if method == "suffix":

@@ -11,6 +11,15 @@ from simulator.replay.speculation.cases import RESEARCH, Unpredicted
 from simulator.replay.speculation.predict import Comparison
 from simulator.speculation import curve_names, fit_lengths, load_curve
 
+CONSTANTS = {
+    "vllm20780": "host seconds per step and per draft pass of vLLM's EAGLE and EAGLE-3 in 2025, on K = 2 and 6; also "
+    "used for every other row of that engine (`vllm16937`, `vllm16035`, `kubecon2025`)",
+    "gptoss_h200": "five parameters of the MXFP4 expert kernels under Zipf's law of expert popularity, on K = 0 at "
+    "concurrency 1 to 128 (`gptoss-h200.yaml`), and the drafter's host seconds per step, on K = 1 at concurrency 1",
+    "kubecon2025": "acceptance length 1.18 of random prompts, on the lowest rate",
+    "vllm_blog2024": "acceptance length 2.1 (draft model) and 3.0 (n-gram), on the lowest rate of each",
+}
+"""What was fitted to rows of a group; everything else is predicted."""
 FITTED_DEPTH = 3
 """Acceptance curves are fitted on K = 1 to this and read off beyond."""
 
@@ -75,6 +84,8 @@ def validation_document(
     """The page's figures as plain data."""
     return {
         "groups": [score._asdict() for score in group_scores(comparisons)],
+        "overall": [_score("all", comparisons)._asdict()] if comparisons else [],
+        "constants": CONSTANTS,
         "rows": [_row(comparison) for comparison in comparisons],
         "not_predicted": [{"id": item.row.id, "group": item.row.group, "reason": item.reason} for item in left],
         "curves": [curve._asdict() | {"error": curve.error} for curve in curves],
@@ -115,8 +126,16 @@ def _lines(
     yield "chip's profile, acceptance length from the same source (else of the same drafter on the same model in the"
     yield "catalogue). Where prompt and output lengths are given, each request also pays its prompt. Rows without"
     yield "lengths are taken in the middle of 128 + 256 tokens; papers that name no chip, on an A100; research code"
-    yield f"runs as framework `{RESEARCH}`, bound by kernel launches. Constants fitted to these rows: two per drafter"
-    yield "of vLLM in 2025 (host seconds per step and per pass), on K = 2 and 6 of `vllm20780`. Nothing else."
+    yield f"runs as framework `{RESEARCH}`, bound by kernel launches. Rows under open-loop arrivals are two simulated"
+    yield "runs of one stream of requests, compared in the source's own metric. MagicDec's rows take the acceptance of"
+    yield "LLaMA-3.1-8B drafting for itself from 512 tokens of KV, TinyLlama's too. vLLM of 2024 verified each draft"
+    yield "token as a sequence of its own and spent host time per sequence; neither is modelled, so its gains last too"
+    yield "long as the load rises."
+    yield ""
+    yield "Constants fitted to these rows, and nothing else:"
+    yield ""
+    for group, words in CONSTANTS.items():
+        yield f"* `{group}`: {words}."
     yield ""
     yield "## By source"
     yield ""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from simulator.build import Build, build_cluster
 from simulator.errors import ForerunError
 from simulator.replay.speculation.cases import Case, Unpredicted, case_of
+from simulator.replay.speculation.open_loop import OpenLoopCase, measured_open_loop
 from simulator.replay.speculation.published import PublishedSpeedup, load_published
 from simulator.scenario import Scenario
 from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
@@ -59,6 +60,11 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
     case = case_of(row)
     if isinstance(case, Unpredicted):
         return case
+    if isinstance(case, OpenLoopCase):
+        found = measured_open_loop(case)
+        return Comparison(
+            row, found.speedup, case.acceptance_length, found.plain_step_s, found.verify_step_s, found.basis
+        )
     try:
         plain, speculative = _built(case.plain), _built(case.speculative)
     except (ForerunError, ValueError) as error:

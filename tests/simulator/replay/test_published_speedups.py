@@ -60,7 +60,7 @@ def test_a_row_that_cannot_be_predicted_says_why():
     for group, part in (
         ("chen2023", "TPU"),
         ("peagle_vs_eagle3", "baseline"),
-        ("vllm_blog2024", "fixed number"),
+        ("vllm12755", "fixed number"),
         ("clover", "not in the catalogue"),
     ):
         outcome = reasons[group]

@@ -229,6 +229,31 @@ class TestMemory:
         assert drafted.num_blocks < alone.num_blocks * 0.82
         assert drafted.kv_bytes_per_token == alone.kv_bytes_per_token + 16 * 2 * 8 * 64 * 2
 
+    def test_windows_keep_their_tokens_only(self):
+        """gpt-oss alternates full attention and windows of 128: every further token takes half of the layers' KV."""
+        target = deployment("gpt-oss-120b", "h200-sxm")
+        assert target.cached_kv_bytes_per_token == target.kv_bytes_per_token / 2
+        assert target.windowed_kv_bytes == ((128, target.kv_bytes_per_token / 2),)
+        few, many = (self.plan(target, max_num_seqs=seqs) for seqs in (1, 1024))
+        assert few.num_blocks > many.num_blocks
+        per_sequence = (128 + 16) * target.kv_bytes_per_token / 2
+        assert few.num_blocks - many.num_blocks == pytest.approx(
+            1023 * per_sequence / (16 * target.cached_kv_bytes_per_token), abs=1
+        )
+
+    @pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-3-27b"])
+    def test_windows_never_cost_blocks(self, model):
+        target = deployment(model, "h200-sxm")
+        plan = self.plan(target, max_num_seqs=4096, max_tokens=1)
+        left = 0.9 * plan.capacity_bytes - plan.weight_bytes - plan.activation_bytes
+        all_layers = left // (target.kv_bytes_per_token * 16)
+        assert plan.num_blocks >= 0.97 * all_layers
+
+    def test_models_without_windows_or_with_nothing_else_pay_for_all(self):
+        dense = deployment()
+        assert dense.cached_kv_bytes_per_token == dense.kv_bytes_per_token
+        assert dense.windowed_kv_bytes == ()
+
     def test_weights_divide_over_chips(self):
         assert math.isclose(deployment(tensor_parallel=4).weight_bytes * 4, deployment().weight_bytes, rel_tol=1e-3)
 

@@ -1,0 +1,170 @@
+"""What a scenario's drafter could draft instead: shorter and longer chains, smaller trees, each with its acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.speculation import AcceptanceConfig, SpeculationConfig, draft_survival, proposal
+from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
+from simulator.speculation.config import ACCEPTANCE_SOURCES, OF_THIS_TREE
+
+FloatArray = NDArray[np.float64]
+
+USUAL_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
+"""Draft tokens that are tried unless told, beside the scenario's own."""
+SMALLEST_TREE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """One way to draft, ready to be priced."""
+
+    name: str
+    tokens: int
+    """Draft tokens that a step verifies: K, or the nodes of the tree."""
+    scenario: Scenario
+    survival: FloatArray
+    """Chance that at least 1, 2, ... draft tokens are accepted."""
+    drift: ContextDrift | None
+
+    def length(self, contexts: NDArray[np.int64], factor: float = 1.0) -> FloatArray:
+        """Tokens per verify step, the bonus token included, at each context.
+
+        Args:
+            contexts: tokens in the cache.
+            factor: on every conditional rate, for intervals; no rate rises above 1.
+        """
+        before = np.concatenate(([1.0], self.survival[:-1]))
+        rates = np.divide(self.survival, before, out=np.zeros_like(self.survival), where=before > 0.0)
+        if self.drift is None:
+            falls = np.ones(len(contexts))
+        else:
+            falls = np.array([self.drift.factor(self.drift.cell(int(context))) for context in contexts])
+        conditional = np.minimum(1.0, rates[None, :] * (falls * factor)[:, None])
+        length: FloatArray = 1.0 + np.cumprod(conditional, axis=1).sum(axis=1)
+        return length
+
+
+def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tuple[DraftChoice, ...]:
+    """The chains or trees to choose from, fewest tokens first.
+
+    A chain is cut from the scenario's own acceptance: what the first positions accept does not depend on how many
+    follow. It is made longer only where the acceptance says how it goes on. Trees are taken as they are; a grown tree
+    whose acceptance is given by rates of the drafter is also tried with fewer nodes.
+
+    Args:
+        scenario: with a ``speculation`` section; its policy is replaced by ``fixed``.
+        tokens: draft tokens to try; default 1 to 8, as far as the acceptance is known, and the scenario's own.
+
+    Raises:
+        ForerunError: no drafter, or draft tokens that the acceptance says nothing about.
+    """
+    speculation = scenario.speculation
+    if speculation is None or speculation.method == "none":
+        raise ForerunError(
+            "speculation: there is no drafter to tune; give a method and its acceptance, for example "
+            "{method: eagle3, num_speculative_tokens: 3, acceptance: {alpha: 0.7}}"
+        )
+    if speculation.tree is not None:
+        if tokens is not None:
+            raise ForerunError("--tokens: the scenario drafts a tree; --tokens goes with num_speculative_tokens")
+        return _trees(scenario, speculation)
+    return _chains(scenario, speculation, tokens)
+
+
+def _chains(
+    scenario: Scenario, speculation: SpeculationConfig, tokens: Sequence[int] | None
+) -> tuple[DraftChoice, ...]:
+    own, known = speculation.depth, _known_positions(speculation)
+    asked = tuple(tokens) if tokens is not None else (*(k for k in USUAL_TOKENS if k <= known), own)
+    deepest = max(asked)
+    if deepest > known:
+        raise ForerunError(
+            f"--tokens {deepest}: the scenario's acceptance is known for {known} draft tokens; give "
+            f"speculation.acceptance another position, or extrapolate: true"
+        )
+    survival = _deep_survival(speculation, deepest)
+    return tuple(_choice(f"K={k}", _with_chain(scenario, k, survival[:k]), survival[:k]) for k in sorted(set(asked)))
+
+
+def _known_positions(speculation: SpeculationConfig) -> int:
+    """Most draft tokens that the acceptance says something about."""
+    acceptance = speculation.acceptance
+    assert acceptance is not None
+    if acceptance.extrapolate or acceptance.alpha is not None or acceptance.acceptance_length is not None:
+        return 1024
+    return max(acceptance.positions or 0, speculation.depth)
+
+
+def _deep_survival(speculation: SpeculationConfig, deepest: int) -> FloatArray:
+    """Survival to ``deepest``; a measured acceptance length fixes the rates at the scenario's own K first."""
+    acceptance = speculation.acceptance
+    assert acceptance is not None
+    if acceptance.acceptance_length is not None:
+        own = draft_survival(speculation)
+        if deepest <= len(own):
+            return own
+        level = float(own[0])
+        rates = level * (1.0 if acceptance.decay is None else acceptance.decay) ** np.arange(deepest)
+        longer: FloatArray = np.concatenate((own, own[-1] * np.cumprod(np.minimum(rates, 1.0)[len(own) :])))
+        return longer
+    deep = speculation.model_dump(exclude_unset=True) | {"num_speculative_tokens": max(deepest, speculation.depth)}
+    return draft_survival(SpeculationConfig.model_validate(deep))[:deepest]
+
+
+def _with_chain(scenario: Scenario, tokens: int, survival: FloatArray) -> Scenario:
+    """The scenario with a fixed chain of ``tokens`` and just these rates."""
+    speculation = scenario.speculation
+    assert speculation is not None
+    assert speculation.acceptance is not None
+    rates = _same_spread(speculation.acceptance) | {"per_position": np.minimum.accumulate(survival).tolist()}
+    return scenario.with_values(
+        {
+            "speculation.num_speculative_tokens": tokens,
+            "speculation.acceptance": rates,
+            "speculation.policy": "fixed",
+        }
+    )
+
+
+def _same_spread(acceptance: AcceptanceConfig) -> dict[str, object]:
+    """The fields of an acceptance section that say nothing about the rates at short context."""
+    left_out = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread"}
+    return {name: value for name, value in acceptance.model_dump(exclude_unset=True).items() if name not in left_out}
+
+
+def _trees(scenario: Scenario, speculation: SpeculationConfig) -> tuple[DraftChoice, ...]:
+    scenario = scenario.with_values({"speculation.policy": "fixed"})
+    tree, acceptance = speculation.tree, speculation.acceptance
+    assert tree is not None
+    assert acceptance is not None
+    kept = [scenario]
+    of_this_tree = any(getattr(acceptance, name) is not None for name in OF_THIS_TREE)
+    if tree.growth is not None and not of_this_tree:
+        nodes = tree.growth.nodes // 2
+        while nodes >= max(SMALLEST_TREE, tree.growth.depth):
+            kept.insert(0, scenario.with_values({"speculation.tree.nodes": nodes}))
+            nodes //= 2
+    found = []
+    for one in kept:
+        assert one.speculation is not None
+        nodes = proposal(one.speculation).nodes
+        found.append(_choice(f"tree of {nodes}", one, draft_survival(one.speculation)))
+    return tuple(found)
+
+
+def _choice(name: str, scenario: Scenario, survival: FloatArray) -> DraftChoice:
+    speculation = scenario.speculation
+    assert speculation is not None
+    assert speculation.acceptance is not None
+    acceptance = speculation.acceptance
+    drift = None
+    if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
+        drift = ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
+    return DraftChoice(name, proposal(speculation).nodes, scenario, survival, drift)

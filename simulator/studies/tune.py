@@ -1,0 +1,302 @@
+"""The best number of draft tokens by batch and context for one model, chip and acceptance; no run needed.
+
+The speed-up of a cell is ``E T(plain) / T(verify)``: acceptance length times the step without speculation over the step
+that verifies the draft tokens and drafts the next ones. Both steps only decode, sequences of equal context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.build import Build, build_cluster
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
+from simulator.studies.draft_choices import DraftChoice, draft_choices
+from simulator.studies.speculation_grid import busy_rate, crossover
+from simulator.studies.step_work import decode_steps, prompt_chunks
+from simulator.studies.traffic import population
+from simulator.studies.tune_axes import stretches, usual_batches, usual_contexts
+from simulator.studies.tune_spread import Factors, Spread, added, assumed_spread, kernel_spread, moved, target_of
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A range of batches and of contexts, judged at one batch and context in it."""
+
+    batch: tuple[int, int]
+    context: tuple[int, int]
+    at_batch: int
+    at_context: int
+    choice: DraftChoice | None
+    """What to draft; None where nothing pays."""
+    speedup: float
+    low: float
+    high: float
+    best: DraftChoice
+    """The best way to draft, whether or not it pays, with its speed-up and interval."""
+    best_speedup: float
+    best_low: float
+    best_high: float
+    fits: bool
+    """Whether the KV cache holds so many sequences of that context."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """Acceptance length at which drafting neither gains nor loses, at a batch of the mean request."""
+
+    batch: int
+    choice: DraftChoice
+    acceptance_length: float
+    low: float
+    high: float
+    expected_length: float
+    """What the scenario's acceptance gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A batch of the mean request and the requests per second that keep one busy replica at it; None: not reached."""
+
+    batch: float | None
+    request_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Everything that was found."""
+
+    scenario: Scenario
+    choices: tuple[DraftChoice, ...]
+    cells: tuple[Cell, ...]
+    """Contexts one after the other, ascending batches in each."""
+    mean: tuple[Cell, ...]
+    """At the mean request's context, by batch."""
+    mean_context: int
+    prompt_tokens: int
+    output_tokens: int
+    crossover: Load
+    """Load from which on nothing pays."""
+    crossover_low: Load
+    """The same at the lower end of the speed-ups."""
+    crossover_high: Load
+    break_even: tuple[BreakEven, ...]
+    kv_tokens: int
+    basis: str
+    notes: tuple[str, ...]
+
+
+def tune(
+    scenario: Scenario,
+    batches: Sequence[int] | None = None,
+    contexts: Sequence[int] | None = None,
+    tokens: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tuning:
+    """Find the best way to draft in every cell of batches and contexts.
+
+    Args:
+        scenario: with a ``speculation`` section.
+        batches, contexts: ascending; default: doubling to ``max_num_seqs``, and 512 to 32768 tokens by fours.
+        tokens: draft tokens to try; see ``draft_choices``.
+        progress: told (done, total).
+
+    Raises:
+        ForerunError: no drafter, or a scenario that cannot be built.
+        hwprofiles.ProfileError: unknown chip or link.
+    """
+    engine = scenario.engine
+    axis = tuple(batches) if batches else usual_batches(engine.max_num_seqs)
+    lengths = tuple(contexts) if contexts else usual_contexts(engine.max_model_len)
+    _check(scenario, axis, lengths)
+    choices = draft_choices(scenario, tokens)
+    prompt, output = _mean_request(scenario)
+    mean = prompt + output // 2
+    grid = _Grid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices))
+    plain = _plain(scenario)
+    built = build_cluster(plain, 0)
+    notes, basis = list(built.notes), built.basis
+    before = grid.step_seconds(plain, {})
+    speedups = []
+    for done, choice in enumerate(choices):
+        if progress is not None:
+            progress(done, len(choices) + 1)
+        speedups.append(choice.length(grid.contexts) * before / grid.step_seconds(choice.scenario, {}))
+    winners = np.argmax(speedups, axis=0)
+    spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
+    drafted = build_cluster(choices[-1].scenario, 0)
+    basis = max(basis, drafted.basis, key=("calibrated", "datasheet", "extrapolated").index)
+    notes += [note for note in drafted.notes if note not in notes]
+    capacity = drafted.memory.num_blocks * drafted.memory.block_size
+    cells = []
+    for index in range(len(grid.seqs)):
+        choice = choices[winners[index]]
+        spread = spreads[choice.name]
+        value = float(speedups[winners[index]][index])
+        low, high = (float(end[index]) for end in spread.all.ends(speedups[winners[index]]))
+        cells.append(grid.cell(index, choice, value, low, high, capacity))
+    split = len(axis) * len(lengths)
+    own = tuple(cells[split:])
+    prefill_s = _prefill_s(build_cluster(plain, 0), prompt, engine.max_num_batched_tokens)
+
+    def load(values: Sequence[float]) -> Load:
+        at = crossover(np.asarray(axis, np.int64), np.asarray(values))
+        if not at:
+            return Load(at, None)
+        return Load(at, busy_rate(at, float(np.interp(at, axis, before[split:])), prefill_s, output))
+
+    if progress is not None:
+        progress(len(choices) + 1, len(choices) + 1)
+    return Tuning(
+        scenario=scenario,
+        choices=choices,
+        cells=tuple(cells[:split]),
+        mean=own,
+        mean_context=mean,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        crossover=load([cell.best_speedup for cell in own]),
+        crossover_low=load([cell.best_low for cell in own]),
+        crossover_high=load([cell.best_high for cell in own]),
+        break_even=tuple(_break_even(cell, spreads[cell.best.name].timing, split + i) for i, cell in enumerate(own)),
+        kv_tokens=capacity,
+        basis=basis,
+        notes=tuple(notes),
+    )
+
+
+def _break_even(cell: Cell, timing: Spread, index: int) -> BreakEven:
+    """``E = T(verify) / T(plain)``: what the speed-up says of the acceptance that it was computed with."""
+    expected = float(cell.best.length(np.array([cell.at_context]))[0])
+    needed = expected / cell.best_speedup
+    low, high = needed * np.exp(-timing.up[index]), needed * np.exp(timing.down[index])
+    return BreakEven(cell.at_batch, cell.best, needed, float(low), float(high), expected)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spreads:
+    timing: Spread
+    all: Spread
+
+
+def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice], grid: _Grid) -> dict[str, _Spreads]:
+    """Intervals of every choice that is best somewhere."""
+    parameters = list(assumed_parameters(scenario).values())
+    accepted = next((p for p in parameters if p.name == ACCEPTANCE), None)
+    target = target_of(build_cluster(plain, 0))
+    memory: dict[tuple[str, tuple[tuple[str, float], ...]], FloatArray] = {}
+
+    def priced(one: Scenario, factors: Factors) -> FloatArray:
+        key = (one.model_dump_json(), tuple(sorted(factors.items())))
+        if key not in memory:
+            memory[key] = grid.step_seconds(one, factors)
+        return memory[key]
+
+    found = {}
+    for choice in choices:
+        shares = [grid.attention_share(one) for one in (plain, choice.scenario)]
+        parts = [kernel_spread(target, shares), assumed_spread(plain, choice.scenario, parameters, priced)]
+        timing = added(parts)
+        found[choice.name] = _Spreads(timing, added([timing, _acceptance_spread(choice, grid, accepted)]))
+    return found
+
+
+def _acceptance_spread(choice: DraftChoice, grid: _Grid, parameter: AssumedParameter | None) -> Spread:
+    base = choice.length(grid.contexts)
+    if parameter is None:
+        return Spread(np.zeros(len(base)), np.zeros(len(base)))
+    return moved(base, *(choice.length(grid.contexts, factor) for factor in (parameter.low, parameter.high)))
+
+
+class _Grid:
+    """All cells of a tuning: contexts one after the other, batches within."""
+
+    def __init__(self, batches: Sequence[int], contexts: Sequence[int], most_seqs: int, most_tokens: int) -> None:
+        self.seqs: IntArray = np.tile(np.asarray(batches, np.int64), len(contexts))
+        self.contexts: IntArray = np.repeat(np.asarray(contexts, np.int64), len(batches))
+        self._batches = stretches(batches)
+        self._contexts = (*stretches(contexts[:-1]), (contexts[-1], contexts[-1]))
+        self._room = most_seqs, most_tokens
+
+    def cell(self, index: int, choice: DraftChoice, speedup: float, low: float, high: float, capacity: int) -> Cell:
+        """The cell at ``index`` with its best choice; no draft tokens where that does not pay."""
+        row, column = divmod(index, len(self._batches))
+        pays = speedup > 1.0
+        batch, context = int(self.seqs[index]), int(self.contexts[index])
+        return Cell(
+            batch=self._batches[column],
+            context=self._contexts[row],
+            at_batch=batch,
+            at_context=context,
+            choice=choice if pays else None,
+            speedup=speedup if pays else 1.0,
+            low=low if pays else 1.0,
+            high=high if pays else 1.0,
+            best=choice,
+            best_speedup=speedup,
+            best_low=low,
+            best_high=high,
+            fits=batch * context <= capacity,
+        )
+
+    def step_seconds(self, scenario: Scenario, factors: Factors) -> FloatArray:
+        """Seconds of every cell's step."""
+        build = build_cluster(self._roomy(scenario), 0, factors=factors)
+        return self._seconds(build, self.contexts)
+
+    def attention_share(self, scenario: Scenario) -> FloatArray:
+        """Share of attention in every cell's step: what the step loses when it has no context to read."""
+        build = build_cluster(self._roomy(scenario), 0)
+        return 1.0 - self._seconds(build, np.zeros_like(self.contexts)) / self._seconds(build, self.contexts)
+
+    def _seconds(self, build: Build, contexts: IntArray) -> FloatArray:
+        timer, query_len = build.cluster.timer, build.cluster.limits.query_len
+        costs = timer.costs(decode_steps(timer.windows, self.seqs, query_len, contexts + query_len))
+        return costs.device_s + costs.host_s
+
+    def _roomy(self, scenario: Scenario) -> Scenario:
+        """The scenario with room for the widest step."""
+        seqs, tokens = self._room
+        engine = scenario.engine
+        return scenario.with_values(
+            {
+                "engine.max_num_seqs": max(engine.max_num_seqs, seqs),
+                "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, seqs * (tokens + 1)),
+            }
+        )
+
+
+def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int]) -> None:
+    limit = scenario.engine.max_model_len
+    if limit is not None and max(contexts) > limit:
+        raise ForerunError(f"--context {max(contexts)}: engine.max_model_len is {limit}; choose contexts up to that")
+    if max(batches) > max(scenario.engine.max_num_seqs, 1):
+        raise ForerunError(
+            f"--batch {max(batches)}: engine.max_num_seqs is {scenario.engine.max_num_seqs}; choose batches up to "
+            f"that, or raise it (--set engine.max_num_seqs={max(batches)})"
+        )
+
+
+def _plain(scenario: Scenario) -> Scenario:
+    return scenario.with_values({"speculation.method": "none"})
+
+
+def _mean_request(scenario: Scenario) -> tuple[int, int]:
+    """Mean prompt and output tokens of the scenario's workload."""
+    lengths = population(scenario.workload)
+    return max(1, round(float(lengths.input_tokens.mean()))), max(1, round(float(lengths.output_tokens.mean())))
+
+
+def _prefill_s(build: Build, prompt_tokens: int, max_tokens: int) -> float:
+    """Seconds to prefill the mean prompt alone."""
+    timer = build.cluster.timer
+    costs = timer.costs(prompt_chunks(timer.windows, prompt_tokens, max_tokens))
+    return float((costs.device_s + costs.host_s).sum())

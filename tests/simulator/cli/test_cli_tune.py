@@ -1,0 +1,74 @@
+"""``forerun tune``: the contract's JSON, the report, and one line on bad input."""
+
+import json
+import shlex
+
+import pytest
+
+SCENARIO = """\
+model: llama-3.2-1b
+hardware: {chip: h100-sxm}
+engine: {max_num_seqs: 64}
+speculation: {method: eagle3, num_speculative_tokens: 2, acceptance: {alpha: 0.6}}
+workload: {arrivals: {process: burst}, input_tokens: 200, output_tokens: 40, num_requests: 1}
+"""
+QUICK = ("--batch", "1,32", "--context", "512", "--tokens", "1,2", "--no-progress")
+
+
+@pytest.fixture
+def chat(tmp_path):
+    path = tmp_path / "chat.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_json_and_report(chat, forerun, tmp_path):
+    out = tmp_path / "out"
+    outcome = forerun("tune", chat, *QUICK, "--emit", "vllm", "--seed", 7, "--json", "-", "--out", out)
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert {"table", "emit", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
+    assert document["seed"] == 7
+    for row in document["table"]:
+        assert {"batch", "context", "num_speculative_tokens", "speedup", "low", "high"} <= set(row)
+        assert row["low"] <= row["speedup"] <= row["high"]
+    assert [row["batch"] for row in document["table"]] == [[1, 5], [6, 32]]
+    assert json.loads(shlex.split(document["emit"])[1])["method"] == "eagle3"
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.md", "scenario.yaml", "tune.json"]
+    page = (out / "report.html").read_text()
+    assert "<script src" not in page
+    assert document["version"] in page
+    again = forerun("tune", out / "scenario.yaml", *QUICK, "--emit", "vllm", "--json", "-")
+    assert json.loads(again.out)["table"] == document["table"]
+
+
+def test_the_flags_are_the_last_line(chat, forerun):
+    outcome = forerun("tune", chat, *QUICK, "--emit", "sglang")
+    assert outcome.out.splitlines()[-1].startswith("--speculative-algorithm EAGLE3 ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--batch", "0"), "--batch 0: write whole numbers from 1"),
+        (("--batch", "65"), "engine.max_num_seqs is 64"),
+        (("--context", "1,x"), "--context x"),
+        (("--emit", "vlm"), "--emit vlm: no such engine; did you mean 'vllm'?"),
+        (("--tokens", "2000"), "--tokens 2000"),
+        (("--set", "speculation.method=none"), "there is no drafter to tune"),
+        (("--set", "speculation.method=parallel-draft", "--emit", "vllm"), "vLLM has no parallel-draft"),
+    ],
+)
+def test_bad_input_is_one_line(chat, forerun, arguments, words):
+    outcome = forerun("tune", chat, "--no-progress", *arguments)
+    assert outcome.code == 2
+    assert words in outcome.error_line
+    assert outcome.out == ""
+
+
+def test_a_study_of_several_scenarios_is_refused(tmp_path, forerun, chat):
+    study = tmp_path / "study.yaml"
+    study.write_text("scenario: chat.yaml\nvary: {speculation.method: [none, eagle3]}\n")
+    outcome = forerun("tune", study)
+    assert outcome.code == 2
+    assert "tune takes one scenario" in outcome.error_line

@@ -1,0 +1,65 @@
+"""Validation of speculation: gates, what was fitted, and rows that nothing was fitted to."""
+
+import pytest
+
+from simulator.errors import ForerunError
+from simulator.replay.speculation import broken_gates, compare_published, load_published, parse_gates
+from simulator.replay.speculation.page import CONSTANTS, group_scores
+
+GROUPS = ["gptoss_h200", "magicdec"]
+
+
+def rows(group):
+    return [row for row in load_published() if row.group == group]
+
+
+@pytest.fixture(scope="module")
+def gptoss():
+    compared, left = compare_published(rows("gptoss_h200"))
+    assert not left
+    return compared
+
+
+def test_gptoss_grid_from_its_plain_column_and_one_cell(gptoss):
+    """Speedup within 5, 10 and 15 % for K = 1, 3 and 7 up to 128 at a time; the side of 1 is right in 8 of 9 rows."""
+    for item in gptoss:
+        if int(item.row.load) <= 128:
+            assert abs(item.error) < {"1": 0.05, "3": 0.10, "7": 0.15}[item.row.tokens], item.row.id
+    assert group_scores(gptoss)[0].right_sign >= 88
+
+
+def test_open_loop_eagle3_of_kubecon_loses_at_every_rate():
+    compared, _ = compare_published(rows("kubecon2025")[:2])
+    assert [item.predicted < 1.0 for item in compared] == [True, True]
+    assert all(abs(item.error) < 0.1 for item in compared)
+
+
+def test_magicdec_gains_grow_with_the_batch():
+    compared, left = compare_published([row for row in rows("magicdec") if row.hardware == "A100"])
+    assert not left
+    gains = {}
+    for item in compared:
+        gains.setdefault((item.row.model, item.row.method, item.row.input_tokens), []).append(
+            (int(item.row.load), item.predicted)
+        )
+    assert all(item.predicted > 1 for item in compared)
+    assert all([gain for _, gain in sorted(of)] == sorted(gain for _, gain in of) for of in gains.values())
+
+
+def test_gates_hold_or_say_what_broke(gptoss):
+    scores = [score._asdict() for score in group_scores(gptoss)]
+    assert broken_gates(parse_gates(["gptoss_h200.mape=10"], GROUPS), scores) == []
+    (words,) = broken_gates(parse_gates(["gptoss_h200.mape=0.1"], GROUPS), scores)
+    assert words.startswith("gptoss_h200.mape is ")
+    (absent,) = broken_gates(parse_gates(["magicdec.bias=50"], GROUPS), scores)
+    assert absent == "magicdec: no row was predicted"
+
+
+@pytest.mark.parametrize("text", ["mape=3", "gptos_h200.mape=3", "gptoss_h200.mean=3", "all.mape=x", "all.mape=-1"])
+def test_bad_gates_are_refused(text):
+    with pytest.raises(ForerunError, match="--fail-above"):
+        parse_gates([text], GROUPS)
+
+
+def test_constants_belong_to_published_groups():
+    assert set(CONSTANTS) <= {row.group for row in load_published()}

@@ -1,0 +1,187 @@
+"""Tuning: laws that tie the map to closed forms, to the grid of one axis, to vLLM's table and to its own intervals."""
+
+import json
+import shlex
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.speculation import Batch
+from simulator.speculation.policies import batch_table as lookup
+from simulator.studies.draft_choices import draft_choices
+from simulator.studies.speculation_grid import speculation_grid
+from simulator.studies.tune import tune
+from simulator.studies.tune_axes import axis_values, stretches
+from simulator.studies.tune_document import tune_document
+from simulator.studies.tune_flags import batch_table
+
+BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
+
+
+def scenario(model="llama-3.1-8b", prompt=512, **speculation):
+    block = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}} | speculation
+    return scenario_from(
+        {
+            "model": model,
+            "hardware": {"chip": "h100-sxm"},
+            "speculation": block,
+            "workload": {
+                "arrivals": {"process": "burst"},
+                "input_tokens": prompt,
+                "output_tokens": 256,
+                "num_requests": 1,
+            },
+        },
+        "test",
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return tune(scenario(), BATCHES, CONTEXTS, (1, 3, 6))
+
+
+def test_the_map_agrees_with_the_grid_of_one_axis(tuned):
+    grid = speculation_grid(scenario(), (1, 3, 6), BATCHES, CONTEXTS, 8, 512, 256)
+    at_mean = [cell.best_speedup for cell in tuned.mean]
+    np.testing.assert_allclose(at_mean, grid.by_batch.max(axis=0), rtol=1e-9)
+    by_context = [cell.best_speedup for cell in tuned.cells if cell.at_batch == 8]
+    np.testing.assert_allclose(by_context, grid.by_context.max(axis=0), rtol=1e-9)
+
+
+def test_intervals_hold_the_speedup_and_stay_below_the_acceptance_length(tuned):
+    for cell in (*tuned.cells, *tuned.mean):
+        assert cell.best_low < cell.best_speedup < cell.best_high
+        assert cell.best_speedup < 1.0 + cell.best.survival.sum()
+        assert (cell.choice is None) == (cell.best_speedup <= 1.0)
+        assert cell.speedup >= 1.0
+
+
+def test_at_the_break_even_acceptance_nothing_is_gained_or_lost(tuned):
+    for even in tune_document(tuned, "vllm")["break_even"]:
+        drafted = even["num_speculative_tokens"]
+        chosen = scenario(num_speculative_tokens=drafted, acceptance={"alpha": even["alpha"]})
+        again = tune(chosen, (even["batch"],), (512,), (drafted,))
+        assert again.mean[0].best_speedup == pytest.approx(1.0, abs=1e-6)
+
+
+def test_nothing_accepted_never_pays():
+    found = tune(scenario(acceptance={"alpha": 0.0}), (1, 64), (512,), (1, 3))
+    document = tune_document(found, "vllm")
+    assert [row["num_speculative_tokens"] for row in document["table"]] == [0, 0]
+    assert [row["speedup"] for row in document["table"]] == [1.0, 1.0]
+    assert document["emit"] == ""
+    assert document["crossover"]["pays"] == "never"
+    assert "pays at no batch" in document["conclusion"]
+
+
+def test_less_acceptance_moves_the_crossover_down():
+    low, high = (
+        tune(scenario(acceptance={"alpha": alpha}, prompt=128), (1, 16, 64, 128, 256), (512,), (2,))
+        for alpha in (0.15, 0.4)
+    )
+    assert low.crossover.batch is not None
+    assert low.crossover.batch < (high.crossover.batch or np.inf)
+    ends = [end.request_rate or 0.0 for end in (low.crossover_low, low.crossover)]
+    assert ends[0] <= ends[1]
+
+
+def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
+    document = tune_document(tuned, "vllm")
+    flag, text = shlex.split(document["emit"])
+    config = json.loads(text)
+    assert flag == "--speculative-config"
+    assert config == document["speculative_config"]
+    assert set(config) <= {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
+    assert config["method"] == "eagle3"
+    table = config["num_speculative_tokens_per_batch_size"]
+    assert table[0][0] == 1
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(table))
+    policy = lookup(table, config["num_speculative_tokens"])
+    for cell in tuned.mean:
+        drafted = 0 if cell.choice is None else cell.choice.tokens
+        assert {policy.choose(Batch(seqs, 0)) for seqs in cell.batch} == {drafted}
+    run = {"policy": {"name": "batch-table", "num_speculative_tokens_per_batch_size": table}}
+    assert scenario(num_speculative_tokens=config["num_speculative_tokens"], **run).speculation is not None
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ({}, "--speculative-algorithm EAGLE3"),
+        ({"method": "ngram"}, "--speculative-algorithm NGRAM --speculative-num-draft-tokens"),
+        (
+            {
+                "num_speculative_tokens": None,
+                "tree": {"depth": 4, "top_k": 4, "nodes": 16},
+                "acceptance": {"alpha": 0.7},
+            },
+            "--speculative-num-steps 4 --speculative-eagle-topk 4 --speculative-num-draft-tokens",
+        ),
+    ],
+)
+def test_sglang_flags(block, words):
+    found = tune(scenario(**block), (1, 4), (512,))
+    assert words in tune_document(found, "sglang")["emit"]
+
+
+def test_a_tree_is_refused_by_name_for_vllm():
+    tree = {"num_speculative_tokens": None, "tree": {"depth": 3, "top_k": 2, "nodes": 8}}
+    found = tune(scenario(**tree), (1,), (512,))
+    with pytest.raises(ForerunError, match="vLLM has no eagle3 tree"):
+        tune_document(found, "vllm")
+    relaxed = tune_document(found, "vllm", strict=False)
+    assert relaxed["emit"] is None
+    assert relaxed["table"][0]["num_speculative_tokens"] in (4, 8)
+
+
+def test_shorter_chains_are_cut_from_the_measured_one():
+    given = {"acceptance": {"acceptance_length": 2.9, "decay": 0.9}, "num_speculative_tokens": 4}
+    choices = {choice.tokens: 1.0 + choice.survival.sum() for choice in draft_choices(scenario(**given))}
+    assert choices[4] == pytest.approx(2.9)
+    lengths = [choices[k] for k in sorted(choices)]
+    assert np.all(np.diff(lengths) > 0)
+    assert np.all(np.diff(np.diff(lengths)) < 0), "each further position adds less"
+
+
+def test_unknown_positions_are_not_drafted():
+    measured = {"acceptance": {"per_position": [0.7, 0.5, 0.3]}}
+    assert [choice.tokens for choice in draft_choices(scenario(**measured))] == [1, 2, 3]
+    with pytest.raises(ForerunError, match="known for 3 draft tokens"):
+        draft_choices(scenario(**measured), (5,))
+
+
+def test_acceptance_that_decays_with_context_drafts_less_there():
+    decaying = {"acceptance": {"alpha": 0.8, "context_decay": 0.8, "context_from": 512}}
+    near, far = tune(scenario(**decaying), (1,), (512, 32_768)).cells
+    plain = tune(scenario(acceptance={"alpha": 0.8}), (1,), (512, 32_768)).cells
+    assert near.best_speedup == pytest.approx(plain[0].best_speedup)
+    assert far.best_speedup < plain[1].best_speedup
+    assert far.best.tokens < near.best.tokens
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=12, unique=True).map(sorted))
+def test_stretches_leave_no_gap_and_hold_their_value(values):
+    found = stretches(values)
+    assert (found[0][0], found[-1][1]) == (values[0], values[-1])
+    assert all(low <= value <= high for value, (low, high) in zip(values, found, strict=True))
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(found))
+
+
+def test_axes_as_text():
+    assert axis_values(["1,8", "64"], "--batch") == (1, 8, 64)
+    assert axis_values(["1..48"], "--batch") == (1, 2, 4, 8, 16, 32, 48)
+    for bad in ("", "0", "-3", "x", "8..2", "1.5", "99999999"):
+        with pytest.raises(ForerunError, match="--batch"):
+            axis_values([bad], "--batch")
+
+
+def test_equal_neighbours_are_one_range(tuned):
+    table = batch_table(tuned.mean)
+    assert all(before[2] != after[2] for before, after in pairwise(table))
+    assert table[-1][1] == BATCHES[-1]
