@@ -13,23 +13,9 @@ from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Record
 from hwprofiles.schema import KINDS, Chip, Link, read_kernels
+from hwprofiles.yaml_loader import LARGEST_FILE_BYTES, parse, problem_of
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _R = TypeVar("_R", bound=Record)
-
-
-class _StrictLoader(_Loader):  # type: ignore[misc]
-    """YAML with safe types that refuses a key given twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                line = key_node.start_mark.line + 1
-                raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice (line {line})")
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
 
 
 def chip_names() -> tuple[str, ...]:
@@ -125,7 +111,9 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
 
 def _load_file(path: Path, model: type[_R]) -> _R:
     try:
-        text = path.read_text("utf-8")
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise ProfileError(f"{path}: larger than {LARGEST_FILE_BYTES >> 20} MiB; is this a profile?")
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise ProfileError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -160,9 +148,11 @@ def _overlaid(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse(text: str, place: str) -> Any:
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        return parse(text)
     except yaml.YAMLError as error:
-        raise ProfileError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+        what, line = problem_of(error)
+        where = "" if line is None else f":{line}"
+        raise ProfileError(f"{place}{where}: not valid YAML: {what}") from None
 
 
 def _validate(data: Any, place: str, model: type[_R]) -> _R:

@@ -14,6 +14,7 @@ from simulator.build import Build, PoolBuild
 from simulator.build_fleet import build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError
+from simulator.laws import check_laws
 from simulator.scenario import Scenario
 from simulator.serving import (
     FULL_ROWS,
@@ -95,6 +96,7 @@ def simulate(
         stream: requests to serve in place of those that the scenario's workload describes.
 
     Raises:
+        LawBrokenError: the result breaks physics or conservation (see ``simulator.laws``); a fault of the simulator.
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
             modelled.
         hwprofiles.ProfileError: unknown or faulty chip or link.
@@ -112,6 +114,10 @@ def simulate(
         raise ForerunError(f"workload: no request can be served here ({reasons})")
     requests = _requests(log, build.cluster)
     steps = _steps(log, build)
+    kv = _kv_report(build, steps, requests, log)
+    speculation = _speculation(log, build.cluster) if build.cluster.sampler is not None else None
+    chip = build.pools[0].chip if build.fleet is None else None
+    check_laws(scenario, seed, chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
     if log.stage_open_s:
@@ -129,8 +135,8 @@ def simulate(
         requests=requests,
         steps=steps,
         gaps=_gaps(log, build.fast),
-        kv=_kv_report(build, steps, requests, log),
-        speculation=_speculation(log, build.cluster) if build.cluster.sampler is not None else None,
+        kv=kv,
+        speculation=speculation,
         engine=EngineCounters(
             steps=int(steps.steps.sum()),
             spans=log.steps.spans,

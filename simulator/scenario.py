@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from hwprofiles.yaml_loader import LARGEST_FILE_BYTES, Strict, problem_of
 from simulator.errors import ForerunError, did_you_mean
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
@@ -153,6 +154,8 @@ def read_mapping(file: Path) -> dict[str, Any]:
         ForerunError: no such file, not YAML, or no mapping; one line that names it.
     """
     try:
+        if file.stat().st_size > LARGEST_FILE_BYTES:
+            raise ForerunError(f"{file}: larger than {LARGEST_FILE_BYTES >> 20} MiB; is this a scenario?")
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ForerunError(f"{file}: no such scenario file") from None
@@ -227,39 +230,18 @@ def parse_yaml(text: str, place: str) -> Any:
         ForerunError: not YAML; with the line.
     """
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        return yaml.load(text, Loader=_ScenarioLoader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark is not None else ""
-        what = getattr(error, "problem", None) or "not readable as YAML"
-        context = getattr(error, "context", None)
-        if context and what.startswith("but "):
-            what = f"{context} {what}"
+        what, line = problem_of(error)
+        where = "" if line is None else f":{line}"
         raise ForerunError(f"{place}{where}: {what}") from None
-    except RecursionError:
-        raise ForerunError(f"{place}: nested too deeply to be a scenario") from None
-    except ValueError as error:
-        raise ForerunError(f"{place}: {str(error).splitlines()[0]}") from None
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that reads 1e3 as a number and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be a word, not a list or a mapping", key_node.start_mark
-                )
-            key = key_node.value
-            if key in seen and key != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"'{key}' is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+class _ScenarioLoader(Strict, yaml.SafeLoader):
+    """Strict YAML that reads 1e3 as a number."""
 
 
-_StrictLoader.add_implicit_resolver(
+_ScenarioLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
         r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
@@ -348,8 +330,15 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     ):
         if isinstance(holder, dict) and isinstance(holder.get(key), str):
             name = holder[key]
-            if not Path(name).is_absolute() and ("/" in name or "." in name) and (folder / name).exists():
+            if not Path(name).is_absolute() and ("/" in name or "." in name) and _is_there(folder / name):
                 holder[key] = str(folder / name)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def scenario_schema() -> str:

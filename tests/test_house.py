@@ -13,6 +13,7 @@ FLOORS = (
     ("simulator.replay", "simulator.measure"),
     ("simulator.metrics",),
     ("simulator.run",),
+    ("simulator.laws",),
     ("simulator.step_detail",),
     ("simulator.build_fleet",),
     ("simulator.build",),

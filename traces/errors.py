@@ -5,12 +5,27 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST_MESSAGE = 1000
+"""Characters of an error message; whatever is longer has swallowed a file."""
+
 
 class TraceError(ValueError):
     """A trace that cannot be used: one line naming the file, the line or field, the value, and what would be right."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """``message`` as one printable line: line ends become spaces, control characters and broken text are spelled out.
+
+    The middle of a message beyond ``LONGEST_MESSAGE`` characters is left out: file and reason stand at its ends.
+    """
+    text = " ".join(message.splitlines())
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    half = LONGEST_MESSAGE // 2 - 3
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

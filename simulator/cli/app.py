@@ -24,9 +24,10 @@ from simulator.cli import (
     validations,
 )
 from simulator.cli.output import silence_stdout
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, LawBrokenError
 
 EXIT_BAD_INPUT = 2
+EXIT_BROKEN_LAW = 3
 EXIT_INTERRUPTED = 130
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; default: those of the process.
 
     Returns:
-        0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 130 on Ctrl-C.
+        0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 where a result breaks physics or
+        conservation (a fault of Forerun; its scenario is kept), 130 on Ctrl-C.
     """
     try:
         code = app(args=None if argv is None else list(argv), prog_name="forerun", standalone_mode=False)
@@ -94,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence_stdout()
         return 0
+    except LawBrokenError as error:
+        print(f"forerun: {broken_law_line(error)}", file=sys.stderr)
+        return EXIT_BROKEN_LAW
     except MemoryError:
         print("forerun: this run needs more memory than there is; fewer requests, or --no-steps", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -107,6 +112,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == EXIT_INTERRUPTED:
         print("forerun: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def broken_law_line(error: LawBrokenError) -> str:
+    """What is broken and how to see it again: with the scenario in a file of its own, else within the line."""
+    from pathlib import Path
+
+    from simulator.metrics.files import write_text_atomically
+
+    file = Path(f"forerun-broken-law-{error.mark}.json")
+    try:
+        write_text_atomically(file, error.scenario)
+    except OSError:
+        return f"this result cannot be, which is a fault of Forerun: {error}"
+    return (
+        f"this result cannot be, which is a fault of Forerun: {error.law}; please report {file}; to reproduce: "
+        f"forerun run {file} --seed {error.seed}"
+    )
 
 
 def is_user_error(error: Exception) -> bool:

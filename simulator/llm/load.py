@@ -193,11 +193,15 @@ def _parse(path: Path) -> Any:
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise ForerunError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; give the model's config.json")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ForerunError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
     try:
-        return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+        if path.suffix.lower() == ".json":
+            return json.loads(text)
+        from hwprofiles.yaml_loader import parse  # its package imports much that a model of the catalogue does not need
+
+        return parse(text)
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ForerunError(f"{path}:{line} is not valid YAML: {error.problem}") from None

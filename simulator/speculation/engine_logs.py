@@ -18,6 +18,8 @@ from typing import Any
 from simulator.errors import ForerunError
 
 LARGEST_JSON_BYTES = 512 * 1024**2
+LONGEST_LINE = 1 << 20
+"""Characters of a log taken as one line at most."""
 FORMATS = ("vllm-log", "vllm-prometheus", "vllm-bench", "sglang-log")
 WANTED = (
     "vLLM 'SpecDecoding metrics:' lines, vLLM's Prometheus counters (vllm:spec_decode_...), vLLM benchmark JSON "
@@ -69,7 +71,7 @@ def read_acceptance(path: str | Path) -> AcceptanceLog:
         if (document := _as_json(file)) is not None:
             return _from_bench(document, str(file))
         with file.open(encoding="utf-8", errors="replace") as lines:
-            return _from_lines(lines, str(file))
+            return _from_lines(iter(lambda: lines.readline(LONGEST_LINE), ""), str(file))
     except FileNotFoundError:
         raise ForerunError(f"{file}: no such file") from None
     except OSError as error:
@@ -111,13 +113,17 @@ def _from_bench(document: Any, source: str) -> AcceptanceLog:
     if length is None:
         raise ForerunError(f"{source}: has no spec_decode_acceptance_length; was speculation on? Wanted: {WANTED}")
     rates = document.get("spec_decode_per_position_acceptance_rates") or None
-    if rates is not None and not (isinstance(rates, list) and all(isinstance(r, int | float) for r in rates)):
-        raise ForerunError(f"{source}: spec_decode_per_position_acceptance_rates: must be a list of numbers")
+    if rates is not None and not (isinstance(rates, list) and all(map(_is_rate, rates))):
+        raise ForerunError(f"{source}: spec_decode_per_position_acceptance_rates: must be a list of shares of drafts")
     per_position = None if rates is None else _never_rising([float(r) for r in rates], source)
     positions = len(per_position) if per_position else None
     if positions is None and drafts and drafted and drafted % drafts == 0:
         positions = int(drafted // drafts)
     return _checked(AcceptanceLog(source, "vllm-bench", 1, positions, length, per_position, drafts, drafted, accepted))
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e18
 
 
 def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:

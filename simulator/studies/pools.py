@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from simulator.errors import ForerunError
@@ -89,14 +90,22 @@ class LocalPool:
         close_pool(self._pool, wait)
 
 
+def check_cluster(cluster: str | None) -> None:
+    """Refuse a cluster that cannot be reached from here for want of its library, before anything is written.
+
+    Raises:
+        ForerunError: Dask is not installed.
+    """
+    if cluster is not None and find_spec("distributed") is None:
+        raise ForerunError("--cluster: Dask is not installed here; pip install 'forerun[cluster]'")
+
+
 class DaskPool:
     """Workers of a Dask cluster; the scheduler runs a task again elsewhere when its worker dies."""
 
     def __init__(self, address: str, jobs: int) -> None:
-        try:
-            distributed: Any = import_module("distributed")
-        except ImportError:
-            raise ForerunError("--cluster: Dask is not installed here; pip install 'forerun[cluster]'") from None
+        check_cluster(address)
+        distributed: Any = import_module("distributed")
         self.address = address
         self._cluster: Any = None
         self._distributed = distributed

@@ -14,7 +14,7 @@ from simulator.scenario import Scenario
 from simulator.studies.design import Design, design_points, unique_points
 from simulator.studies.execute import ProgressCall, execute
 from simulator.studies.points import Point, make_point, refused_point
-from simulator.studies.pools import open_pool
+from simulator.studies.pools import check_cluster, open_pool
 from simulator.studies.store import SweepStore
 from simulator.studies.study_file import (
     Range,
@@ -154,6 +154,7 @@ class Study:
             ForerunError: the store or the cluster cannot be used; what has finished is kept.
         """
         keys = {point.key: point for point in self.points}
+        check_cluster(cluster)
         with SweepStore(None if store is None else Path(store), list(keys.values())) as kept:
             if retry_failed:
                 kept.retry_failed()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from traces.kernels.frame import Frame, drop
-from traces.kernels.table import IntArray, KernelTable, Words, make_table
+from traces.kernels.table import IntArray, KernelTable, Words, make_table, whole
 
 MILLISECONDS = 1e-3
 
@@ -199,7 +199,7 @@ def _attention_sizes(frame: Frame) -> dict[str, IntArray]:
 
 def _sizes(frame: Frame, *same: str, **renamed: str) -> dict[str, IntArray]:
     columns = {name: name for name in same} | renamed
-    return {ours: np.nan_to_num(frame.floats(theirs)).astype(np.int64) for ours, theirs in columns.items()}
+    return {ours: whole(frame.floats(theirs)) for ours, theirs in columns.items()}
 
 
 def _priced(

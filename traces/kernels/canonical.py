@@ -13,7 +13,7 @@ import pyarrow.parquet as papq
 from traces.errors import TraceError, did_you_mean
 from traces.kernels.columns import OPS, SIZES, WORDS
 from traces.kernels.frame import Frame
-from traces.kernels.table import KernelTable, Words, constant, make_table
+from traces.kernels.table import KernelTable, Words, constant, make_table, whole
 
 DEFAULT_DTYPE = "bf16"
 
@@ -53,7 +53,7 @@ def read_canonical(frame: Frame) -> KernelTable:
         str(frame.path),
         "forerun",
         frame.floats("std_s") if frame.has("std_s") else None,
-        np.nan_to_num(frame.floats("count")).astype(np.int64) if frame.has("count") else None,
+        whole(frame.floats("count")) if frame.has("count") else None,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +15,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
 from numpy.typing import NDArray
 
+from traces.bounds import check_table_size, unpacked_bytes
 from traces.errors import TraceError, did_you_mean, shown
 from traces.kernels.table import FloatArray, Words
 
@@ -32,6 +35,11 @@ class Frame(NamedTuple):
         return tuple(self.table.column_names)
 
     @property
+    def listed(self) -> str:
+        """The first column names, for error messages."""
+        return ", ".join(name[:40] for name in self.names[:12]) + (", ..." if len(self.names) > 12 else "")
+
+    @property
     def rows(self) -> int:
         """Number of rows."""
         return int(self.table.num_rows)
@@ -44,8 +52,10 @@ class Frame(NamedTuple):
         """Raise TraceError for the first of these columns that is missing."""
         for name in names:
             if name not in self.names:
-                known = ", ".join(self.names)
-                raise TraceError(f"{self.path}: no column '{name}'{did_you_mean(name, self.names)} (columns: {known})")
+                near = did_you_mean(name, self.names)
+                raise TraceError(f"{self.path}: no column '{name}'{near} (columns: {self.listed})")
+            if self.names.count(name) > 1:
+                raise TraceError(f"{self.path}: column '{name}' appears {self.names.count(name)} times; keep one")
 
     def floats(self, name: str) -> FloatArray:
         """A number column; NaN where empty.
@@ -55,13 +65,15 @@ class Frame(NamedTuple):
         """
         self.need(name)
         column = self.table[name]
+        if pa.types.is_binary(column.type) or pa.types.is_temporal(column.type):
+            raise TraceError(f"{self.path}: column '{name}': {shown(self._first(name))} is not a number")
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             whole: Any = column.combine_chunks()
             empty: Any = pc.equal(whole, pa.scalar("", column.type))
             column = pc.replace_with_mask(whole, empty, pa.scalar(None, column.type))
         try:
             column = column.cast(pa.float64(), safe=False)
-        except pa.ArrowInvalid:
+        except pa.ArrowException:
             raise TraceError(f"{self.path}: column '{name}': {shown(self._culprit(name))} is not a number") from None
         return np.asarray(column.to_numpy(), dtype=np.float64)
 
@@ -72,16 +84,21 @@ class Frame(NamedTuple):
             TraceError: no such column.
         """
         self.need(name)
-        column = self.table[name].cast(pa.string()).combine_chunks()
-        encoded = pc.fill_null(column, "").dictionary_encode()
-        return Words(
-            np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32),
-            tuple(encoded.dictionary.to_pylist()),
-        )
+        try:
+            column = self.table[name].cast(pa.string()).combine_chunks()
+            encoded = pc.fill_null(column, "").dictionary_encode()
+            names = tuple(encoded.dictionary.to_pylist())
+        except (pa.ArrowException, UnicodeDecodeError):
+            raise TraceError(f"{self.path}: column '{name}': bytes that are not UTF-8 text") from None
+        return Words(np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), names)
 
     def where(self, mask: NDArray[np.bool_]) -> Frame:
         """Only the rows of ``mask``."""
         return Frame(self.path, self.table.filter(pa.array(mask)))
+
+    def _first(self, name: str) -> Any:
+        """The first value of a column that is not null, as it can be shown."""
+        return next((value.as_py() for value in self.table[name].drop_null()), None)
 
     def _culprit(self, name: str) -> Any:
         for value in self.table[name].to_pylist():
@@ -103,8 +120,11 @@ def read_frame(path: Path, skip_lines: int = 0) -> Frame:
         TraceError: missing, empty, damaged or cut short, or without rows.
     """
     try:
-        table = papq.read_table(path) if is_parquet(path) else _read_csv(path, skip_lines)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, EOFError) as problem:
+        table = _read_parquet(path) if is_parquet(path) else _read_csv(path, skip_lines)
+        table = table.rename_columns([name.strip("\ufeff") for name in table.column_names])
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: the header holds bytes that are not UTF-8 text; save the file as UTF-8") from None
+    except (pa.ArrowException, OSError, EOFError) as problem:
         if isinstance(problem, OSError) and problem.strerror:
             raise TraceError(f"{path}: cannot be read ({problem.strerror})") from None
         kind = "Parquet" if is_parquet(path) else "CSV"
@@ -115,11 +135,16 @@ def read_frame(path: Path, skip_lines: int = 0) -> Frame:
     return Frame(path, table)
 
 
+def _read_parquet(path: Path) -> Any:
+    check_table_size(path)
+    return papq.read_table(path)
+
+
 def _read_csv(path: Path, skip_lines: int) -> Any:
     if not head(path).strip():
         raise TraceError(f"{path}: the file is empty")
     return pacsv.read_csv(
-        path,
+        io.BytesIO(unpacked_bytes(path)),
         read_options=pacsv.ReadOptions(skip_rows=skip_lines),
         convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
@@ -146,7 +171,7 @@ def head(path: Path, count: int = HEAD_BYTES) -> bytes:
             start = stream.read(2)
         with gzip.open(path) if start == b"\x1f\x8b" else path.open("rb") as stream:
             return bytes(stream.read(count))
-    except (OSError, EOFError) as problem:
+    except (OSError, EOFError, zlib.error) as problem:
         detail = getattr(problem, "strerror", None) or problem
         raise TraceError(f"{path}: cannot be read ({detail})") from None
 

@@ -46,7 +46,7 @@ def _read_csv(path: Path) -> KernelTable:
     unit = next((name for name in frame.names if name.startswith("Duration (")), "")
     scale = {"Duration (ns)": 1e-9, "Duration (us)": 1e-6, "Duration (ms)": 1e-3, "Duration (s)": 1.0}.get(unit)
     if scale is None:
-        raise TraceError(f"{path}: no column 'Duration (ns)' (columns: {', '.join(frame.names)})")
+        raise TraceError(f"{path}: no column 'Duration (ns)' (columns: {frame.listed})")
     return _table(path, frame.floats(unit) * scale, frame.texts("Name"))
 
 

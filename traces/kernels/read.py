@@ -100,12 +100,13 @@ def _read_folder(folder: Path, format: str) -> KernelTable:
 def _read_file(path: Path, format: str) -> KernelTable:
     if not path.exists():
         raise TraceError(f"{path}: no such file")
-    if format in _FILES:
-        return _FILES[format](path)
-    if format != "auto":
-        return _FRAMES[format](read_frame(path))
-    found, frame = _opened(path)
-    return _FILES[found](path) if frame is None else _FRAMES[found](frame)
+    with np.errstate(all="ignore"):  # sizes of damaged rows divide by zero and overflow; such rows are left out
+        if format in _FILES:
+            return _FILES[format](path)
+        if format != "auto":
+            return _FRAMES[format](read_frame(path))
+        found, frame = _opened(path)
+        return _FILES[found](path) if frame is None else _FRAMES[found](frame)
 
 
 def _opened(path: Path) -> tuple[str, Frame | None]:
@@ -123,7 +124,7 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
     found = recognise_columns(frame.names)
     if found is None:
         raise TraceError(
-            f"{path}: no kernel trace that is known here (columns: {', '.join(frame.names[:12])}); the canonical one "
+            f"{path}: no kernel trace that is known here (columns: {frame.listed}); the canonical one "
             f"needs op and measured_s; others: {', '.join(KERNEL_FORMATS[1:])}"
         )
     return found, frame

@@ -14,6 +14,8 @@ from traces.kernels.columns import OPS, SIZES, WORDS
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 
+LARGEST_SIZE = 10**15
+"""No dimension, count or message of a kernel is larger; whatever is, is damage."""
 NO_TIME = "measured time is not a positive number"
 """Reason for which a row is skipped."""
 
@@ -152,7 +154,7 @@ def make_table(
     columns = {"op": operations}
     for name, text in texts.items():
         columns[name] = constant(text, rows) if isinstance(text, str) else text
-    whole = {name: _whole(values) for name, values in sizes.items()}
+    whole_sizes = {name: whole(values) for name, values in sizes.items()}
     dropped = dict(skipped or {})
     keep = np.isfinite(measured_s) & (measured_s > 0)
     if not keep.all():
@@ -160,13 +162,13 @@ def make_table(
     for code, name in enumerate(operations.names):
         ours = operations.codes == code
         for column in OPS[name].needed:
-            bad = keep & ours & (whole[column] < 1 if column in whole else np.True_)
+            bad = keep & ours & (whole_sizes[column] < 1 if column in whole_sizes else np.True_)
             if bad.any():
                 reason = f"{name}: {column} is not a whole number >= 1"
                 dropped[reason] = dropped.get(reason, 0) + int(bad.sum())
                 keep &= ~bad
     table = KernelTable(
-        whole,
+        whole_sizes,
         columns,
         measured_s.astype(np.float64),
         np.full(rows, np.nan) if std_s is None else std_s.astype(np.float64),
@@ -178,12 +180,12 @@ def make_table(
     return table if keep.all() else table.where(keep)
 
 
-def _whole(values: NDArray[Any]) -> IntArray:
-    """Whole numbers; 0 where a float is missing or has a fraction."""
-    if values.dtype.kind in "iu":
-        return values.astype(np.int64)
+def whole(values: NDArray[Any]) -> IntArray:
+    """Whole numbers; 0 where a number is missing, has a fraction, or is larger than any kernel's size."""
+    if values.dtype.kind == "i":
+        return np.where(np.abs(values) <= LARGEST_SIZE, values, 0).astype(np.int64)
     numbers = np.asarray(values, dtype=np.float64)
-    good = np.isfinite(numbers) & (np.abs(numbers) < 2.0**62)
+    good = np.isfinite(numbers) & (np.abs(numbers) <= LARGEST_SIZE)
     rounded = np.where(good, np.rint(np.where(good, numbers, 0.0)), 0.0)
     return np.where(np.abs(rounded - np.where(good, numbers, -1.0)) < 1e-6, rounded, 0.0).astype(np.int64)
 

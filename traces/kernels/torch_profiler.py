@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from traces.bounds import unpacked_bytes
 from traces.errors import TraceError, shown
 from traces.kernels.rows import RowBuilder
 from traces.kernels.table import KernelTable
@@ -53,7 +53,7 @@ def read_torch_profiler(path: Path) -> KernelTable:
     for event in kernels:
         arguments = event.get("args") or {}
         seconds = _seconds(path, event)
-        identity = arguments.get("External id", launches.get(arguments.get("correlation")))
+        identity = _key(arguments.get("External id")) or launches.get(_key(arguments.get("correlation")))
         operator = operators.get(identity)
         shaped = _shaped(operator) if operator is not None else None
         name = str(event.get("name", ""))[:200]
@@ -75,11 +75,10 @@ class _Trace(NamedTuple):
 
 def _events(path: Path) -> _Trace:
     try:
-        with path.open("rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as stream:
-            data = json.load(stream)
-    except (OSError, EOFError, ValueError, RecursionError) as problem:
+        data = json.loads(unpacked_bytes(path))
+    except TraceError:
+        raise
+    except (ValueError, RecursionError) as problem:
         detail = " ".join(str(problem).split())[:120]
         raise TraceError(f"{path}: not a readable JSON trace, damaged or cut short? ({detail})") from None
     events = data.get("traceEvents") if isinstance(data, dict) else data
@@ -108,10 +107,17 @@ def _sorted(path: Path, events: list[Any]) -> tuple[dict[Any, Any], dict[Any, An
         if category == "kernel":
             kernels.append(event)
         elif category == "cpu_op" and "External id" in arguments:
-            operators[arguments["External id"]] = event
+            operators[_key(arguments["External id"])] = event
         elif category in ("cuda_runtime", "cuda_driver") and "correlation" in arguments:
-            launches[arguments["correlation"]] = arguments.get("External id")
+            launches[_key(arguments["correlation"])] = _key(arguments.get("External id"))
+    operators.pop(None, None)
+    launches.pop(None, None)
     return operators, launches, kernels
+
+
+def _key(identity: Any) -> str | None:
+    """An external id or a correlation as something to look up; None where it is neither number nor word."""
+    return str(identity) if isinstance(identity, int | str) else None
 
 
 def _seconds(path: Path, event: Any) -> float:
@@ -130,7 +136,8 @@ def _shaped(operator: Any) -> Shaped | None:
     if read is None or not isinstance(dims, list) or not isinstance(kinds, list):
         return None
     try:
-        return read(dims, [_DTYPES.get(str(kind), "") for kind in kinds], arguments.get("Concrete Inputs") or [])
+        found = read(dims, [_DTYPES.get(str(kind), "") for kind in kinds], arguments.get("Concrete Inputs") or [])
+        return found if found is not None and all(type(size) is int for size in found.sizes.values()) else None
     except (IndexError, TypeError, ValueError, KeyError):
         return None
 

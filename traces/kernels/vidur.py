@@ -39,7 +39,7 @@ def read_vidur(frame: Frame) -> KernelTable:
     if frame.has("n_embd", "num_tokens"):
         return _layer(frame)
     raise TraceError(
-        f"{frame.path}: a Vidur file, but neither mlp, attention nor a collective (columns: {', '.join(frame.names)})"
+        f"{frame.path}: a Vidur file, but neither mlp, attention nor a collective (columns: {frame.listed})"
     )
 
 

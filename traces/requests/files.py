@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
+from traces.bounds import LARGEST_DOCUMENT_BYTES
 from traces.errors import TraceError, shown
 
 OnError: TypeAlias = Literal["stop", "skip"]
@@ -102,7 +103,12 @@ def text_blocks(path: Path, on_error: OnError = "stop", quoted: bool = False) ->
         source: IO[bytes] = stream
         start = stream.read(3)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            source = _utf16_as_utf8(path, start + stream.read())
+            data = start + stream.read(LARGEST_DOCUMENT_BYTES)
+            if len(data) > LARGEST_DOCUMENT_BYTES:
+                raise TraceError(
+                    f"{path}: UTF-16 text of more than {LARGEST_DOCUMENT_BYTES >> 20} MiB; save it as UTF-8"
+                )
+            source = _utf16_as_utf8(path, data)
             start = source.read(3)
         rest = b"" if start == b"\xef\xbb\xbf" else start
         line = 1
@@ -150,9 +156,15 @@ def first_text(path: Path, limit: int = 1 << 16) -> str:
 
 def load_document(path: Path) -> Any:
     """One JSON document; raises TraceError with the line and column where it breaks."""
-    text = "".join(block.text for block in text_blocks(path))
+    blocks, size = [], 0
+    for block in text_blocks(path):
+        blocks.append(block.text)
+        size += len(block.text)
+        if size > LARGEST_DOCUMENT_BYTES:
+            most = LARGEST_DOCUMENT_BYTES >> 20
+            raise TraceError(f"{path}: one JSON document of more than {most} MiB; is this a trace?")
     try:
-        return json.loads(text)
+        return json.loads("".join(blocks))
     except json.JSONDecodeError as problem:
         raise TraceError(f"{path}:{problem.lineno}: not valid JSON: {problem.msg} (column {problem.colno})") from None
     except (ValueError, RecursionError) as problem:

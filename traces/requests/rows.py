@@ -282,7 +282,7 @@ def parquet_columns(path: Path) -> list[str]:
     try:
         with reading(path):
             return list(pq.read_schema(path).names)
-    except pa.ArrowException as problem:
+    except (pa.ArrowException, UnicodeDecodeError) as problem:
         raise TraceError(f"{path}: not a usable Parquet file ({shown(str(problem), 120)})") from None
 
 
@@ -300,7 +300,7 @@ def parquet_chunks(path: Path, on_error: OnError, wanted: Sequence[str]) -> Iter
                     columns, batch.num_rows, range(done + 1, done + batch.num_rows + 1), [], f"{path}: row {{}}"
                 )
                 done += batch.num_rows
-    except pa.ArrowException as problem:
+    except (pa.ArrowException, UnicodeDecodeError) as problem:
         raise TraceError(f"{path}: row {done + 1} or later: damaged Parquet ({shown(str(problem), 120)})") from None
 
 

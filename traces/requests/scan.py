@@ -16,6 +16,7 @@ from traces.requests.layout import Bound, Layout, Options
 from traces.requests.rows import RawChunk
 from traces.requests.table import PrefixHashes
 from traces.requests.values import (
+    MAX_TOKENS,
     UNITS_PER_SECOND,
     Clock,
     Parsed,
@@ -264,7 +265,7 @@ def _block_tokens(bound: Bound, chunk: RawChunk, options: Options, column: str) 
     declared = bound.values(chunk, "block_tokens")
     if declared is not None:
         sizes = {value for value in map(_whole, declared) if value is not None}
-        if len(sizes) == 1 and min(sizes) >= 1:
+        if len(sizes) == 1 and 1 <= min(sizes) <= MAX_TOKENS:
             return sizes.pop()
         if sizes or bound.layout.block_tokens is None:
             raise TraceError(

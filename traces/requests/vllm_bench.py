@@ -57,19 +57,17 @@ def vllm_bench_chunks(path: Path) -> Iterator[RawChunk]:
             f"{path}: holds only totals (no input_lens, output_lens); save the benchmark again with --save-detailed"
         )
     arrays: dict[str, Values] = {}
+    count = len(result["input_lens"]) if isinstance(result["input_lens"], list) else 0
     for name in _ARRAYS:
         values = result.get(name)
-        if values is None:
+        if values is None and name not in ("input_lens", "output_lens"):
             continue
-        if not isinstance(values, list) or len(values) != len(result["input_lens"]):
-            raise TraceError(
-                f"{path}: {name}: a list of {len(result['input_lens'])} values expected, one for each of input_lens"
-            )
+        if not isinstance(values, list) or len(values) != count:
+            raise TraceError(f"{path}: {name}: a list of {count} values expected, one for each of input_lens")
         arrays[name] = values
     if "ttfts" in arrays and "itls" in arrays:
         arrays["e2e_s"] = [_total(*pair) for pair in zip(arrays["ttfts"], arrays.pop("itls"), strict=True)]
     arrays.pop("itls", None)
-    count = len(result["input_lens"])
     yield RawChunk(arrays, count, range(count), place=f"{path}: request {{}} (from 0)")
 
 

@@ -149,8 +149,9 @@ def json_value(text: str, place: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise TraceError(f"{place}:{error.lineno}: not JSON ({error.msg})") from None
-    except RecursionError:
-        raise TraceError(f"{place}: nested too deeply") from None
+    except (RecursionError, ValueError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else "a number of thousands of digits"
+        raise TraceError(f"{place}: not usable JSON ({reason})") from None
 
 
 def latencies_ms(cells: Cells, keys: Mapping[str, str], scale: float = 1.0) -> dict[str, float]:

@@ -127,24 +127,22 @@ def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> Mea
     cells = Cells(good, place)
     measured: dict[str, float] = {}
     for key, name in (("time_to_first_token", "ttft"), ("request_latency", "e2el")):
-        holder = good.get("latency", {}).get(key)
-        if isinstance(holder, Mapping):
-            found = latencies_ms(Cells(holder, f"{place}: {key}"), {f"{s}_{name}_ms": s for s in STATISTICS}, MS_PER_S)
-            measured |= found
-    rates = Cells(good.get("throughput") or {}, f"{place}: throughput")
+        holder = Cells(_map(_map(good, "latency"), key), f"{place}: {key}")
+        measured |= latencies_ms(holder, {f"{s}_{name}_ms": s for s in STATISTICS}, MS_PER_S)
+    rates = Cells(_map(good, "throughput"), f"{place}: throughput")
     rate_keys = ("requests_per_sec", "output_tokens_per_sec", "total_tokens_per_sec")
     measured |= latencies_ms(rates, dict(zip(THROUGHPUTS, rate_keys, strict=True)))
     setup, server = _yaml(file.parent / "config.yaml"), _yaml(file.parent.parent / "exp-config.yaml")
     data, load = _map(setup, "data"), _map(setup, "load")
     prefix = Cells(_map(data, "shared_prefix"), f"{file.parent / 'config.yaml'}: shared_prefix")
-    stages = [(float(s["rate"]), float(s["duration"])) for s in load.get("stages") or [] if isinstance(s, Mapping)]
+    stages = _stages(load.get("stages"), f"{file.parent / 'config.yaml'}: load.stages")
     stage = file.name.removeprefix("stage_").partition("_")[0]
     if file.name.startswith("stage_") and stage.isdigit() and int(stage) < len(stages):
         stages = [stages[int(stage)]]
-    inputs = Cells(good.get("prompt_len") or {}, place).positive("mean")
+    inputs = Cells(_map(good, "prompt_len"), place).positive("mean")
     outputs = prefix.count("output_len")
     if outputs is None:
-        mean = Cells(good.get("output_len") or {}, place).positive("mean")
+        mean = Cells(_map(good, "output_len"), place).positive("mean")
         outputs = round(mean) if mean else None
     if outputs and outputs > 1 and "mean_e2el_ms" in measured and "mean_ttft_ms" in measured:
         measured["mean_tpot_ms"] = (measured["mean_e2el_ms"] - measured["mean_ttft_ms"]) / (outputs - 1)
@@ -224,6 +222,18 @@ def guidellm_runs(result: Mapping[str, Any], place: str, file: Path) -> Iterator
         )
 
 
+def _stages(listed: Any, place: str) -> list[tuple[float, float]]:
+    """Rate and duration in seconds of each stage of a load."""
+    stages = []
+    for number, stage in enumerate(listed if isinstance(listed, list) else []):
+        cells = Cells(stage if isinstance(stage, Mapping) else {}, f"{place}[{number}]")
+        rate, duration = cells.positive("rate"), cells.positive("duration")
+        if rate is None or duration is None:
+            raise TraceError(f"{cells.place}: a rate and a duration above 0 expected")
+        stages.append((rate, duration))
+    return stages
+
+
 def _open(mode: str) -> str:
     return "constant" if mode.lower() == "constant" else "poisson"
 
@@ -268,6 +278,6 @@ def _yaml(file: Path) -> Mapping[str, Any]:
 
     try:
         value = yaml.safe_load(read_text(file))
-    except yaml.YAMLError as error:
-        raise TraceError(f"{file}: not readable as YAML ({str(error).splitlines()[0]})") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise TraceError(f"{file}: not readable as YAML ({str(error)[:80]})") from None
     return value if isinstance(value, Mapping) else {}

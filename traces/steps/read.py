@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from traces.bounds import check_table_size, unpacked_bytes
 from traces.errors import TraceError, did_you_mean, shown
 from traces.servings.cells import Cells, csv_rows, json_value, read_text
 from traces.steps.table import COLUMNS, SCOPES, StepTable, step_table
@@ -92,19 +91,22 @@ def _parquet_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str, 
     import pyarrow.parquet
 
     try:
+        check_table_size(file)
         table = pyarrow.parquet.read_table(file)
-    except (pyarrow.ArrowInvalid, OSError) as error:
+        names, cells = table.column_names, table.to_pylist()
+    except TraceError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise TraceError(f"{file}: not readable as Parquet ({str(error).splitlines()[0][:80]})") from None
-    own = "seconds" in table.column_names and "replica" in table.column_names
-    if own:
-        table = table.rename_columns(["measured_s" if n == "seconds" else n for n in table.column_names])
-        table = table.select([name for name in table.column_names if name in (*COLUMNS, "steps")])
-    else:
-        _check_columns(tuple(table.column_names), file)
-    for number, row in enumerate(table.to_pylist()):
-        if own and row.pop("steps", 1) != 1:
+    own = "seconds" in names and "replica" in names
+    if not own:
+        _check_columns(tuple(names), file)
+    for number, row in enumerate(cells):
+        if own and row.get("steps", 1) != 1:
             skipped["several steps in one row"] = skipped.get("several steps in one row", 0) + 1
             continue
+        if own:
+            row["measured_s"] = row["seconds"]
         yield _row(Cells(row, f"{file}: row {number}"))
 
 
@@ -125,7 +127,7 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
     known = {str(e["name"]) for e in marked if _composition(str(e["name"])) is not None}
     if not on_device and len(known) == 1 and kernels:
         name = next(iter(known))
-        seconds = _busy_us(kernels)
+        seconds = _busy_us(kernels, file)
         yield {
             **(_composition(name) or {}),
             "measured_s": seconds / US_PER_S,
@@ -134,7 +136,7 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
         }
         return
     for event in on_device or marked:
-        name, seconds = str(event["name"]), float(event.get("dur", 0)) / US_PER_S
+        name, seconds = str(event["name"]), _number(event, "dur", file) / US_PER_S
         composition = _composition(name)
         if composition is None or not on_device or seconds <= 0:
             reason = "annotation on the host only" if composition else "annotation without the context lengths"
@@ -145,15 +147,21 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
 
 def _unpacked(file: Path) -> str:
     try:
-        return gzip.decompress(file.read_bytes()).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        return unpacked_bytes(file).decode()
+    except UnicodeDecodeError as error:
         raise TraceError(f"{file}: not readable as gzip-compressed text ({str(error)[:60]})") from None
 
 
-def _busy_us(kernels: Sequence[Mapping[str, Any]]) -> float:
+def _number(event: Mapping[str, Any], key: str, file: Path) -> float:
+    """Microseconds under ``key`` of an event; 0 where it is not given."""
+    return Cells(event, f"{file}: event {shown(event.get('name'))}").number(key) or 0.0
+
+
+def _busy_us(kernels: Sequence[Mapping[str, Any]], file: Path) -> float:
     """Microseconds in which at least one kernel runs."""
     busy = end = 0.0
-    for start, stop in sorted((float(e["ts"]), float(e["ts"]) + float(e.get("dur", 0))) for e in kernels):
+    spans = [(_number(event, "ts", file), _number(event, "dur", file)) for event in kernels]
+    for start, stop in sorted((start, start + lasts) for start, lasts in spans):
         busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return busy

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.errors import TraceError
+from traces.errors import TraceError, shown
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -72,6 +72,8 @@ class StepTable:
         return StepTable(**columns, place=place, source=self.source, skipped=self.skipped)
 
 
+LARGEST_COUNT, LARGEST_PAIRS = 10**9, 10**18
+"""Most tokens, and most pairs of tokens, of a step; whatever is more is damage."""
 _ARRAYS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",
            "query_len", "decode_kv_tokens", "measured_s", "device")  # fmt: skip
 
@@ -113,11 +115,15 @@ def _complete(row: Mapping[str, Any]) -> dict[str, Any]:
         raise TraceError(f"{place}: decode_kv_tokens is missing: the context lengths of the decoding sequences, summed")
     if decoding and int(decode_keys or 0) < decoding * query:
         raise TraceError(f"{place}: decode_kv_tokens: {decode_keys} is less than the {decoding * query} new tokens")
+    pairs, sampled = row.get("prefill_pairs"), row.get("sampled_prefills")
+    counts = {"prefill_tokens": tokens, "prefill_kv_tokens": keys, "prefill_pairs": pairs, "decode_seqs": decoding,
+              "decode_kv_tokens": decode_keys, "query_len": query, "sampled_prefills": sampled}  # fmt: skip
+    for name, value in counts.items():
+        if (value or 0) > (LARGEST_PAIRS if name == "prefill_pairs" else LARGEST_COUNT):
+            raise TraceError(f"{place}: {name}: {shown(value)} is more than any step computes")
     chunk = tokens / max(seqs, 1)
-    pairs = row.get("prefill_pairs")
     if pairs is None:
         pairs = round(chunk * keys - seqs * chunk * (chunk - 1) / 2)
-    sampled = row.get("sampled_prefills")
     return {
         "prefill_seqs": seqs,
         "prefill_tokens": tokens,

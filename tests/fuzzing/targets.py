@@ -1,0 +1,190 @@
+"""Every reader of the project as a target: seeds, and a call that may refuse a file but never break on it."""
+
+import io
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from fuzzing import seeds
+
+from hwprofiles import ProfileError, load_chip, load_link
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.llm import load_architecture
+from simulator.scenario import load_scenario
+from simulator.speculation import read_acceptance
+from simulator.studies.study_file import load_study
+from traces import TraceError
+from traces.kernels import read_kernels
+from traces.requests import iter_requests, read_requests
+from traces.servings import read_runs
+from traces.steps import read_steps
+
+REFUSALS = (ForerunError, ProfileError, TraceError)
+LONGEST_MESSAGE = 2000
+LONGEST_CALL_S = 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader: what it is given and how it is called."""
+
+    name: str
+    suffix: str
+    seeds: tuple[bytes, ...]
+    read: Callable[[Path], object]
+
+
+def _requests(path: Path) -> None:
+    table = read_requests(path)
+    assert table.input_tokens.min() >= 1
+    assert table.output_tokens.min() >= 1
+    if table.arrival_s is not None:
+        assert np.isfinite(table.arrival_s).all()
+        assert (np.diff(table.arrival_s) >= 0).all()
+        assert table.arrival_s[0] == 0
+
+
+def _requests_streamed(path: Path) -> None:
+    """Streamed and whole readings hold the same requests, in order throughout."""
+    last, rows = -np.inf, 0
+    for table in iter_requests(path, on_error="skip", chunk_rows=2):
+        rows += len(table)
+        if table.arrival_s is not None:
+            assert table.arrival_s[0] >= last
+            last = table.arrival_s[-1]
+    assert rows == len(read_requests(path, on_error="skip"))
+
+
+def _kernels(path: Path) -> None:
+    table = read_kernels(path)
+    assert np.isfinite(table.measured_s).all()
+    assert (table.measured_s > 0).all()
+
+
+def _steps(path: Path) -> None:
+    read_steps(path)
+
+
+def _servings(path: Path) -> None:
+    for run in read_runs(path):
+        assert all(np.isfinite(value) and value > 0 for value in run.measured.values())
+
+
+def _acceptance(path: Path) -> None:
+    log = read_acceptance(path)
+    assert 1 <= log.acceptance_length < np.inf
+
+
+def _command(*words: str) -> Callable[[Path], None]:
+    """The command in this process: 0, 1 or 2, and one line on stderr when it refuses."""
+
+    def call(path: Path) -> None:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main([str(path) if word == "FILE" else word for word in words])
+        assert code in (0, 1, 2), code
+        if code == 2:
+            lines = err.getvalue().splitlines()
+            assert len(lines) == 1, lines[:5]
+            assert len(lines[0]) < LONGEST_MESSAGE, lines[0][:200]
+
+    return call
+
+
+def _targets() -> Iterator[Target]:
+    def texts(*given: str) -> tuple[bytes, ...]:
+        return tuple(text.encode() for text in given)
+
+    tables = tuple(text for text in seeds.REQUESTS if text[0] not in "[{0")
+    request_seeds = (*texts(*seeds.REQUESTS), seeds.packed(seeds.REQUESTS[0]), seeds.parquet_of(tables[0]))
+    kernel_seeds = texts(*seeds.KERNELS)
+    yield Target("requests", "", request_seeds, _requests)
+    yield Target("requests-streamed", "", request_seeds, _requests_streamed)
+    yield Target("kernels", ".csv", kernel_seeds, _kernels)
+    yield Target("kernels-gzip", ".csv.gz", tuple(map(seeds.packed, seeds.KERNELS[:2])), _kernels)
+    yield Target("kernels-parquet", ".parquet", tuple(map(seeds.parquet_of, seeds.KERNELS[:12])), _kernels)
+    yield Target("steps-csv", ".csv", texts(seeds.STEPS[0]), _steps)
+    yield Target("steps-json", ".json", texts(seeds.STEPS[1]), _steps)
+    yield Target("steps-parquet", ".parquet", (seeds.parquet_of(seeds.STEPS[0]),), _steps)
+    yield Target("servings-csv", ".csv", texts(*seeds.SERVINGS[:4]), _servings)
+    yield Target("servings-json", ".json", texts(*seeds.SERVINGS[4:]), _servings)
+    yield Target("servings-jsonl", ".jsonl", texts(*seeds.SERVINGS[4:]), _servings)
+    yield Target("engine-log", ".log", texts(*seeds.LOGS), _acceptance)
+    yield Target("scenario", ".yaml", texts(seeds.SCENARIO, seeds.PLAIN_SCENARIO), load_scenario)
+    yield Target("study", ".yaml", texts(seeds.STUDY, seeds.SCENARIO), load_study)
+    yield Target("model-json", ".json", texts(*seeds.HF_CONFIGS), load_architecture)
+    yield Target("model-yaml", ".yaml", texts(*seeds.files("simulator", "llm", "catalogue")[::4]), load_architecture)
+    yield Target("chip", ".yaml", texts(*seeds.files("hwprofiles", "chips")[::3]), load_chip)
+    yield Target("link", ".yaml", texts(*seeds.files("hwprofiles", "links")[::3]), load_link)
+    small = texts(seeds.PLAIN_SCENARIO)
+    yield Target("command-run", ".yaml", texts(seeds.SCENARIO) + small, _command("run", "FILE", "--json", "-"))
+    yield Target(
+        "command-chips-check",
+        ".yaml",
+        texts(*seeds.files("hwprofiles", "chips")[:2]),
+        _command("chips", "check", "FILE"),
+    )
+    yield Target("command-models-check", ".json", texts(*seeds.HF_CONFIGS), _command("models", "check", "FILE"))
+    yield Target(
+        "command-replay-kernels", ".csv", kernel_seeds[:4], _command("replay", "kernels", "FILE", "--chip", "h100-sxm")
+    )
+    yield Target("command-workloads", "", request_seeds, _command("workloads", "check", "FILE"))
+
+
+TARGETS = {target.name: target for target in _targets()}
+LIGHT = tuple(name for name in TARGETS if not name.startswith("command-run"))
+
+
+class Hang(Exception):
+    """A call took longer than ``LONGEST_CALL_S``."""
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """A call that hangs is stopped (where there is an alarm clock: Unix, main thread)."""
+
+    def stop(*_: object) -> None:
+        raise Hang(f"longer than {LONGEST_CALL_S} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LONGEST_CALL_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def attempt(target: Target, data: bytes, folder: Path) -> str | None:
+    """Give ``data`` to a reader; returns the refusal, or None where the file was read.
+
+    Raises:
+        Exception: anything that is not a one-line refusal by the project: a finding.
+    """
+    path = folder / f"fuzzed{target.suffix}"
+    path.write_bytes(data)
+    try:
+        with _watched():
+            target.read(path)
+    except REFUSALS as refusal:
+        message = str(refusal)
+        assert message.strip(), "an empty message"
+        assert len(message.splitlines()) == 1, f"more than one line: {message[:300]!r}"
+        assert len(message) < LONGEST_MESSAGE, f"a message of {len(message)} characters: {message[:200]!r}"
+        message.encode("utf-8")
+        return message
+    return None
+
+
+@contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A temporary folder in memory where there is one."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
