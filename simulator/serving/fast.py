@@ -494,8 +494,12 @@ class FastReplica:
         """From the next step on, ``tokens`` are verified: derive the futures of the decoding requests anew."""
         adaptive = self._adaptive
         assert adaptive is not None
-        self._complete(self._step - 1, now)
-        decoding = [live for live in self._running.values() if live.start >= 0]
+        leaving = self._finishing.pop(self._step - 1, [])
+        for live in leaving:  # they go last, as in any step; their drafts count under the old number
+            assert live.path is not None
+            self._count_drafts(live.index, live.path)
+            live.path = live.path[:0]
+        decoding = [live for live in self._running.values() if live.start >= 0 and live not in leaving]
         for live in decoding:
             done = self._step - live.start
             self._contribute(live, done, np.subtract)
@@ -513,6 +517,8 @@ class FastReplica:
         self._verify(adaptive)
         for live in decoding:
             self._decode(live, self._log.output_tokens[live.index] - live.generated)
+        if leaving:
+            self._finishing[self._step - 1] = leaving
 
     def _verify(self, adaptive: AdaptiveDrafting) -> None:
         """Take over what the policy's present choice means for a step."""
