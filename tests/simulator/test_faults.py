@@ -183,8 +183,8 @@ def test_interrupted_the_command_ends_with_one_line(place, out):
     """Ctrl-C in the middle of a simulation that would take minutes."""
     data = tiny_data(num_requests=10**6)
     (out / "long.json").write_text(json.dumps(data))
-    said = "import simulator.run as run, os\nold = run.build_cluster\n"
-    said += "def tell(*a, **k):\n    print('go', flush=True)\n    return old(*a, **k)\nrun.build_cluster = tell"
+    said = "import simulator.run as run, os\nold = run.build_run\n"
+    said += "def tell(*a, **k):\n    print('go', flush=True)\n    return old(*a, **k)\nrun.build_run = tell"
     process = started(said, "run", out / "long.json", "--out", out / "run", stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "go\n"
