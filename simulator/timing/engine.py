@@ -88,6 +88,8 @@ class ModelTimer:
             total = total + drafting
             if self._overlap:
                 total = total - self._overlap * np.minimum(drafting, target_s)
+        if not (self._beside_s or self._beside_per_sequence_s):
+            return total
         beside = self._beside_s + self._beside_per_sequence_s * sequences
         return np.maximum(total, beside) if isinstance(total, np.ndarray) else max(total, beside)
 
