@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
 from dash import MATCH, Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app.context import Context
-from dashboards.app.parts import Component, message
+from dashboards.app.parts import Component, area_id, message, state_id
 from dashboards.app.served import SESSION
 
 POLL_MS = 400
@@ -38,6 +39,25 @@ def job_panel(page: str) -> Component:
             dmc.Box(id=job_id(page, "message"), **{"aria-live": "polite"}),
         ]
     )
+
+
+def register_start(app: Dash, page: str, button: str, controls: Sequence[str], begin: Callable[..., Any]) -> None:
+    """Let a page's button start a background run.
+
+    Args:
+        app: the app.
+        page: name of the page.
+        button: kind of its button.
+        controls: names whose values ``begin`` gets after the clicks.
+        begin: returns what to say beside the button, and the token of the run.
+    """
+    app.callback(
+        Output(area_id(page, "started"), "children"),
+        Output(job_id(page, "token"), "data"),
+        Input({"kind": button, "page": page}, "n_clicks"),
+        *(State(state_id(page, name), "value") for name in controls),
+        prevent_initial_call=True,
+    )(begin)
 
 
 def register(app: Dash, context: Context) -> None:

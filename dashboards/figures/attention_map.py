@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from dashboards.figures.attention_speculation import tokens
-from dashboards.figures.theme import captioned, gain_scale
+from dashboards.figures.gain_map import gain_map
+from dashboards.figures.theme import captioned
 from simulator.speculation.attention_level import ConsistencySet, Reading, compare_layouts
 
 FloatArray = NDArray[np.float64]
@@ -38,23 +39,12 @@ def attention_map_data(
 
 def attention_map_figure(data: AttentionMapData) -> go.Figure:
     """A heat map with the speedup in every cell; 1 is neutral."""
-    low, high = min(0.5, float(data.speedup.min())), max(1.5, float(data.speedup.max()))
-    figure = go.Figure(
-        go.Heatmap(
-            x=[tokens(context) for context in data.contexts],
-            y=[f"{rate:.1%}" for rate in data.hit_rates],
-            z=data.speedup,
-            colorscale=gain_scale(low, 1.0, high),
-            zmin=low,
-            zmax=high,
-            text=[[f"{cell:.2f}" for cell in row] for row in data.speedup],
-            texttemplate="%{text}",
-            textfont={"size": 11},
-            xgap=1,
-            ygap=1,
-            colorbar={"title": {"text": "speedup", "font": {"size": 12}}, "thickness": 12, "tickfont": {"size": 11}},
-            hovertemplate="%{x} tokens, %{y} hits: %{z:.3f} x<extra></extra>",
-        )
+    figure = gain_map(
+        [tokens(context) for context in data.contexts],
+        [f"{rate:.1%}" for rate in data.hit_rates],
+        data.speedup,
+        "speedup",
+        "%{x} tokens, %{y} hits: %{z:.3f} x<extra></extra>",
     )
     figure.update_xaxes(title="context (tokens)", type="category", showgrid=False)
     figure.update_yaxes(title="hit rate", type="category", showgrid=False)

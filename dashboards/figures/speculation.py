@@ -9,7 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from dashboards.figures.theme import METHODS, captioned, gain_scale
+from dashboards.figures.gain_map import gain_map
+from dashboards.figures.theme import METHODS, captioned
 from simulator.speculation import load_curve
 from simulator.studies.speculation_grid import SpeculationGrid
 
@@ -79,23 +80,12 @@ def speedup_by_context(grid: SpeculationGrid) -> SpeedupData:
 
 def speedup_figure(data: SpeedupData) -> go.Figure:
     """A heat map with the speed-up in every cell; 1 is neutral."""
-    low, high = min(0.5, float(data.speedup.min())), max(1.5, float(data.speedup.max()))
-    figure = go.Figure(
-        go.Heatmap(
-            x=[f"{value:,}" for value in data.values],
-            y=list(data.draft_tokens),
-            z=data.speedup,
-            colorscale=gain_scale(low, 1.0, high),
-            zmin=low,
-            zmax=high,
-            text=[[f"{cell:.2f}" for cell in row] for row in data.speedup],
-            texttemplate="%{text}",
-            textfont={"size": 11},
-            xgap=1,
-            ygap=1,
-            colorbar={"title": {"text": "speed-up", "font": {"size": 12}}, "thickness": 12, "tickfont": {"size": 11}},
-            hovertemplate=f"K=%{{y}}, {data.axis} %{{x}}: %{{z:.3f}} x<extra></extra>",
-        )
+    figure = gain_map(
+        [f"{value:,}" for value in data.values],
+        list(data.draft_tokens),
+        data.speedup,
+        "speed-up",
+        f"K=%{{y}}, {data.axis} %{{x}}: %{{z:.3f}} x<extra></extra>",
     )
     figure.update_xaxes(title=data.axis, type="category", showgrid=False)
     figure.update_yaxes(title="draft tokens K", dtick=1, showgrid=False)

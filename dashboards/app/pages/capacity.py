@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, no_update
+from dash import Dash, Input, Output, no_update
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
 from dashboards.app.jobs import Tell
 from dashboards.app.messages import sentence
 from dashboards.app.parts import (
-    area_id,
     at,
     card,
     figure_card,
@@ -198,13 +197,7 @@ def register(app: Dash, context: Context) -> None:
 
     areas = ("lead", "holding", "flags", "others", "basis")
     register_view(app, NAME, ("plan",), areas, ("strain", "front"), partial(compute, context))
-    app.callback(
-        Output(area_id(NAME, "started"), "children"),
-        Output(job_panel.job_id(NAME, "token"), "data"),
-        Input({"kind": "plan", "page": NAME}, "n_clicks"),
-        *(State(state_id(NAME, name), "value") for name in ASKED),
-        prevent_initial_call=True,
-    )(begin)
+    job_panel.register_start(app, NAME, "plan", ASKED, begin)
     app.callback(
         Output(state_id(NAME, "plan"), "data"),
         Output(state_id(NAME, "plan"), "value"),

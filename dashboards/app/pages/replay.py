@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, no_update
+from dash import Dash, Input, Output, no_update
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
 from dashboards.app.messages import sentence
 from dashboards.app.parts import (
-    area_id,
     card,
     columns,
     control_id,
@@ -234,13 +233,7 @@ def register(app: Dash, context: Context) -> None:
         [Output(control_id(NAME, name), "style") for name in (*KERNEL_CONTROLS, *SERVED_CONTROLS, "make", "begin")],
         Input(state_id(NAME, "view"), "value"),
     )(which_controls)
-    app.callback(
-        Output(area_id(NAME, "started"), "children"),
-        Output(job_panel.job_id(NAME, "token"), "data"),
-        Input({"kind": "replay", "page": NAME}, "n_clicks"),
-        *(State(state_id(NAME, name), "value") for name in ASKED),
-        prevent_initial_call=True,
-    )(begin)
+    job_panel.register_start(app, NAME, "replay", ASKED, begin)
     app.callback(
         Output(state_id(NAME, "replay"), "data"),
         Output(state_id(NAME, "replay"), "value"),

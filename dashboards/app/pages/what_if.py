@@ -8,14 +8,13 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import Dash, Input, Output, State, dcc, no_update
+from dash import Dash, Input, dcc, no_update
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
 from dashboards.app.jobs import RunTask
 from dashboards.app.messages import sentence
 from dashboards.app.parts import (
-    area_id,
     at,
     card,
     counted,
@@ -27,7 +26,6 @@ from dashboards.app.parts import (
     select,
     shown_when,
     slider,
-    state_id,
     tiles,
     with_controls,
 )
@@ -262,13 +260,7 @@ def register(app: Dash, context: Context) -> None:
     register_view(app, NAME, CONTROLS, AREAS, ("bounds",), partial(compute, context), others, tells=(ANSWERED,))
     answered = {ANSWERED: Input(told_id(NAME, ANSWERED), "data")}
     register_view(app, NAME, (), (), ("load",), partial(compute_load, context), answered, message_at=None)
-    app.callback(
-        Output(area_id(NAME, "started"), "children"),
-        Output(job_panel.job_id(NAME, "token"), "data"),
-        Input({"kind": "simulate", "page": NAME}, "n_clicks"),
-        *(State(state_id(NAME, name), "value") for name in CONTROLS),
-        prevent_initial_call=True,
-    )(begin)
+    job_panel.register_start(app, NAME, "simulate", CONTROLS, begin)
 
 
 @lru_cache(maxsize=64)
