@@ -46,7 +46,9 @@ _CACHE_ENTRIES = 100_000
 _T = TypeVar("_T", KernelTime, CollectiveTime)
 
 
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl")
+PORTABLE = "portable"
+"""Kernels written before the chip: they leave its asynchronous copies and thread block clusters unused."""
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE)
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
@@ -74,6 +76,9 @@ class KernelLibrary:
                 f"no kernel library '{library}'{did_you_mean(library, known)} (one of {', '.join(known)})"
             )
         self.library = library
+        self._older = library == PORTABLE and self.chip.compute.asynchronous
+        if self._older:
+            self.chip = _as_older_kernels_see(self.chip)
         self._split_kv = split_kv
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
@@ -364,7 +369,7 @@ class KernelLibrary:
         if key not in self._chosen:
             found, basis = self._find(family, dtype)
             if isinstance(found, DecodeParameters) and not self._split_kv:
-                found = found.model_copy(update={"max_splits": 1.0})
+                found = found.without_splits()
             self._chosen[key] = (found, basis)
         return self._chosen[key]
 
@@ -382,6 +387,8 @@ class KernelLibrary:
             found = _first(self.chip, libraries, family, names)
             if found is not None:
                 found = self._widening(found, self.chip, libraries, dtype) if names is near else found
+                if self._older:
+                    found, basis = found.carried(True, False), "extrapolated"
                 return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
         if self.chip.like is not None:
             model = load_chip(self.chip.like)
@@ -437,6 +444,12 @@ class KernelLibrary:
 
 
 _PLAIN = (int, float)
+
+
+def _as_older_kernels_see(chip: Chip) -> Chip:
+    """The chip without asynchronous copies and without clusters that share operand reads."""
+    compute = chip.compute.model_copy(update={"asynchronous": False})
+    return chip.model_copy(update={"compute": compute, "on_chip": chip.on_chip.model_copy(update={"multicast": 1.0})})
 
 
 def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[str, ...]) -> FamilyParameters | None:
