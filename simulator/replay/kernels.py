@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import KernelLibrary
-from hwprofiles.library import PORTABLE
+from hwprofiles.choice import PORTABLE
 from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.light_speed import impossible_rows

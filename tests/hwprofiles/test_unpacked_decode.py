@@ -8,8 +8,8 @@ from numpy.testing import assert_allclose
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
 from hwprofiles.attention import decode_time, packs
+from hwprofiles.choice import PORTABLE
 from hwprofiles.decode_kernel import UnpackedKernel
-from hwprofiles.library import PORTABLE
 from hwprofiles.numeric import ARRAY, SCALAR
 from hwprofiles.parameters import DecodeParameters
 from hwprofiles.records import Source
