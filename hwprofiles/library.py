@@ -9,7 +9,7 @@ from hwprofiles.attention import decode_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_link
 from hwprofiles.choice import PORTABLE, as_older_kernels_see, find_parameters
 from hwprofiles.collectives import collective_time
-from hwprofiles.dtypes import dtype_bytes
+from hwprofiles.dtypes import VARIANT, dtype_bytes
 from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.evaluate import evaluate
@@ -110,7 +110,7 @@ class KernelLibrary:
         parameters = cast(GemmParameters, self.parameters("gemm", dtype))
         limits = self.limits(dtype)
         wide = 4.0 if dtype in ("fp32", "tf32") else 2.0
-        native = self.chip.math_dtype(dtype) == dtype
+        native = self.chip.math_dtype(dtype) == dtype.removesuffix("_block")
         weight = dtype_bytes(dtype)
         activation = weight if native else wide
         result = evaluate(
@@ -275,6 +275,7 @@ class KernelLibrary:
         gated: bool = True,
         active_experts: Num | None = None,
         routing: str = "uniform",
+        kernel: str = "",
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -290,11 +291,12 @@ class KernelLibrary:
             gated: gate and up projections instead of up alone.
             active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
             routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
+            kernel: name of the kernel, where the library has several for a dtype; its own fit is taken if there is one.
 
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
         """
-        parameters = cast(MoeParameters, self.parameters("moe", dtype))
+        parameters = cast(MoeParameters, self.parameters("moe", f"{dtype}{VARIANT}{kernel}" if kernel else dtype))
         spread = read_routing(routing)
         limits = self.limits(dtype)
         weight = dtype_bytes(dtype)
@@ -316,19 +318,28 @@ class KernelLibrary:
             ),
         )
 
-    def elementwise(self, bytes_moved: Num, launches: Num = 1) -> KernelTime:
+    def elementwise(
+        self, bytes_moved: Num, launches: Num = 1, *, warm: bool = False, element_bytes: float = 2.0, kernel: str = ""
+    ) -> KernelTime:
         """Time of memory-bound passes: norms, activations, residuals, RoPE, gathers, sampling.
 
         Args:
             bytes_moved: read and written, over all launches.
             launches: kernels it takes.
+            warm: the same operands were just moved and may still be on the chip, as kernel benchmarks measure it.
+            element_bytes: bytes per element.
+            kernel: ``copy`` for plain copies, which have a fit of their own where one was made.
 
         Raises:
             ProfileError: a negative size.
         """
-        parameters = cast(ElementwiseParameters, self.parameters("elementwise", "any"))
+        name = f"any{VARIANT}{kernel}" if kernel else "any"
+        parameters = cast(ElementwiseParameters, self.parameters("elementwise", name))
         limits = self._attention_limit("bf16", False)
-        return evaluate((bytes_moved, launches), lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n))
+        return evaluate(
+            (bytes_moved, launches),
+            lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n, warm, element_bytes),
+        )
 
     def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:
         """Time of one collective between ``world_size`` chips.

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary
+from hwprofiles.dtypes import format_of
 from simulator.errors import ForerunError
 from simulator.replay.boosted_trees import Trees, fit_trees
 from simulator.replay.evidence import Intervals, Ranges, inside_ranges, put_intervals, seen_ranges, stored_rows
@@ -103,8 +104,9 @@ class Residuals:
     def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
         """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""
         for library in dict.fromkeys((kernels.library, "generic")):
-            if dtype in kernels.chip.kernels.get(library, {}).get(family, {}):
-                return self.corrections.get((library, family, dtype))
+            for name in dict.fromkeys((dtype, format_of(dtype))):
+                if name in kernels.chip.kernels.get(library, {}).get(family, {}):
+                    return self.corrections.get((library, family, name))
         return None
 
 
