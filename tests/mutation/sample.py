@@ -132,7 +132,9 @@ def score_table(results: Sequence[dict[str, Any]], equivalents: set[tuple[str, s
         )
     for words, trials in (("all survivors", killed + survived), ("but for equivalents", killed + survived - same)):
         low, high = wilson_interval(killed, trials)
-        lines.append(f"score, {words}: {killed}/{trials} = {killed / max(trials, 1):.1%} (95 %: {low:.1%} to {high:.1%})")
+        lines.append(
+            f"score, {words}: {killed}/{trials} = {killed / max(trials, 1):.1%} (95 %: {low:.1%} to {high:.1%})"
+        )
     return "\n".join(lines)
 
 

@@ -50,9 +50,7 @@ class Mutant:
 
 def families() -> dict[str, list[str]]:
     """Operators by what they replace: arithmetic by arithmetic, bits by bits, a comparison by a comparison."""
-    binary = [
-        f"ReplaceBinaryOperator_{a}_{b}" for kind in (ARITHMETIC, BITWISE) for a, b in permutations(kind, 2)
-    ]
+    binary = [f"ReplaceBinaryOperator_{a}_{b}" for kind in (ARITHMETIC, BITWISE) for a, b in permutations(kind, 2)]
     return {
         "binary": binary,
         "comparison": [f"ReplaceComparisonOperator_{a}_{b}" for a, b in permutations(COMPARISONS, 2)],

@@ -23,7 +23,16 @@ OWN_SUITES = ("tests/simulator/timing", "tests/simulator/speculation")
 LEFT_OUT = ("tests/simulator/test_faults.py",)
 """Runs other processes, which do not see a mutant."""
 MEMORY_BYTES = 8 << 30
-HEAVY = ("numpy", "scipy.stats", "scipy.optimize", "pydantic", "yaml", "simpy", "pyarrow.parquet", "plotly.graph_objects")
+HEAVY = (
+    "numpy",
+    "scipy.stats",
+    "scipy.optimize",
+    "pydantic",
+    "yaml",
+    "simpy",
+    "pyarrow.parquet",
+    "plotly.graph_objects",
+)
 
 
 def prepare() -> None:
@@ -181,7 +190,20 @@ def run_pytest(files: Sequence[str], watch: Watch) -> int:
     """Exit status of pytest on some files, in this process, ended by the first failure."""
     import pytest
 
-    plain = ["-x", "-q", "-W", "ignore:Module already imported", "-n", "0", "--dist", "no", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    plain = [
+        "-x",
+        "-q",
+        "-W",
+        "ignore:Module already imported",
+        "-n",
+        "0",
+        "--dist",
+        "no",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+    ]
     return int(pytest.main([*plain, *files], plugins=[watch]))
 
 
