@@ -1,4 +1,4 @@
-"""Places of a module that can be mutated, and the mutated sources, by cosmic-ray's operators (`pip install cosmic-ray`)."""
+"""Places of a module that can be changed, and the changed sources, by cosmic-ray's operators."""
 
 import ast
 from collections.abc import Iterator
