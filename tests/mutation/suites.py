@@ -1,4 +1,4 @@
-"""Tests that decide about mutants: which lines each covers, which to run for a mutant, and the run in a process of its own."""
+"""Tests that decide about mutants: which lines each runs, which to take for a mutant, and their run in a fork."""
 
 import importlib
 import importlib.util
@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -32,7 +33,12 @@ HEAVY = (
     "simpy",
     "pyarrow.parquet",
     "plotly.graph_objects",
+    "pytest",
+    "hypothesis",
+    "typer",
+    "rich.console",
 )
+"""Loaded once, before processes are forked: what no mutant touches."""
 
 
 def prepare() -> None:
@@ -45,7 +51,7 @@ def prepare() -> None:
     for path in (str(ROOT / "tests"), str(ROOT)):
         if path not in sys.path:
             sys.path.insert(0, path)
-    for name in (*HEAVY, "pytest", "hypothesis", "typer", "rich.console"):
+    for name in HEAVY:
         importlib.import_module(name)
 
 
@@ -95,10 +101,8 @@ def in_child(work: Callable[[], Any], cpu_s: float) -> tuple[Any, str]:
             late = True
             break
     os.close(reader)
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     _, status = os.waitpid(child, 0)
     if chunks and not late:
         return json.loads(b"".join(chunks)), "done"
@@ -190,20 +194,8 @@ def run_pytest(files: Sequence[str], watch: Watch) -> int:
     """Exit status of pytest on some files, in this process, ended by the first failure."""
     import pytest
 
-    plain = [
-        "-x",
-        "-q",
-        "-W",
-        "ignore:Module already imported",
-        "-n",
-        "0",
-        "--dist",
-        "no",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-    ]
+    plain = ["-x", "-q", "-n", "0", "--dist", "no", "-p", "no:cacheprovider"]
+    plain += ["-W", "ignore:Module already imported"]
     return int(pytest.main([*plain, *files], plugins=[watch]))
 
 
@@ -237,9 +229,9 @@ class Suites:
     def for_lines(self, module: str, statement: range, function: range, budget_s: float) -> list[str]:
         """Tests that can kill a mutant, likeliest first, as many as fit into ``budget_s`` processor seconds.
 
-        First those that run the statement (the function, or the module, where it runs on import), then those that share a
-        file with them (a result may have been kept from the test before) or stand in the room's own suite and run the module.
-        Within each, files that take least time come first.
+        First those that run the statement (the function, or the module, where it runs on import), then those that
+        share a file with them (a result may have been kept from the test before) or stand in the room's own suite and
+        run the module. Within each, files that take least time come first.
         """
         by_test = self.lines.get(module, {})
         direct = {name for name, lines in by_test.items() if lines & set(statement)} if function else set()
@@ -282,7 +274,7 @@ def measure_suites(report: Callable[[str], None]) -> Suites:
 
 
 def try_source(module: str, source: str, tests: Sequence[str], cpu_s: float) -> dict[str, Any]:
-    """Fate of one changed module: ``killed``, ``survived``, ``timeout``, ``invalid`` (it cannot be imported) or ``unclear``."""
+    """Fate of a changed module: ``killed``, ``survived``, ``timeout``, ``invalid`` (no import) or ``unclear``."""
 
     def work() -> dict[str, Any]:
         name = module.removesuffix(".py").replace("/", ".")

@@ -141,7 +141,7 @@ def other_in_a_run(work):
 )
 def test_every_rule_is_found_broken(broken, expected):
     check_drafter(Priced(), 5)
-    with pytest.raises(ForerunError, match="^Priced: ") as caught:
+    with pytest.raises(ForerunError, match=r"^Priced: ") as caught:
         check_drafter(Priced(**broken), 5)
     assert expected in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Memory of a chip, byte by byte: activations, logits, drafters beside and apart, windows, and the block that decides."""
+"""Memory of a chip, byte by byte: activations, logits, drafters beside and apart, windows, the last block."""
 
 from dataclasses import replace
 
