@@ -135,7 +135,7 @@ class TestPipelines:
             assert total(timer.costs(arrays(work))) == pytest.approx(timer.seconds(work), rel=0.01)
             sequences = work.decode_seqs + work.prefill_seqs
             assert timer.seconds(work) == pytest.approx(timer.host_seconds(work) + sum(timer.stage_seconds(work)))
-            assert timer.stage_seconds(work)[-1] >= beside * (1 + sequences / 10)
+            assert timer.stage_seconds(work)[-1] >= beside * (1 + sequences / 10) * (1 - 1e-12)
             assert timer.host_seconds(work) == pytest.approx(2e-4 + 1e-6 * sequences + 1e-5 * work.prefill_seqs)
 
     def test_drafts_are_made_on_the_last_stage(self):
