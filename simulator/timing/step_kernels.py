@@ -64,7 +64,7 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
 
 
 def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> Iterator[StepKernel]:
-    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them; ``routed``: tokens for experts."""
+    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them; ``routed``: tokens of experts."""
     kernels, tp = deployment.kernels, deployment.tensor_parallel
     hidden = deployment.architecture.hidden_size
     for gemm in deployment.gemms(layer):
