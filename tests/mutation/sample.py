@@ -20,11 +20,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import floor, sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from mutation.suites import ROOMS, ROOT, Suites, measure_suites, prepare, test_files, try_source
+
+if TYPE_CHECKING:
+    from mutation.sites import Mutant
 
 OUT = ROOT / "out" / "mutation"
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
@@ -68,7 +71,7 @@ def changed_lines(before: str, after: str) -> tuple[str, str]:
 
 def draw(count: int, seed: int, only: Sequence[str]) -> Iterable[dict[str, Any]]:
     """A seeded sample: places in proportion over the modules, at each place one of its mutants."""
-    from mutation.sites import mutants_by_site, statement_lines
+    from mutation.sites import mutants_by_site
 
     codes = {module: (ROOT / module).read_text(encoding="utf-8") for module in modules(only)}
     sites = {module: mutants_by_site(code) for module, code in codes.items()}
@@ -77,19 +80,34 @@ def draw(count: int, seed: int, only: Sequence[str]) -> Iterable[dict[str, Any]]
     for module, code in codes.items():
         rng = random.Random(f"{seed} {module}")
         for number in sorted(rng.sample(range(len(sites[module])), shares[module])):
-            mutant = rng.choice(sites[module][number])
-            source = mutant.source(code)
-            before, after = changed_lines(code, source)
-            statement, function = statement_lines(code, mutant)
-            yield {
-                "module": module,
-                "line": mutant.first_line,
-                "operator": mutant.operator,
-                "before": before,
-                "after": after,
-                "source": source,
-                "lines": (statement, function),
-            }
+            yield described(module, code, rng.choice(sites[module][number]))
+
+
+def described(module: str, code: str, mutant: "Mutant") -> dict[str, Any]:
+    """A mutant with its source, what it changes, and the lines that tell which tests may notice."""
+    from mutation.sites import statement_lines
+
+    source = mutant.source(code)
+    before, after = changed_lines(code, source)
+    lines = statement_lines(code, mutant)
+    known = {"module": module, "line": mutant.first_line, "operator": mutant.operator, "before": before, "after": after}
+    return {**known, "source": source, "lines": lines}
+
+
+def found_again(results: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The same changes in today's sources, wherever their lines have moved to; what is gone is left out and named."""
+    from mutation.sites import mutants_by_site
+
+    for result in results:
+        code = (ROOT / result["module"]).read_text(encoding="utf-8")
+        same = [mutant for site in mutants_by_site(code) for mutant in site if mutant.operator == result["operator"]]
+        for mutant in sorted(same, key=lambda mutant: abs(mutant.first_line - result["line"])):
+            drawn = described(result["module"], code, mutant)
+            if (drawn["before"], drawn["after"]) == (result["before"], result["after"]):
+                yield {**drawn, "line": result["line"]}
+                break
+        else:
+            print(f"gone: {result['module']}: {result['before']}", flush=True)
 
 
 def judge(drawn: dict[str, Any], suites: Suites, budget_s: float) -> dict[str, Any]:
@@ -177,19 +195,19 @@ def main() -> None:
     if store.exists():
         done = {key(result): result for result in map(json.loads, store.read_text(encoding="utf-8").splitlines())}
     suites = suites_of_now()
-    results = []
-    sample = list(draw(options.count, options.seed, options.only))
-    random.Random(options.seed).shuffle(sample)  # so that a part of it is a sample too
+    if options.again:
+        sample = list(found_again(result for result in done.values() if result["fate"] == "survived"))
+    else:
+        sample = [drawn for drawn in draw(options.count, options.seed, options.only) if key(drawn) not in done]
+        random.Random(options.seed).shuffle(sample)  # so that a part of it is a sample too
+    equivalents = known_equivalents()
     for drawn in sample:
-        result = done.get(key(drawn))
-        if result is None or (options.again and result["fate"] == "survived"):
-            result = judge(drawn, suites, options.budget)
-            with store.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(result) + "\n")
-        results.append(result)
-        if result["fate"] == "survived":
+        result = done[key(drawn)] = judge(drawn, suites, options.budget)
+        with store.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+        if result["fate"] == "survived" and (result["module"], result["before"], result["after"]) not in equivalents:
             print(f"{result['module']}:{result['line']}: {result['before']}  ->  {result['after']}", flush=True)
-    print(score_table(results, known_equivalents()))
+    print(score_table(list(done.values()), equivalents))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from scipy.optimize import brentq
 
 from simulator.errors import ForerunError
 from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_lengths, fit_survival, proposal
@@ -22,7 +23,7 @@ from simulator.speculation.dynamic_tree import (
 from simulator.speculation.level_decay import AcceptanceFit, extended
 from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, tree_survival
 from simulator.speculation.spread import CLASSES, request_classes, widest_spread
-from simulator.speculation.tree import ROOT, chain, full_tree
+from simulator.speculation.tree import ROOT, chain, full_tree, load_tree
 from simulator.speculation.tree_acceptance import rates_by_rank
 from simulator.speculation.tree_config import TreeConfig
 
@@ -187,6 +188,22 @@ class TestProposals:
         assert 1 + survival.sum() == pytest.approx(asked, abs=1e-9)
         assert (np.diff(survival) <= 1e-12).all()
 
+    @pytest.mark.parametrize(("asked", "decay"), [(2.9, 1.0), (2.1, 0.9), (2.6, 0.8)])
+    def test_it_is_met_by_the_level_of_the_first_candidates(self, asked, decay):
+        """Not by any other shape: the siblings' share of what is missed depends on the level."""
+        tree = TreeConfig(name="medusa-63")
+
+        def survival(level):
+            return tree_survival(tree, rates_by_rank(LevelDecay(level, decay).conditional(4).tolist(), OTHER_RANKS))
+
+        level = brentq(lambda level: 1 + survival(level).sum() - asked, 0.0, 1.0, xtol=1e-12)
+        config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": asked, "decay": decay}}
+        assert_allclose(draft_survival(SpeculationConfig.model_validate(config)), survival(level), rtol=1e-6)
+
+    def test_names_of_trees_are_cut(self):
+        with pytest.raises(ForerunError, match=f"no tree '{'x' * 80}'"):
+            load_tree("x" * 500)
+
     def test_lengths_no_tree_of_this_depth_can_give(self):
         config = {"method": "medusa", "tree": {"choices": [[0], [1]]}, "acceptance": {"acceptance_length": 2.1}}
         with pytest.raises(ForerunError, match=r"lies between 1 and 2\.00; change decay or the tree"):
@@ -249,6 +266,13 @@ class TestFits:
         assert fit_survival(np.cumprod([0.1, 0.9]).tolist()).model.decay == pytest.approx(1.25, rel=1e-3)
         falling = fit_survival([0.9, 0.0, 0.0], 1000)
         assert falling.model.decay == pytest.approx(1e-3, abs=1e-3)
+
+    def test_what_is_always_accepted_later_is_fitted_too(self):
+        """Rates of 0.8, 1 and 1: the model saturates at 1, and its likelihood stays finite."""
+        fit = fit_survival([0.8, 0.8, 0.8], 1000)
+        assert fit.model.decay > 1
+        assert np.isfinite(fit.deviance)
+        assert max(fit.predicted) <= 1.0
 
     def test_the_first_position_alone_has_a_binomial_error(self):
         fit = fit_survival([0.6], 400)

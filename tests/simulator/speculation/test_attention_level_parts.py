@@ -82,6 +82,21 @@ def test_a_layer_by_hand(seqs, query_len, context):
     assert rotated_width(layer.attention, 4) == (32 + 8) * 128 / 4
 
 
+@pytest.mark.parametrize("reading", READINGS)
+def test_every_query_must_pass_or_one_norm_decides(reading):
+    """Twelve queries that pass independently with chance h pass together with h^12."""
+    timer = plain_timer()
+    shape = timer.deployment.attention_shape(timer.deployment.architecture.layer_groups[0].layer.attention)
+
+    def priced(**changed):
+        config = AttentionSpeculationConfig.model_validate({**COSTS, "reading": reading, **changed})
+        return SpeculativeAttention(config, timer).exposed(shape, None)(4, 3, 80_000)
+
+    every = priced(hit_rate=0.9, verification="every-query")
+    assert every == pytest.approx(priced(hit_rate=0.9**12), rel=1e-12)
+    assert every > priced(hit_rate=0.9)
+
+
 def test_the_output_is_sent_over_the_link_where_no_time_is_given():
     timer = plain_timer()
     one = timer.deployment

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from test_drafters import METHODS, arrays, decode, deployment, made
 
+from hwprofiles import load_link
 from simulator.timing import (
     Costs,
     DraftStep,
     HeadsDrafter,
     HostOverhead,
     ParallelDrafter,
+    RemoteDrafter,
     SequentialDrafter,
     StepTimer,
     StepWork,
@@ -261,6 +263,32 @@ class TestCatchingUp:
         drafter = SequentialDrafter(self.STEP, 2, (1,), 0.0, 0.0)
         together = drafter.catch_up(self.draft(*tokens)).device_s
         assert_allclose(together, [drafter.catch_up(self.draft(n)).device_s.item() for n in tokens])
+
+
+def test_work_on_other_chips_is_not_the_targets():
+    """Seconds of a remote drafter are its own and two messages'; its FLOPs and bytes are not counted here."""
+    link = load_link("infiniband-ndr")
+    inner = SequentialDrafter(StepTimer(deployment("llama-3.2-1b"), 512), 3, (1, 1), 0.0, 0.0)
+    apart = RemoteDrafter(inner, link, state_bytes=100.0)
+    work = arrays(mixed(50, 0, 4, 300, 4))
+    mine, away = inner.costs(work), apart.costs(work)
+    there = link.latency_s + (50 + 16) * (4 + 100.0) / link.bandwidth_bytes_per_s
+    back = link.latency_s + 5 * 3 * 4 / link.bandwidth_bytes_per_s
+    assert (away.device_s - mine.device_s).item() == pytest.approx(there + back)
+    assert away.interconnect_s.item() == pytest.approx(there + back)
+    assert (away.flops.item(), away.bytes.item()) == (0.0, 0.0)
+    assert mine.flops.item() > 0
+    single = mixed(50, 0, 4, 300, 4)
+    assert apart.seconds(single) - inner.seconds(single) == pytest.approx(there + back)
+    nothing = mixed(0, 0, 0, 300, 4, sampled=0)._replace(prefill_seqs=0)
+    assert apart.seconds(nothing) == 0.0
+    assert not apart.costs(arrays(nothing)).device_s.any()
+    assert (apart.proposed, apart.with_tokens(2).proposed, apart.with_tokens(0).proposed) == (3, 2, 0)
+    assert RemoteDrafter(ParallelDrafter(inner.step, 7, 0.0, 0.0), link).proposed == 7
+    one, none = np.array([7, 0]), np.zeros(2, dtype=np.int64)
+    draft = DraftStep(none, none, np.array([1, 0]), one, (one * 9,), (one * 10,))
+    caught = apart.catch_up(draft).interconnect_s
+    assert caught.tolist() == pytest.approx([link.latency_s + 7 * 104 / link.bandwidth_bytes_per_s, 0.0])
 
 
 def test_a_shared_table_is_spread_over_chips_to_the_last_bit():
