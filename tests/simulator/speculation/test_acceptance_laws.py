@@ -97,6 +97,15 @@ class TestPaths:
         assert len(cut) == 0 or (cut[:-1] + 1).sum() < tokens
         assert len(sampler.path(request_index, tokens, most=0)) == tokens
 
+    @given(st.integers(1, 200), st.integers(0, 9))
+    def test_a_request_begins_with_an_empty_cache(self, tokens, request_index):
+        sampler = AcceptanceSampler(np.cumprod([0.9, 0.8]), 3, 0.0, ContextDrift(0.3, 1))
+        path = sampler.path(request_index, tokens)
+        assert path.tolist() == sampler.path(request_index, tokens, 0, None, 0).tolist()
+        context = np.concatenate(([0], np.cumsum(path + 1)[:-1]))
+        drawn = [int(sampler.draws(request_index, step, 1, int(c))[0]) for step, c in enumerate(context)]
+        assert path.tolist() == drawn
+
     def test_certain_rates_are_certain(self):
         """Accepted always or never, to the last of 2^64 draws that a test can make."""
         always, never = AcceptanceSampler(np.ones(3), 1), AcceptanceSampler(np.zeros(3), 1)
