@@ -47,6 +47,10 @@ class Framework(BaseModel):
     captured: tuple[int, ...] = ()
     """Sizes in tokens under an engine's limits (``for_engine``); empty = the defaults."""
     reserved_bytes: float = Field(ge=0)
+    static_activation_scales: bool = False
+    """Whether its 8-bit checkpoints state the scales of activations, so that no kernel searches for them."""
+    kv_share_of: Literal["all", "free"] = "all"
+    """What ``engine.gpu_memory_utilization`` is a share of: a chip's memory, or what weights and activations leave."""
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
     sorted_logit_s: float = Field(default=0.0, ge=0)
