@@ -65,6 +65,12 @@ def framework_name(text: str) -> str | None:
     return next((name for name, pattern in _ENGINES.items() if re.search(pattern, word)), None)
 
 
+def framework_of_version(framework: str, version: str | None) -> str:
+    """The parameter set of an engine's version: TensorRT-LLM of 2024 (up to v0.16) ran another runtime."""
+    old = re.match(r"v?0\.(\d+)", version or "")
+    return "trtllm-0.14" if framework == "trtllm" and old and int(old.group(1)) <= 16 else framework
+
+
 def dtype_name(text: str) -> str | None:
     """A weight format in the catalogue's words; None for one that is not known."""
     return _DTYPES.get(text.strip().lower())
@@ -91,6 +97,8 @@ def _spellings(word: str) -> list[str]:
             if tail.endswith(suffix):
                 tail, changed = tail.removesuffix(suffix), True
                 found.append(tail)
+    if re.fullmatch(r"llama-\d+b", tail):
+        found.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
     plain = tail.replace("llama-v", "llama-").replace("llama2", "llama-2").replace("llama3", "llama-3")
     return [*found, plain, re.sub(r"^meta-", "", plain)]
 
