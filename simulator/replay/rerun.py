@@ -26,12 +26,12 @@ from traces import PrefixHashes
 from traces.servings import METRICS, MeasuredRun, PromptPool
 from traces.servings.silicon import closed_loop_throughput
 
-ENGINE_LIMITS = {
+ENGINE_LIMITS: dict[str, dict[str, int | str]] = {
     "trtllm": {"max_num_seqs": 2048, "max_num_batched_tokens": 8192},
     "vllm": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
-    "sglang": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192},
+    "sglang": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "scheduler": "sglang"},
 }
-"""Limits of an engine where neither the run nor the scenario states them.
+"""Limits of an engine, and its batching rule, where neither the run nor the scenario states them.
 
 Source: TensorRT-LLM 1.0 ``max_batch_size`` 2048 and ``max_num_tokens`` 8192; vLLM V1 behind its API server on chips of
 70 GB and more; SGLang's ``chunked_prefill_size`` 8192 and a running-request limit set by memory.

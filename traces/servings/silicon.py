@@ -22,6 +22,9 @@ _INFERENCEX_SHARE = 0.8
 """InferenceX draws lengths evenly from this share of the nominal one up to it, and sends ten requests per place."""
 _INFERENCEX_WAVES = 10
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
+_IN_STEP = ("sglang",)
+"""Engines in whose own rows mean TTFT is that of a prompt batch of every place at once, whatever the output length: their
+requests all have the same lengths and stay in step."""
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 
 
@@ -42,6 +45,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         facts = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
         empty = 1 if facts == _EMPTY_SLOT else 0
         prompt = cells.count("isl")
+        equal = cells.text("backend") in _IN_STEP
         if len(measured) == 2 and concurrency and output and output > 1:
             tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
             measured["output_throughput"] = closed_loop_throughput(
@@ -63,7 +67,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             max_concurrency=concurrency,
             kv_cache_dtype="fp8" if public and _narrow_cache(cells) else None,
             input_tokens=_drawn(prompt) if public else prompt,
-            output_tokens=_drawn(output) if public else _spread(output),
+            output_tokens=_drawn(output) if public else output if equal else _spread(output),
             num_requests=_INFERENCEX_WAVES * concurrency if public and concurrency else None,
             max_num_seqs=None if concurrency is None else max(1, concurrency - empty),
             prefix_caching=False,
