@@ -24,7 +24,10 @@ class UnifiedScheduler(Scheduler):
         return [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
 
     def _plan(self) -> StepPlan:
-        """Decodes, then the unfinished prompt, then new prompts, until the budget is spent."""
+        """Decodes, then the unfinished prompt, then new prompts, until the budget is spent.
+
+        What a pipeline has in flight waits, but for the next chunk of a prompt.
+        """
         limits = self.limits
         plan = StepPlan()
         budget = limits.max_num_batched_tokens
@@ -32,6 +35,9 @@ class UnifiedScheduler(Scheduler):
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
             tokens = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
+            if sequence.in_flight and (sequence.decoding or not tokens):
+                position += 1
+                continue
             tokens = min(tokens, budget)
             if sequence.decoding:
                 fits = self._allocate_decode(sequence)
@@ -84,9 +90,14 @@ class SglangScheduler(PrefillFirstScheduler):
         limits = self.limits
         plan = StepPlan()
         budget = limits.max_num_batched_tokens
-        for sequence in [sequence for sequence in self.running if not sequence.decoding]:
+        position = 0
+        while position < len(self.running) and budget > 0:
+            sequence = self.running[position]
+            position += 1
+            if sequence.decoding:
+                continue
             tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
-            if not tokens or not self._allocate(sequence, limits.blocks(sequence.computed_tokens + tokens)):
+            if not self._allocate(sequence, limits.blocks(sequence.computed_tokens + tokens)):
                 break
             self._cache_prompt(sequence, sequence.computed_tokens + tokens)
             plan.chunks.append((sequence, tokens))
