@@ -16,7 +16,7 @@ from hwprofiles.evaluate import evaluate
 from hwprofiles.gemm import gemm_time, with_static_scales
 from hwprofiles.mixed import one_pass_time
 from hwprofiles.moe import moe_time
-from hwprofiles.numeric import Functions, Num
+from hwprofiles.numeric import ARRAY, SCALAR, Functions, Num
 from hwprofiles.parameters import (
     CollectiveParameters,
     DecodeParameters,

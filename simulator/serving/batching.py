@@ -81,8 +81,8 @@ class PrefillFirstScheduler(Scheduler):
 class SglangScheduler(PrefillFirstScheduler):
     """SGLang's rule: prompts go first, cut where the token budget of a step ends; a step decodes where none waits.
 
-    Source: ``get_next_batch_to_run`` and ``get_new_batch_prefill`` of python/sglang/srt/managers/scheduler.py (v0.5) with
-    its defaults: ``chunked_prefill_size`` counts all prompts of a step, ``enable_mixed_chunk`` is off.
+    Source: ``get_next_batch_to_run`` and ``get_new_batch_prefill`` of python/sglang/srt/managers/scheduler.py (v0.5)
+    with its defaults: ``chunked_prefill_size`` counts all prompts of a step, ``enable_mixed_chunk`` is off.
     """
 
     def _plan(self) -> StepPlan:

@@ -23,8 +23,8 @@ _INFERENCEX_SHARE = 0.8
 _INFERENCEX_WAVES = 10
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 _IN_STEP = ("sglang",)
-"""Engines in whose own rows mean TTFT is that of a prompt batch of every place at once, whatever the output length: their
-requests all have the same lengths and stay in step."""
+"""Engines in whose own rows mean TTFT is that of a prompt batch of every place at once, whatever the output length:
+their requests all have the same lengths and stay in step."""
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 
 

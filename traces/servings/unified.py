@@ -113,11 +113,9 @@ def _kv_dtype(cells: Cells) -> str | None:
     """FP8 where the source says so, and for NVIDIA's FP8 and FP4 checkpoints, which quantise the KV cache too."""
     precision = (cells.text("weight_precision") or "").lower()
     told = "FP8 KV cache" in (cells.text("notes") or "") and precision == "fp8"
-    return (
-        "fp8"
-        if told or (cells.text("tool") in ("trtllm-bench throughput", *STATIC_TOOLS) and precision in ("fp8", "fp4"))
-        else None
-    )
+    own = cells.text("tool") in ("trtllm-bench throughput", *STATIC_TOOLS)
+    nvidia = precision in ("fp8", "fp4") and (own or (cells.text("framework") or "").startswith("NIM"))
+    return "fp8" if told or nvidia else None
 
 
 def _data_parallel(cells: Cells) -> int | None:
