@@ -22,9 +22,6 @@ _INFERENCEX_SHARE = 0.8
 """InferenceX draws lengths evenly from this share of the nominal one up to it, and sends ten requests per place."""
 _INFERENCEX_WAVES = 10
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
-_IN_STEP = ("sglang",)
-"""Engines in whose own rows mean TTFT is that of a prompt batch of every place at once, whatever the output length:
-their requests all have the same lengths and stay in step."""
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 
 
@@ -34,6 +31,9 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     The engine is set up for ``batch_size`` sequences. The output throughput is not in the table; it
     follows from the two means (see ``closed_loop_throughput``). InferenceX keeps KV in FP8 under TensorRT-LLM
     (``kv_cache_config`` of its recipes), and under vLLM on Blackwell (``kv-cache-dtype`` there).
+
+    Outputs of SGLang's own runs of Qwen3 are all equally long: their mean TTFT is that of a prompt batch of every place
+    at once, whatever the output length, so requests stay in step.
 
     Raises:
         TraceError: a cell that is no number.
@@ -45,7 +45,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         facts = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
         empty = 1 if facts == _EMPTY_SLOT else 0
         prompt = cells.count("isl")
-        equal = cells.text("backend") in _IN_STEP
+        equal = cells.text("backend") == "sglang" and (_tail(cells.text("model_path")) or "").startswith("qwen3-")
         if len(measured) == 2 and concurrency and output and output > 1:
             tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
             measured["output_throughput"] = closed_loop_throughput(
