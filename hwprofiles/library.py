@@ -13,10 +13,10 @@ from hwprofiles.dtypes import VARIANT, dtype_bytes
 from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.evaluate import evaluate
-from hwprofiles.gemm import gemm_time
+from hwprofiles.gemm import gemm_time, with_static_scales
 from hwprofiles.mixed import one_pass_time
 from hwprofiles.moe import moe_time
-from hwprofiles.numeric import ARRAY, SCALAR, Num
+from hwprofiles.numeric import ARRAY, SCALAR, Functions, Num
 from hwprofiles.parameters import (
     CollectiveParameters,
     DecodeParameters,
@@ -49,12 +49,15 @@ class KernelLibrary:
         chip: a profile, a catalogue name or a path.
         library: generic, vllm, sglang, trtllm ...
         split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
+        static_scales: whether the checkpoint states the scales of 8-bit activations, so that none is searched for.
 
     Raises:
         ProfileError: no such chip.
     """
 
-    def __init__(self, chip: Chip | str, library: str = "generic", split_kv: bool = True) -> None:
+    def __init__(
+        self, chip: Chip | str, library: str = "generic", split_kv: bool = True, static_scales: bool = False
+    ) -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
         if library not in known:
@@ -67,6 +70,7 @@ class KernelLibrary:
         if self._older:
             self.chip = as_older_kernels_see(self.chip)
         self._split_kv = split_kv
+        self._static_scales = static_scales
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
@@ -113,10 +117,12 @@ class KernelLibrary:
         native = self.chip.math_dtype(dtype) == dtype.removesuffix("_block")
         weight = dtype_bytes(dtype)
         activation = weight if native else wide
-        result = evaluate(
-            (m, n, k),
-            lambda xp, m, n, k: gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide),
-        )
+
+        def priced(xp: Functions, m: Num, n: Num, k: Num) -> KernelTime:
+            time = gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide)
+            return with_static_scales(xp, limits, parameters, time, m, k) if self._static_scales else time
+
+        result = evaluate((m, n, k), priced)
         if scalar:
             if len(self._gemms) >= _CACHE_ENTRIES:
                 self._gemms.clear()
