@@ -19,7 +19,7 @@ HELD_OUT_MAPE = {
     ("elementwise", "any"): 50.0,
     ("elementwise", "any@copy"): 15.0,
 }
-"""Percent: about twice what was seen. A layer norm of 16 MB and more waits for fresh pages of its result, which varies."""
+"""Percent: about twice what was seen. A layer norm of 16 MB and more waits for fresh pages of its result."""
 
 
 @pytest.fixture(scope="module")
