@@ -99,6 +99,15 @@ def _imbalance(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> FloatAr
     return factor
 
 
+def padded_together(deployment: Deployment, fullest: IntArray) -> IntArray:
+    """Tokens of all attention groups padded to a captured graph of the fullest one; 0 where no graph is replayed."""
+    framework = deployment.framework
+    captured = (fullest <= framework.max_captured_tokens) & deployment.cuda_graphs
+    padded = framework.padded_tokens(fullest, deployment.cuda_graphs)
+    together: IntArray = np.where(captured, deployment.attention_data_parallel * padded, 0)
+    return together
+
+
 class ExpertTable:
     """Experts and exchange of all layers by the tokens of all attention groups of a deployment.
 
@@ -107,12 +116,8 @@ class ExpertTable:
     """
 
     def __init__(self, deployment: Deployment, max_tokens: int) -> None:
-        framework = deployment.framework
         self.groups = deployment.attention_data_parallel
-        own = np.arange(max_tokens + 1, dtype=np.int64)
-        padded = framework.padded_tokens(own, deployment.cuda_graphs)
-        captured = (own <= framework.max_captured_tokens) & deployment.cuda_graphs
-        self._padded = np.where(captured, self.groups * padded, 0)
+        self._padded = padded_together(deployment, np.arange(max_tokens + 1, dtype=np.int64))
         tokens = np.arange(max(max_tokens, int(self._padded.max())) + 1, dtype=np.int64)
         self._costs = Costs.zeros(len(tokens))
         for group in deployment.architecture.layer_groups:

@@ -10,7 +10,8 @@ import numpy as np
 from hwprofiles import KernelTime
 from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
-from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.deployment import Deployment
+from simulator.timing.experts import exchange_seconds, expert_kernel, fullest_group, padded_together
 from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer
 from simulator.timing.work import StepWork
 
@@ -34,28 +35,35 @@ class StepKernel(NamedTuple):
 def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     """The kernels of ``work`` in the order in which they run, layer kinds one after the other.
 
-    Host work and the drafter are left out. ``times x seconds`` over all kernels is the device time that
-    ``StepTimer.costs`` gives the same step.
+    Where attention groups share experts the kernels are those of the fullest group. Host work and the drafter are left
+    out. ``times x seconds`` over all kernels is the device time that ``StepTimer.costs`` gives the same step.
     """
     deployment = timer.deployment
-    tokens = int(work.prefill_tokens + work.decode_seqs * work.query_len)
-    captured = deployment.framework.padded_tokens(np.array([tokens]), deployment.cuda_graphs)
-    padded = int(captured[0])
-    hidden = deployment.architecture.hidden_size
-    rows = padded * hidden * ACTIVATION_BYTES
-    found = [_kernel("embedding", "elementwise", "", 1, deployment.kernels.elementwise(2 * rows))]
-    found += _collective("embedding all-reduce", deployment, "all_reduce", rows, 1)
+    everyone = int(work.prefill_tokens + work.decode_seqs * work.query_len)
+    seen = fullest_group(work, deployment.attention_data_parallel)
+    tokens = int(seen.prefill_tokens + seen.decode_seqs * seen.query_len)
+    padded = int(deployment.framework.padded_tokens(np.array([tokens]), deployment.cuda_graphs)[0])
+    routed = padded
+    if deployment.attention_data_parallel > 1:
+        routed = max(everyone, int(padded_together(deployment, np.array([tokens]))[0]))
+    rows = padded * deployment.architecture.hidden_size * deployment.activation_bytes
+    found = []
+    if deployment.first_stage:
+        found.append(_kernel("embedding", "elementwise", "", 1, deployment.kernels.elementwise(2 * rows)))
+        found += _collective("embedding all-reduce", deployment, "all_reduce", rows, 1)
     for group in deployment.architecture.layer_groups:
-        for kernel in _layer(deployment, group.layer, padded):
+        for kernel in _layer(deployment, group.layer, padded, routed):
             found.append(kernel._replace(times=kernel.times * group.count))
-        found += _attention(timer, group.layer, group.count, work)
-        found += _collective("layer all-reduce", deployment, "all_reduce", rows, 2 * group.count)
-    sampled = int(work.decode_seqs * work.query_len + work.sampled_prefills)
-    return [kernel for kernel in (*found, *_head(deployment, sampled)) if kernel.times]
+        found += _attention(timer, group.layer, group.count, seen)
+        mlp = group.layer.mlp
+        apart = deployment.attention_data_parallel > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size
+        found += _collective("layer all-reduce", deployment, "all_reduce", rows, (1 if apart else 2) * group.count)
+    sampled = int(seen.decode_seqs * seen.query_len + seen.sampled_prefills)
+    return [*found, *_head(deployment, sampled)]
 
 
-def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKernel]:
-    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them."""
+def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> Iterator[StepKernel]:
+    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them; ``routed`` tokens see experts."""
     kernels, tp = deployment.kernels, deployment.tensor_parallel
     hidden = deployment.architecture.hidden_size
     for gemm in deployment.gemms(layer):
@@ -65,25 +73,18 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKe
     passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
     launches = 4 if attention.qk_norm else 3
     if isinstance(mlp, MoeMlp):
-        dtype = deployment.weight_dtypes["expert"]
-        time = kernels.moe(
-            tokens=tokens,
-            num_experts=mlp.num_experts,
-            experts_per_token=mlp.experts_per_token,
-            hidden=hidden,
-            intermediate=mlp.intermediate_size,
-            dtype=dtype,
-            tensor_parallel=tp,
-            gated=mlp.gated,
-        )
-        yield _kernel("experts", "moe", dtype, 1, time)
+        together = np.array([routed])
+        yield _kernel("experts", "moe", deployment.weight_dtypes["expert"], 1, expert_kernel(deployment, mlp, together))
+        if deployment.attention_data_parallel > 1:
+            seconds = float(exchange_seconds(deployment, mlp, together)[0])
+            yield StepKernel("expert exchange", "collective", "", 1, seconds, 0.0, 0.0, "interconnect")
         activated = mlp.shared_intermediate_size / tp
     else:
         activated = mlp.intermediate_size / tp
     if activated:
         passes += (3 if mlp.gated else 2) * activated
         launches += 1
-    moved = tokens * passes * ACTIVATION_BYTES
+    moved = tokens * passes * deployment.activation_bytes
     yield _kernel("norms, rotary, activation", "elementwise", "", 1, kernels.elementwise(moved, launches=launches))
 
 
@@ -91,44 +92,45 @@ def _attention(timer: StepTimer, layer: Layer, count: int, work: StepWork[int]) 
     shape = timer.deployment.attention_shape(layer.attention)
     window = timer.windows.index(layer.attention.window)
     kernels = timer.deployment.kernels
-    if work.decode_seqs:
-        time = kernels.attention_decode(
-            shape,
-            seqs=int(work.decode_seqs),
-            q_len=int(work.query_len),
-            kv_tokens=int(work.decode_kv_tokens[window]),
-        )
+    decoding, prefilling, query_len = int(work.decode_seqs), int(work.prefill_seqs), int(work.query_len)
+    keys = int(work.decode_kv_tokens[window])
+    chunks = {
+        "seqs": prefilling,
+        "q_tokens": int(work.prefill_tokens),
+        "pairs": int(work.prefill_pairs[window]),
+        "kv_tokens": int(work.prefill_kv_tokens[window]),
+    }
+    if decoding and prefilling and query_len == 1 and kernels.mixed_seconds(shape) is not None:
+        time = kernels.attention_mixed(shape, **chunks, decode_seqs=decoding, decode_kv_tokens=keys)
+        yield _kernel("mixed attention", "attention", shape.dtype, count, time)
+        return
+    if decoding:
+        time = kernels.attention_decode(shape, seqs=decoding, q_len=query_len, kv_tokens=keys)
         yield _kernel("decode attention", "attention", shape.dtype, count, time)
-    if work.prefill_seqs:
-        time = kernels.attention_prefill(
-            shape,
-            seqs=int(work.prefill_seqs),
-            q_tokens=int(work.prefill_tokens),
-            pairs=int(work.prefill_pairs[window]),
-            kv_tokens=int(work.prefill_kv_tokens[window]),
-        )
+    if prefilling:
+        time = kernels.attention_prefill(shape, **chunks)
         yield _kernel("prefill attention", "attention", shape.dtype, count, time)
 
 
 def _head(deployment: Deployment, sampled: int) -> Iterator[StepKernel]:
-    if not sampled:
+    if not sampled or not deployment.last_stage:
         return
     architecture, kernels = deployment.architecture, deployment.kernels
     vocabulary = -(-architecture.vocab_size // deployment.tensor_parallel)
     dtype = deployment.weight_dtypes["embedding" if architecture.tie_word_embeddings else "lm_head"]
     time = kernels.gemm(sampled, vocabulary, architecture.hidden_size, dtype)
     yield _kernel("LM head", "gemm", dtype, 1, time)
-    norm = NORM_PASSES * architecture.hidden_size * ACTIVATION_BYTES
+    norm = NORM_PASSES * architecture.hidden_size * deployment.activation_bytes
     logits = LOGIT_PASSES * architecture.vocab_size * LOGIT_BYTES
     yield _kernel("sampling", "elementwise", "", 1, kernels.elementwise(sampled * (norm + logits), launches=3))
-    gathered = sampled * architecture.vocab_size * ACTIVATION_BYTES
+    gathered = sampled * architecture.vocab_size * deployment.activation_bytes
     yield from _collective("logits all-gather", deployment, "all_gather", gathered, 1)
 
 
 def _kernel(name: str, family: str, dtype: str, count: int, time: KernelTime) -> StepKernel:
-    return StepKernel(
-        name, family, dtype, count, float(time.seconds), float(time.flops), float(time.bytes), str(time.bound)
-    )
+    """A kernel from its time, whose parts are numbers or arrays of one."""
+    seconds, flops, moved = (float(np.ravel(part)[0]) for part in (time.seconds, time.flops, time.bytes))
+    return StepKernel(name, family, dtype, count, seconds, flops, moved, str(np.ravel(time.bound)[0]))
 
 
 def _collective(name: str, deployment: Deployment, op: str, message_bytes: float, count: int) -> list[StepKernel]:

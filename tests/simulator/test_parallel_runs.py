@@ -3,6 +3,7 @@
 import pytest
 from numpy.testing import assert_allclose
 
+from hwprofiles import ProfileError
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -58,7 +59,7 @@ def test_layouts_without_sense_are_refused(hardware, message):
     if message is None:
         assert simulate(scenario_from(data, "test")).chips == 2
         return
-    with pytest.raises(Exception, match=message):
+    with pytest.raises((ForerunError, ProfileError), match=message):
         simulate(scenario_from(data, "test"))
 
 

@@ -34,7 +34,9 @@ def by_track(result):
 
 
 def test_slices_of_a_track_never_cross(result):
-    for track, events in by_track(result).items():
+    tracks = by_track(result)
+    assert max(map(len, tracks.values())) > 20
+    for track, events in tracks.items():
         events.sort(key=lambda event: event["ts"])
         for one, other in pairwise(events):
             assert one["ts"] + one["dur"] <= other["ts"] + 2e-3, track
@@ -74,6 +76,20 @@ def test_without_drafter_there_is_no_draft_lane():
     assert "draft" not in names
     assert "chip 1: kernels of sampled steps" in names
     assert all(event["pid"] in (1, FIRST_REPLICA_PID) for event in timeline_events(plain))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"hardware": {"chip": "n300", "pipeline_parallel": 2}},
+        {"hardware": {"chip": "n300", "speculative_parallel": 2}, "attention_speculation": {"hit_rate": 0.9}},
+    ],
+)
+def test_steps_whose_kernels_run_side_by_side_are_not_taken_apart(layout):
+    found = simulate(scenario_from(BASE | layout, "test"))
+    assert found.detail.sampled == ()
+    names = {event["args"]["name"] for event in timeline_events(found) if event["name"] == "thread_name"}
+    assert not {name for name in names if "kernels of sampled steps" in name}
 
 
 def test_layers_take_turns_and_keep_every_kernel():
