@@ -54,8 +54,12 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
         draft_s = np.minimum(draft_s * steps.column("steps"), steps.column("seconds"))
     sampled: list[SampledStep] = []
     beside = timer.target.make_overlap is not None or (isinstance(timer, StagedTimer) and timer.stages > 1)
-    for row in [] if beside else median_rows(
-        work, steps.column("seconds"), np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
+    for row in (
+        []
+        if beside
+        else median_rows(
+            work, steps.column("seconds"), np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
+        )
     ):
         found = _sampled(row, timer, work, float(steps.column("seconds")[row]), draft_s)
         if found is not None:

@@ -84,7 +84,15 @@ def main() -> None:
             if len(options.targets) == 1:
                 fuzz(name, options.seconds, corpus, options.findings)
             findings = ["--findings", str(options.findings)] if options.findings else []
-            command = [sys.executable, __file__, name, "--seconds", str(options.seconds), "--corpus", str(corpus.parent)]
+            command = [
+                sys.executable,
+                __file__,
+                name,
+                "--seconds",
+                str(options.seconds),
+                "--corpus",
+                str(corpus.parent),
+            ]
             subprocess.run([*command, *findings], check=False)
 
 

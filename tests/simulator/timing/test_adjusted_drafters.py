@@ -12,7 +12,15 @@ from simulator.timing.costs import Costs
 
 LINK = load_link("pcie5-x16")
 STATE_BYTES = 8192.0
-CHAINS = {"draft-model": 4, "eagle3": 3, "mtp": 3, "mtp separate": 3, "parallel-draft": 7, "medusa chain": 3, "ngram": 5}
+CHAINS = {
+    "draft-model": 4,
+    "eagle3": 3,
+    "mtp": 3,
+    "mtp separate": 3,
+    "parallel-draft": 7,
+    "medusa chain": 3,
+    "ngram": 5,
+}
 KEEPS_A_CACHE = {"draft-model", "eagle3", "mtp", "mtp separate", "parallel-draft"}
 
 
