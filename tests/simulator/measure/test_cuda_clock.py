@@ -16,7 +16,7 @@ HIT_S, MISS_S = 1e-6, 10e-6
 
 
 class Gpu:
-    """A GPU whose kernels take ``HIT_S`` where their operands are in an LRU cache, and ``MISS_S`` where they are not."""
+    """A GPU whose kernels take ``HIT_S`` where an LRU cache holds their operands, and ``MISS_S`` where not."""
 
     OutOfMemoryError = type("OutOfMemoryError", (Exception,), {})
     __version__ = "9.9"
