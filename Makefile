@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 SCENARIO ?= examples/chat-h100-draft.yaml
 
-.PHONY: demo test lint types docs package clean
+.PHONY: demo test coverage lint types docs package clean
 
 demo: .venv/ready
 	$(BIN)/forerun run $(SCENARIO) --out out/demo
 
 test: .venv/ready-dev
 	$(BIN)/pytest
+
+coverage: .venv/ready-dev
+	$(BIN)/pytest --cov --cov-report=
+	@for room in hwprofiles simulator traces; do \
+		$(BIN)/coverage report --include="$$room/*" --fail-under=95 || exit 1; done
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -10,8 +10,9 @@ import pytest
 from hwprofiles import load_chip, predict
 from simulator.cli import main
 from simulator.errors import ForerunError
-from simulator.measure import DTYPES, FAMILIES, MachineLimits, kernel_shapes, profile_text
-from simulator.measure.machine import cpu_name, last_cache_bytes
+from simulator.measure import DTYPES, FAMILIES, KernelShape, MachineLimits, kernel_shapes, profile_text
+from simulator.measure.clocks import MIN_REPEATS, Timing
+from simulator.measure.machine import cpu_name, last_cache_bytes, probe
 from traces.kernels import OPS, read_kernels
 
 LIMITS = MachineLimits("A CPU", 2, {"bf16": 4.0e11, "fp32": 2.0e11}, 4.0e10, 1.6e10, 1 << 25, 1.8e11, 2e-6)
@@ -88,6 +89,30 @@ def test_what_the_system_does_not_tell_has_a_fallback(tmp_path):
     (tmp_path / "index0").mkdir()
     (tmp_path / "index0" / "size").write_text("1024K\n")
     assert last_cache_bytes(tmp_path) == 1 << 20
+
+
+class SteadyClock:
+    """Every kernel takes 1 ms, whatever it is; nothing is run."""
+
+    device = "cpu"
+
+    def time(self, make, operand_bytes, warm, budget_s):
+        return Timing(1e-3, 0.0, MIN_REPEATS, 1e-3)
+
+
+def test_no_kernel_that_was_timed_is_faster_than_the_limits(torch):
+    """Peaks are those of the largest probes, unless a kernel of the trace reached more."""
+    slow = probe(torch, SteadyClock(), [], 0)
+    assert slow.flops_per_s == {"bf16": 2 * 4096**3 / 1e-3, "fp32": 2 * 2048**3 / 1e-3}
+    assert slow.bandwidth_bytes_per_s == slow.cache_bandwidth_bytes_per_s == 6 * slow.cache_bytes / 1e-3
+    product = KernelShape("gemm", "gemm", "fp16", False, {"m": 512, "n": 512, "k": 512})
+    past = KernelShape("memcpy", "elementwise", "bf16", False, {"bytes_moved": slow.cache_bytes})
+    inside = KernelShape("norm", "elementwise", "bf16", True, {"bytes_moved": slow.cache_bytes})
+    seen = probe(torch, SteadyClock(), [(product, 1e-6), (past, 1e-5), (inside, 1e-6)], 0)
+    assert seen.flops_per_s == {**slow.flops_per_s, "fp16": 2 * 512**3 / 1e-6}
+    assert seen.bandwidth_bytes_per_s == slow.cache_bytes / 1e-5
+    assert seen.cache_bandwidth_bytes_per_s == slow.cache_bytes / 1e-6
+    assert seen.launch_s == 1e-3
 
 
 def test_without_torch_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
