@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import expm1, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,11 @@ def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
 
     Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1.
     """
+    powers = num_speculative_tokens + 1
     if alpha == 1.0:
-        return num_speculative_tokens + 1.0
-    return float((1.0 - alpha ** (num_speculative_tokens + 1)) / (1.0 - alpha))
+        return float(powers)
+    lost = 1.0 - alpha**powers if alpha < 0.5 else -expm1(powers * log(alpha))  # no digits cancel near 1
+    return float(lost / (1.0 - alpha))
 
 
 def expected_length(conditional: Sequence[float] | NDArray[np.float64]) -> float:
