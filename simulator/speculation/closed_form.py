@@ -100,7 +100,7 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
         return 1.0
     from scipy.optimize import brentq  # slow to import, and most runs do without
 
-    return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0 - 1e-12))
+    return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0))
 
 
 def time_ratio(

@@ -154,7 +154,7 @@ def as_costs(seconds, part="host_s"):
         ({"seconds": lambda work: -1.0 * work.decode_seqs}, "costs -1.0 s"),
         ({"seconds": lambda work: 2 * INNER.seconds(work)}, "alone and"),
         ({"costs": lambda work: INNER.costs(work).rows(np.array([0]))}, "one number >= 0 per step"),
-        ({"costs": as_costs(lambda work: INNER.costs(work).host_s, "compute_s")}, "runs on the host but takes device time"),
+        ({"costs": as_costs(lambda work: INNER.costs(work).host_s, "compute_s")}, "takes device time"),
         ({"seconds": shrinking, "costs": as_costs(shrinking)}, "sequences costs less"),
         ({"seconds": forgetting, "costs": as_costs(forgetting)}, "costs less"),
         ({"with_tokens": lambda count: made("eagle3"), "catch_up": INNER.catch_up}, "drafting one token costs"),
