@@ -244,3 +244,32 @@ def test_dtypes():
 def test_an_unknown_kernel_library_is_refused():
     with pytest.raises(ProfileError, match=r"no kernel library 'vlm'; did you mean 'vllm'\?"):
         KernelLibrary("h100-sxm", "vlm")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        ("compute.dense_flops_per_s", {}, "dense_flops_per_s needs at least one dtype"),
+        ("compute.worker_cores", 500, "worker_cores 500 exceeds cores 132"),
+        ("on_chip.bandwidth_bytes_per_s", 1e10, "below memory.bandwidth_bytes_per_s; wrong unit?"),
+        ("kernels", [1], "a mapping library -> family -> dtype is needed"),
+        ("kernels.generic", 3, "generic: a mapping family -> dtype is needed"),
+        ("kernels.generic.gem", {}, "generic.gem: no such kernel family; did you mean 'gemm'"),
+        ("kernels.generic.gemm", 3, "generic.gemm: a mapping dtype -> parameters is needed"),
+        ("kernels.generic.gemm.bf61", {}, "generic.gemm: no dtype 'bf61'; did you mean 'bf16'"),
+    ],
+)
+def test_profiles_that_contradict_themselves_are_refused(tmp_path, place, value, told):
+    data = yaml.safe_load(catalogue_text("chips", "h100-sxm"))
+    *way, last = place.split(".")
+    holder = data
+    for key in way:
+        holder = holder[key]
+    holder[last] = value
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        load_chip(path)
+    assert told in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
