@@ -172,6 +172,15 @@ def test_host_annotations_of_several_steps_say_nothing_of_the_device(tmp_path):
         read_steps(trace(tmp_path, *events))
 
 
+def test_a_count_of_thousands_of_digits_is_no_annotation(tmp_path):
+    name = f"execute_context_2(12_{'9' * 5000})_generation_0(0)"
+    with pytest.raises(TraceError, match="no measured step in it") as caught:
+        read_steps(trace(tmp_path, on_device(name)))
+    assert len(str(caught.value)) < 500
+    with pytest.raises(TraceError, match="is more than any step computes"):
+        read_steps(trace(tmp_path, on_device(f"step[EXTEND bs=1 toks={10**17}]")))
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
