@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def _attention(timer: StepTimer, layer: Layer, count: int, work: StepWork[int]) 
     kernels = timer.deployment.kernels
     decoding, prefilling, query_len = int(work.decode_seqs), int(work.prefill_seqs), int(work.query_len)
     keys = int(work.decode_kv_tokens[window])
-    chunks = {
+    chunks: dict[str, Any] = {
         "seqs": prefilling,
         "q_tokens": int(work.prefill_tokens),
         "pairs": int(work.prefill_pairs[window]),
