@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from traces import TraceError
-from traces.kernels import read_kernels, silicon_folder
+from traces.kernels import detect_kernel_format, read_kernels, silicon_folder
 from traces.kernels import silicon as silicon_module
 
 
