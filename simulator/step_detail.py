@@ -64,7 +64,7 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
         found = _sampled(row, timer, work, float(steps.column("seconds")[row]), draft_s)
         if found is not None:
             sampled.append(found)
-    return StepDetail(draft_s, tuple(sampled), timer.target.deployment.tensor_parallel)
+    return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)
 
 
 def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:

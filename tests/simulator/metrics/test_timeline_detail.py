@@ -69,6 +69,23 @@ def test_kernels_of_every_chip_fill_the_sampled_steps(result):
     assert count["layer all-reduce"] == 2 * layers
 
 
+@pytest.mark.parametrize(
+    "layout", [{"tensor_parallel": 4, "expert_parallel": 4}, {"attention_data_parallel": 4, "expert_parallel": 4}]
+)
+def test_kernels_of_spread_experts_fill_their_steps_too(layout):
+    """The host waits no longer than without the kernels' names: what kernels and host take is what the step took."""
+    found = simulate(
+        scenario_from(BASE | {"model": "qwen3-30b-a3b", "hardware": {"chip": "h100-sxm", **layout}}, "test")
+    )
+    assert found.detail.devices == 4
+    assert len(found.detail.sampled) >= 2
+    for sample in found.detail.sampled:
+        device_s = sum(kernel.times * kernel.seconds for kernel in sample.kernels)
+        row = sample.row
+        assert device_s + sample.host_s == pytest.approx(found.steps.seconds[row], rel=0.01)
+        assert device_s == pytest.approx(found.steps.seconds[row] - found.steps.host_s[row], rel=0.01)
+
+
 def test_without_drafter_there_is_no_draft_lane():
     plain = simulate(scenario_from(BASE, "test"))
     assert plain.detail.draft_s is None
