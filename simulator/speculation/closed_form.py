@@ -23,11 +23,12 @@ def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
 
     Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1.
     """
-    powers = num_speculative_tokens + 1
     if alpha == 1.0:
-        return float(powers)
-    lost = 1.0 - alpha**powers if alpha < 0.5 else -expm1(powers * log(alpha))  # no digits cancel near 1
-    return float(lost / (1.0 - alpha))
+        return num_speculative_tokens + 1.0
+    if alpha == 0.0:
+        return 1.0
+    # 1 - a^(g+1) without the cancellation near a = 1.
+    return -expm1((num_speculative_tokens + 1) * log(alpha)) / (1.0 - alpha)
 
 
 def expected_length(conditional: Sequence[float] | NDArray[np.float64]) -> float:

@@ -99,15 +99,6 @@ def _imbalance(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> FloatAr
     return factor
 
 
-def padded_together(deployment: Deployment, fullest: IntArray) -> IntArray:
-    """Tokens of all attention groups padded to a captured graph of the fullest one; 0 where no graph is replayed."""
-    framework = deployment.framework
-    captured = (fullest <= framework.max_captured_tokens) & deployment.cuda_graphs
-    padded = framework.padded_tokens(fullest, deployment.cuda_graphs)
-    together: IntArray = np.where(captured, deployment.attention_data_parallel * padded, 0)
-    return together
-
-
 class ExpertTable:
     """Experts and exchange of all layers by the tokens of all attention groups of a deployment.
 
@@ -116,8 +107,12 @@ class ExpertTable:
     """
 
     def __init__(self, deployment: Deployment, max_tokens: int) -> None:
+        framework = deployment.framework
         self.groups = deployment.attention_data_parallel
-        self._padded = padded_together(deployment, np.arange(max_tokens + 1, dtype=np.int64))
+        own = np.arange(max_tokens + 1, dtype=np.int64)
+        padded = framework.padded_tokens(own, deployment.cuda_graphs)
+        captured = (own <= framework.max_captured_tokens) & deployment.cuda_graphs
+        self._padded = np.where(captured, self.groups * padded, 0)
         tokens = np.arange(max(max_tokens, int(self._padded.max())) + 1, dtype=np.int64)
         self._costs = Costs.zeros(len(tokens))
         for group in deployment.architecture.layer_groups:
@@ -131,7 +126,11 @@ class ExpertTable:
 
     def seconds(self, everyone: int, fullest: int) -> float:
         """Seconds when all groups have ``everyone`` tokens and the fullest has ``fullest``."""
-        return self._seconds[max(everyone, self._padded_list[fullest])]
+        return self._seconds[self.tokens(everyone, fullest)]
+
+    def tokens(self, everyone: int, fullest: int) -> int:
+        """Tokens that the experts then compute."""
+        return max(everyone, self._padded_list[fullest])
 
     def rows(self, everyone: IntArray, fullest: IntArray) -> Costs:
         """Costs of many steps, on one chip."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from hwprofiles import KernelTime
 from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
 from simulator.timing.deployment import Deployment
-from simulator.timing.experts import exchange_seconds, expert_kernel, fullest_group, padded_together
+from simulator.timing.experts import exchange_seconds, expert_kernel, fullest_group
 from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer
 from simulator.timing.work import StepWork
 
@@ -35,18 +35,20 @@ class StepKernel(NamedTuple):
 def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     """The kernels of ``work`` in the order in which they run, layer kinds one after the other.
 
-    Where attention groups share experts the kernels are those of the fullest group. Host work and the drafter are left
-    out. ``times x seconds`` over all kernels is the device time that ``StepTimer.costs`` gives the same step.
+    Host work and the drafter are left out. ``times x seconds`` over all kernels is the device time that
+    ``StepTimer.costs`` gives the same step. Of several attention groups the fullest is meant.
     """
     deployment = timer.deployment
+    groups = deployment.attention_data_parallel
     everyone = int(work.prefill_tokens + work.decode_seqs * work.query_len)
-    seen = fullest_group(work, deployment.attention_data_parallel)
-    tokens = int(seen.prefill_tokens + seen.decode_seqs * seen.query_len)
-    padded = int(deployment.framework.padded_tokens(np.array([tokens]), deployment.cuda_graphs)[0])
-    routed = padded
-    if deployment.attention_data_parallel > 1:
-        routed = max(everyone, int(padded_together(deployment, np.array([tokens]))[0]))
-    rows = padded * deployment.architecture.hidden_size * deployment.activation_bytes
+    if groups > 1:
+        work = fullest_group(work, groups)
+    tokens = int(work.prefill_tokens + work.decode_seqs * work.query_len)
+    captured = deployment.framework.padded_tokens(np.array([tokens]), deployment.cuda_graphs)
+    padded = int(captured[0])
+    routed = padded if groups == 1 else timer.expert_tokens(everyone, tokens)
+    hidden = deployment.architecture.hidden_size
+    rows = padded * hidden * deployment.activation_bytes
     found = []
     if deployment.first_stage:
         found.append(_kernel("embedding", "elementwise", "", 1, deployment.kernels.elementwise(2 * rows)))
@@ -54,16 +56,15 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     for group in deployment.architecture.layer_groups:
         for kernel in _layer(deployment, group.layer, padded, routed):
             found.append(kernel._replace(times=kernel.times * group.count))
-        found += _attention(timer, group.layer, group.count, seen)
-        mlp = group.layer.mlp
-        apart = deployment.attention_data_parallel > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size
-        found += _collective("layer all-reduce", deployment, "all_reduce", rows, (1 if apart else 2) * group.count)
-    sampled = int(seen.decode_seqs * seen.query_len + seen.sampled_prefills)
-    return [*found, *_head(deployment, sampled)]
+        found += _attention(timer, group.layer, group.count, work)
+        reductions = timer.reductions(group.layer)
+        found += _collective("layer all-reduce", deployment, "all_reduce", rows, reductions * group.count)
+    sampled = int(work.decode_seqs * work.query_len + work.sampled_prefills)
+    return [kernel for kernel in (*found, *_head(deployment, sampled)) if kernel.times]
 
 
 def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> Iterator[StepKernel]:
-    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them; ``routed`` tokens see experts."""
+    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them; ``routed``: tokens of experts."""
     kernels, tp = deployment.kernels, deployment.tensor_parallel
     hidden = deployment.architecture.hidden_size
     for gemm in deployment.gemms(layer):
@@ -73,10 +74,12 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> It
     passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
     launches = 4 if attention.qk_norm else 3
     if isinstance(mlp, MoeMlp):
-        together = np.array([routed])
-        yield _kernel("experts", "moe", deployment.weight_dtypes["expert"], 1, expert_kernel(deployment, mlp, together))
+        dtype = deployment.weight_dtypes["expert"]
+        experts = expert_kernel(deployment, mlp, np.array([routed]))
+        time = KernelTime(*(float(np.atleast_1d(part)[0]) for part in experts))
+        yield _kernel("experts", "moe", dtype, 1, time)
         if deployment.attention_data_parallel > 1:
-            seconds = float(exchange_seconds(deployment, mlp, together)[0])
+            seconds = float(exchange_seconds(deployment, mlp, np.array([routed]))[0])
             yield StepKernel("expert exchange", "collective", "", 1, seconds, 0.0, 0.0, "interconnect")
         activated = mlp.shared_intermediate_size / tp
     else:
@@ -92,23 +95,34 @@ def _attention(timer: StepTimer, layer: Layer, count: int, work: StepWork[int]) 
     shape = timer.deployment.attention_shape(layer.attention)
     window = timer.windows.index(layer.attention.window)
     kernels = timer.deployment.kernels
-    decoding, prefilling, query_len = int(work.decode_seqs), int(work.prefill_seqs), int(work.query_len)
-    keys = int(work.decode_kv_tokens[window])
-    chunks: dict[str, Any] = {
-        "seqs": prefilling,
-        "q_tokens": int(work.prefill_tokens),
-        "pairs": int(work.prefill_pairs[window]),
-        "kv_tokens": int(work.prefill_kv_tokens[window]),
-    }
-    if decoding and prefilling and query_len == 1 and kernels.mixed_seconds(shape) is not None:
-        time = kernels.attention_mixed(shape, **chunks, decode_seqs=decoding, decode_kv_tokens=keys)
+    if work.decode_seqs and work.prefill_seqs and work.query_len == 1 and kernels.mixed_seconds(shape) is not None:
+        time = kernels.attention_mixed(
+            shape,
+            seqs=int(work.prefill_seqs),
+            q_tokens=int(work.prefill_tokens),
+            pairs=int(work.prefill_pairs[window]),
+            kv_tokens=int(work.prefill_kv_tokens[window]),
+            decode_seqs=int(work.decode_seqs),
+            decode_kv_tokens=int(work.decode_kv_tokens[window]),
+        )
         yield _kernel("mixed attention", "attention", shape.dtype, count, time)
         return
-    if decoding:
-        time = kernels.attention_decode(shape, seqs=decoding, q_len=query_len, kv_tokens=keys)
+    if work.decode_seqs:
+        time = kernels.attention_decode(
+            shape,
+            seqs=int(work.decode_seqs),
+            q_len=int(work.query_len),
+            kv_tokens=int(work.decode_kv_tokens[window]),
+        )
         yield _kernel("decode attention", "attention", shape.dtype, count, time)
-    if prefilling:
-        time = kernels.attention_prefill(shape, **chunks)
+    if work.prefill_seqs:
+        time = kernels.attention_prefill(
+            shape,
+            seqs=int(work.prefill_seqs),
+            q_tokens=int(work.prefill_tokens),
+            pairs=int(work.prefill_pairs[window]),
+            kv_tokens=int(work.prefill_kv_tokens[window]),
+        )
         yield _kernel("prefill attention", "attention", shape.dtype, count, time)
 
 
@@ -128,13 +142,14 @@ def _head(deployment: Deployment, sampled: int) -> Iterator[StepKernel]:
 
 
 def _kernel(name: str, family: str, dtype: str, count: int, time: KernelTime) -> StepKernel:
-    """A kernel from its time, whose parts are numbers or arrays of one."""
-    seconds, flops, moved = (float(np.ravel(part)[0]) for part in (time.seconds, time.flops, time.bytes))
-    return StepKernel(name, family, dtype, count, seconds, flops, moved, str(np.ravel(time.bound)[0]))
+    return StepKernel(
+        name, family, dtype, count, float(time.seconds), float(time.flops), float(time.bytes), str(time.bound)
+    )
 
 
 def _collective(name: str, deployment: Deployment, op: str, message_bytes: float, count: int) -> list[StepKernel]:
     if deployment.tensor_parallel == 1 or deployment.link is None:
         return []
     time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
-    return [StepKernel(name, "collective", "", count, float(time.seconds), 0.0, message_bytes, "interconnect")]
+    seconds = float(time.seconds) + deployment.skew_s
+    return [StepKernel(name, "collective", "", count, seconds, 0.0, message_bytes, "interconnect")]
