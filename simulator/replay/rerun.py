@@ -79,10 +79,9 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         hardware["chip"] = found["chip"]
     if "framework" in found:
         engine["framework"] = framework_of_version(found["framework"], run.framework_version)
-    if run.data_parallel_attention not in (None, 1):
-        raise ForerunError("data-parallel attention is not modelled")
     _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
-         expert_parallel=run.expert_parallel, replicas=run.replicas)  # fmt: skip
+         expert_parallel=run.expert_parallel, attention_data_parallel=run.data_parallel_attention,
+         replicas=run.replicas)  # fmt: skip
     _put(engine, max_num_seqs=run.max_num_seqs, max_num_batched_tokens=run.max_num_batched_tokens,
          max_model_len=run.max_model_len, num_kv_blocks=run.num_kv_blocks, block_size=run.block_size,
          gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,

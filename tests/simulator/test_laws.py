@@ -126,7 +126,7 @@ def test_draft_tokens_accepted_beyond_those_drafted(closed):
 @given(
     st.sampled_from(["h100-sxm", "rtx-4090", "n150", "mi300x"]),
     st.sampled_from([None, SPECULATION]),
-    st.sampled_from(["vllm-v1", "prefill-first", "static"]),
+    st.sampled_from(["vllm-v1", "prefill-first", "sglang", "static"]),
     st.sampled_from([{}, {"tensor_parallel": 2}, {"replicas": 3}]),
     st.sampled_from([None, 40]),
     st.integers(0, 99),
