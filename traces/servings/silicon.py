@@ -32,8 +32,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
 
     InferenceX keeps KV in FP8 under TensorRT-LLM (``kv_cache_config`` of its recipes), under vLLM on Blackwell
-    (``kv-cache-dtype`` there), and for Llama-3.1-70B on H200 (NVIDIA's checkpoint, which asks for it; on H100 latency and
-    capacity show 16 bits).
+    (``kv-cache-dtype`` there), and for Llama-3.1-70B on H200 (NVIDIA's checkpoint, which asks for it; on H100 latency
+    and capacity show 16 bits).
 
     Outputs of SGLang's own runs of Qwen3 are all equally long: their mean TTFT is that of a prompt batch of every place
     at once, whatever the output length, so requests stay in step.
