@@ -7,7 +7,7 @@ import numpy as np
 
 from hwprofiles.attention import decode_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_link
-from hwprofiles.choice import find_parameters
+from hwprofiles.choice import PORTABLE, as_older_kernels_see, find_parameters
 from hwprofiles.collectives import collective_time
 from hwprofiles.dtypes import dtype_bytes
 from hwprofiles.elementwise import elementwise_time
@@ -34,7 +34,7 @@ NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
 _CACHE_ENTRIES = 100_000
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl")
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE)
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
@@ -65,6 +65,10 @@ class KernelLibrary:
                 f"no kernel library '{library}'{did_you_mean(library, known)} (one of {', '.join(known)})"
             )
         self.library = library
+        self._older = library == PORTABLE and self.chip.compute.asynchronous
+        self._fitted = self.chip
+        if self._older:
+            self.chip = as_older_kernels_see(self.chip)
         self._split_kv = split_kv
         self._static_scales = static_scales
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
@@ -356,9 +360,11 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            found, basis = find_parameters(self.chip, self.library, family, dtype)
+            found, basis = find_parameters(self._fitted, self.library, family, dtype)
+            if self._older:
+                found, basis = found.carried(True, False), "extrapolated" if basis == "calibrated" else basis
             if isinstance(found, DecodeParameters) and not self._split_kv:
-                found = found.model_copy(update={"max_splits": 1.0})
+                found = found.without_splits()
             self._chosen[key] = (found, basis)
         return self._chosen[key]
 
