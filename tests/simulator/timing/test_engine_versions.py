@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from hwprofiles import KernelLibrary, load_chip, load_link
+from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
 from simulator.llm import load_architecture
-from simulator.replay.serving_names import framework_of_version, model_name
+from simulator.replay.serving_names import dtype_name, framework_of_version, model_name
 from simulator.timing import Deployment, StepTimer, StepWork, load_framework, plan_memory, resolve_weight_dtypes
 from simulator.timing.step_kernels import step_kernels
 
@@ -68,6 +68,13 @@ def test_every_collective_waits_for_the_last_rank(tensor_parallel):
 def test_versions_name_their_parameter_set(framework, version, expected):
     assert framework_of_version(framework, version) == expected
     assert load_framework(expected).kernel_library == framework
+
+
+@pytest.mark.parametrize("name", ["BF16", "fp8", "NVFP4", "fp4", "mxfp4", "w4a16", "int8", "fp8_block"])
+def test_every_format_that_is_known_has_a_size(name):
+    known = dtype_name(name)
+    assert known is not None
+    assert 0 < dtype_bytes(known) <= 2
 
 
 def test_llama_without_a_number_is_the_second():
