@@ -155,7 +155,7 @@ def task(values: Values) -> PlanTask:
 def compute(context: Context, values: Values) -> Shown:
     """Everything about the chosen plan."""
     if not values["plan"]:
-        return {"lead": remark("No plan yet: set the load and the SLO, and make one.")}, {}
+        return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}, {}
     document = context.served.plan(str(values["plan"]))
     data = pareto_data(document)
     drawn = {}
@@ -173,7 +173,7 @@ def compute(context: Context, values: Values) -> Shown:
         "holding": _holding(document),
         "flags": _flags(document),
         "others": _others(document),
-        "basis": rests_on(document["basis"] or "datasheet", notes),
+        "basis": rests_on(document["basis"], notes),
     }
     return shown, drawn
 

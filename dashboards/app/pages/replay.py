@@ -190,7 +190,7 @@ def compute_served(context: Context, values: Values) -> Shown:
     ]
     if document.get("split"):
         notes.append("Only configurations held out from any fit are scored.")
-    return {**shown, "basis": rests_on(document["basis"] or "datasheet", notes)}, figures
+    return {**shown, "basis": rests_on(document["basis"], notes)}, figures
 
 
 def register(app: Dash, context: Context) -> None:
