@@ -135,8 +135,9 @@ def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
 
 
 def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_path):
-    vary = ("--vary", "hardware.tensor_parallel=3,5")
-    outcome = forerun("sweep", scenario_file, *vary, "--store", tmp_path / "s", "--jobs", 1)
+    outcome = forerun(
+        "sweep", scenario_file, "--vary", "hardware.tensor_parallel=3,5", "--store", tmp_path / "s", "--jobs", 1
+    )
     assert outcome.code == 2
     assert "every point failed" in outcome.err.splitlines()[-1]
 
