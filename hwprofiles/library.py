@@ -12,7 +12,7 @@ from hwprofiles.collectives import collective_time
 from hwprofiles.dtypes import VARIANT, dtype_bytes
 from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.evaluate import evaluate
+from hwprofiles.evaluate import PLAIN, all_plain, evaluate
 from hwprofiles.gemm import gemm_time, with_static_scales
 from hwprofiles.mixed import one_pass_time
 from hwprofiles.moe import moe_time
@@ -108,7 +108,7 @@ class KernelLibrary:
             ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
         key = (m, n, k, dtype)
-        scalar = _all_scalar(m, n, k)
+        scalar = all_plain(m, n, k)
         if scalar and key in self._gemms:
             return self._gemms[key]
         parameters = cast(GemmParameters, self.parameters("gemm", dtype))
@@ -168,7 +168,7 @@ class KernelLibrary:
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        if _all_scalar(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
+        if all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
             return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
         return evaluate(
             (seqs, q_len, kv_tokens),
@@ -187,7 +187,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
-            xp = SCALAR if pairs.__class__ in _PLAIN else ARRAY
+            xp = SCALAR if pairs.__class__ in PLAIN else ARRAY
             return prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens).seconds
 
         return seconds
@@ -204,7 +204,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
-            xp = SCALAR if kv_tokens.__class__ in _PLAIN else ARRAY
+            xp = SCALAR if kv_tokens.__class__ in PLAIN else ARRAY
             return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens).seconds
 
         return seconds
@@ -406,10 +406,3 @@ class KernelLibrary:
             return self.limits(dtype)
         dtype_bytes(dtype)
         return self.limits("bf16")
-
-
-_PLAIN = (int, float)
-
-
-def _all_scalar(first: Num, second: Num, third: Num) -> bool:
-    return first.__class__ in _PLAIN and second.__class__ in _PLAIN and third.__class__ in _PLAIN

