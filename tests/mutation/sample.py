@@ -98,9 +98,18 @@ def found_again(results: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     """The same changes in today's sources, wherever their lines have moved to; what is gone is left out and named."""
     from mutation.sites import mutants_by_site
 
+    parsed = {}
     for result in results:
-        code = (ROOT / result["module"]).read_text(encoding="utf-8")
-        same = [mutant for site in mutants_by_site(code) for mutant in site if mutant.operator == result["operator"]]
+        if result["module"] not in parsed:
+            code = (ROOT / result["module"]).read_text(encoding="utf-8")
+            parsed[result["module"]] = code, [mutant for site in mutants_by_site(code) for mutant in site]
+        code, mutants = parsed[result["module"]]
+        lines = [line.strip() for line in code.splitlines()]
+        same = [
+            mutant
+            for mutant in mutants
+            if mutant.operator == result["operator"] and lines[mutant.first_line - 1] in result["before"]
+        ]
         for mutant in sorted(same, key=lambda mutant: abs(mutant.first_line - result["line"])):
             drawn = described(result["module"], code, mutant)
             if (drawn["before"], drawn["after"]) == (result["before"], result["after"]):
@@ -125,6 +134,11 @@ def key(result: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(result[name] for name in ("module", "line", "operator", "before", "after"))
 
 
+def change(result: dict[str, Any]) -> tuple[str, str, str]:
+    """What ``equivalent.yaml`` knows a mutant by."""
+    return result["module"], result["before"], result["after"]
+
+
 def known_equivalents() -> set[tuple[str, str, str]]:
     """Mutants of ``equivalent.yaml``."""
     import yaml
@@ -139,10 +153,7 @@ def score_table(results: Sequence[dict[str, Any]], equivalents: set[tuple[str, s
     for room in (*ROOMS, ""):
         here = [result for result in results if result["module"].startswith(room)]
         fates = Counter(result["fate"] for result in here)
-        same = sum(
-            result["fate"] == "survived" and (result["module"], result["before"], result["after"]) in equivalents
-            for result in here
-        )
+        same = sum(result["fate"] == "survived" and change(result) in equivalents for result in here)
         killed, survived = fates["killed"] + fates["timeout"], fates["survived"]
         share = killed / max(killed + survived, 1)
         lines.append(
@@ -195,17 +206,18 @@ def main() -> None:
     if store.exists():
         done = {key(result): result for result in map(json.loads, store.read_text(encoding="utf-8").splitlines())}
     suites = suites_of_now()
+    equivalents = known_equivalents()
     if options.again:
-        sample = list(found_again(result for result in done.values() if result["fate"] == "survived"))
+        survived = (result for result in done.values() if result["fate"] == "survived")
+        sample = [drawn for drawn in found_again(survived) if change(drawn) not in equivalents]
     else:
         sample = [drawn for drawn in draw(options.count, options.seed, options.only) if key(drawn) not in done]
         random.Random(options.seed).shuffle(sample)  # so that a part of it is a sample too
-    equivalents = known_equivalents()
     for drawn in sample:
         result = done[key(drawn)] = judge(drawn, suites, options.budget)
         with store.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
-        if result["fate"] == "survived" and (result["module"], result["before"], result["after"]) not in equivalents:
+        if result["fate"] == "survived" and change(result) not in equivalents:
             print(f"{result['module']}:{result['line']}: {result['before']}  ->  {result['after']}", flush=True)
     print(score_table(list(done.values()), equivalents))
 
