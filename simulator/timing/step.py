@@ -319,7 +319,8 @@ class StepTimer:
         if deployment.tensor_parallel == 1 or deployment.link is None:
             return
         time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
-        total.interconnect_s += count * np.where(message_bytes > 0, time.seconds, 0.0)
+        seconds = time.seconds + deployment.skew_s
+        total.interconnect_s += count * np.where(message_bytes > 0, seconds, 0.0)
 
 
 def _expose(

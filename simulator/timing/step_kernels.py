@@ -139,4 +139,5 @@ def _collective(name: str, deployment: Deployment, op: str, message_bytes: float
     if deployment.tensor_parallel == 1 or deployment.link is None:
         return []
     time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
-    return [StepKernel(name, "collective", "", count, float(time.seconds), 0.0, message_bytes, "interconnect")]
+    seconds = float(time.seconds) + deployment.skew_s
+    return [StepKernel(name, "collective", "", count, seconds, 0.0, message_bytes, "interconnect")]
