@@ -137,7 +137,7 @@ class TestPipelines:
 
     def test_a_message_by_hand(self):
         """Hidden states and residual in bf16, a TP share over the link between stages, then gathered on the next."""
-        for tp in (1, 4):
+        for tp in (1, 2, 4):
             timer = pipeline(2, tensor_parallel=tp)
             one = timer.target.deployment
             size = 2 * 300 * 4096 * 2.0
