@@ -209,6 +209,16 @@ class TestProposals:
         config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": asked, "decay": decay}}
         assert_allclose(draft_survival(SpeculationConfig.model_validate(config)), survival(level), rtol=1e-6)
 
+    @pytest.mark.parametrize("rest", [{"tree": "medusa-63"}, {"num_speculative_tokens": 4}])
+    @pytest.mark.parametrize("level", [{"alpha": 0.6}, {"acceptance_length": 2.4}])
+    def test_rates_do_not_decay_unless_asked(self, rest, level):
+        def survival(**decay):
+            config = {"method": "medusa", **rest, "acceptance": {**level, **decay}}
+            return draft_survival(SpeculationConfig.model_validate(config)).tolist()
+
+        assert survival() == survival(decay=1.0)
+        assert survival() != survival(decay=0.8)
+
     def test_names_of_trees_are_cut(self):
         with pytest.raises(ForerunError, match=f"no tree '{'x' * 80}'"):
             load_tree("x" * 500)
