@@ -58,6 +58,13 @@ class TestSpread:
         ):
             request_classes(np.array([0.7]), widest_spread(0.7) + 1e-6)
 
+    @pytest.mark.parametrize("survival", [[1 - 1e-9], [0.7, 0.7 - 1e-10], [0.7, 1e-12], [0.7, 0.7]])
+    def test_rates_next_to_certain_pool_as_well(self, survival):
+        spread = 0.3 * widest_spread(survival[0])
+        classes = request_classes(np.array(survival), spread)
+        drafts = 1 / (1 + classes.sum(axis=1))
+        assert_allclose((classes * drafts[:, None]).sum(axis=0) / drafts.sum(), survival, atol=1e-8)
+
     def test_what_is_handed_out_can_be_changed_without_harm(self):
         one = request_classes(np.array([0.7]), 0.1)
         one[:] = 0

@@ -57,6 +57,7 @@ LAYOUTS = {
     "groups with a shared expert": lambda: deployment(
         "deepseek-v2-lite", "h200-sxm", attention_data_parallel=4, expert_parallel=1
     ),
+    "no gate": lambda: deployment("opt-6.7b"),
     "first stage": lambda: deployment("llama-3.1-8b").stages(2)[0],
     "last stage": lambda: deployment("llama-3.1-8b").stages(2)[1],
 }
