@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from math import floor, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,10 +200,17 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=8.0, help="CPU seconds of tests for each mutant")
     parser.add_argument("--again", action="store_true", help="judge what survived before once more")
     options = parser.parse_args()
+    missing = [name for name in ("cosmic_ray", "coverage") if find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"needs {' and '.join(missing)}: pip install cosmic-ray coverage, or make mutants")
+    if not modules(options.only):
+        raise SystemExit(f"--only {' '.join(options.only)}: names no file of {' or '.join(ROOMS)}")
     prepare()
     OUT.mkdir(parents=True, exist_ok=True)
     store = OUT / f"seed-{options.seed}.jsonl"
     done = {}
+    if options.again and not store.exists():
+        raise SystemExit(f"{store.relative_to(ROOT)}: no such file; draw that sample first (without --again)")
     if store.exists():
         done = {key(result): result for result in map(json.loads, store.read_text(encoding="utf-8").splitlines())}
     suites = suites_of_now()
