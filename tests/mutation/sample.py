@@ -38,7 +38,7 @@ def allotted(sizes: dict[str, int], count: int) -> dict[str, int]:
     """``count`` shared out in proportion to ``sizes``, whole numbers by the largest remainder, none above its size."""
     total = sum(sizes.values())
     count = min(count, total)
-    exact = {name: count * size / total for name, size in sizes.items()}
+    exact = {name: count * size / max(total, 1) for name, size in sizes.items()}
     shares = {name: floor(value) for name, value in exact.items()}
     rest = sorted(sizes, key=lambda name: (shares[name] - exact[name], name))[: count - sum(shares.values())]
     return {name: share + (name in rest) for name, share in shares.items()}
