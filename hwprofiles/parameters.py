@@ -1,7 +1,7 @@
 """Kernel parameters: for every family a few physical numbers with bounds and units, fitted per chip and library."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from hwprofiles.decode_kernel import DecodeKernel, UnpackedKernel
 from hwprofiles.records import Fit, Fraction, NonNegative, Positive, Record, Share, Source
@@ -39,13 +39,6 @@ class FamilyParameters(Record):
     def vector(self) -> dict[str, float]:
         """Return the free parameters by name."""
         return {name: float(getattr(self, name)) for name in self.free}
-
-    def with_vector(self, values: Mapping[str, float], source: Source | None = None) -> "FamilyParameters":
-        """Return a checked copy with other values for some parameters (and another source, if given)."""
-        data: dict[str, Any] = {**self.model_dump(), **values}
-        if source is not None:
-            data["source"] = source.model_dump()
-        return type(self).model_validate(data)
 
 
 class GemmParameters(FamilyParameters):

@@ -152,6 +152,8 @@ def test_a_drafter_of_ones_own():
 def test_other_schedulers_serve_every_method(scheduler, name):
     result = simulate(scenario(name, engine={"scheduler": scheduler, "max_num_seqs": 16}))
     assert np.isfinite(result.requests.finished_s).all()
+    assert result.steps.output_tokens.sum() == result.requests.output_tokens.sum()
+    assert 0 < result.speculation.accepted_tokens < result.requests.output_tokens.sum()
 
 
 @pytest.mark.parametrize("scheduler", ["vllm-v1", "prefill-first", "static"])
@@ -163,6 +165,7 @@ def test_a_budget_smaller_than_the_batch_is_served_step_by_step(scheduler, name,
     result = simulate(scenario(name, engine=engine, workload=work))
     assert result.engine.exact_steps == result.engine.steps
     assert np.isfinite(result.requests.finished_s).all()
+    assert result.steps.output_tokens.sum() == 64 * 50
     if scheduler == "vllm-v1":
         tokens = result.steps.decode_seqs * result.steps.query_len
         assert tokens.max() < budget + result.steps.query_len.max()

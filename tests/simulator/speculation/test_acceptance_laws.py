@@ -24,7 +24,7 @@ from simulator.speculation.level_decay import AcceptanceFit, extended
 from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, tree_survival
 from simulator.speculation.spread import CLASSES, request_classes, widest_spread
 from simulator.speculation.tree import ROOT, chain, full_tree, load_tree
-from simulator.speculation.tree_acceptance import rates_by_rank
+from simulator.speculation.tree_acceptance import checked_rates, rates_by_rank
 from simulator.speculation.tree_config import TreeConfig
 
 
@@ -169,6 +169,18 @@ class TestGrowth:
         found = [grown_acceptance(GrowthPlan(3, 3, 8), rates, 2.0, steps=60, seed=seed) for seed in range(24)]
         spread = np.std([one.acceptance_length for one in found], ddof=1)
         assert spread == pytest.approx(np.mean([one.standard_error for one in found]), rel=0.45)
+
+
+@pytest.mark.parametrize(
+    ("row", "fine"),
+    [([0.0, 1.0], True), ([0.5, 0.5], True), ([], True), ([-1e-9], False), ([1.0 + 1e-6], False), ([0.6, 0.41], False)],
+)
+def test_candidates_of_one_parent_exclude_each_other(row, fine):
+    if fine:
+        assert checked_rates([[0.5], row]) == [[0.5], row]
+    else:
+        with pytest.raises(ForerunError, match="acceptance by rank at depth 2"):
+            checked_rates([[0.5], row])
 
 
 class TestProposals:

@@ -166,6 +166,8 @@ class TestHeads:
         square = kernels.gemm(np.array([4]), 2048, 2048, "bf16")
         assert two.bytes[4] - one.bytes[4] - square.bytes == pytest.approx(4 * 3 * 2048 * 2.0)
         assert one.latency_s[0] == 0
+        head = kernels.gemm(np.array([4]), 128_256, 2048, "bf16").bytes
+        assert one.bytes[4] - head == pytest.approx(4 * 3 * 128_256 * 4.0)
 
     def test_logits_are_gathered_from_all_chips(self):
         target = deployment("llama-3.1-70b", tensor_parallel=4)
