@@ -76,9 +76,13 @@ LAYOUTS = {
     "groups": lambda: deployment(
         "mixtral-8x7b", "h200-sxm", tensor_parallel=2, attention_data_parallel=2, expert_parallel=4
     ),
+    "groups outside graphs": lambda: deployment(
+        "mixtral-8x7b", "h200-sxm", attention_data_parallel=4, expert_parallel=4, cuda_graphs=False
+    ),
     "groups with a shared expert": lambda: deployment(
         "deepseek-v2-lite", "h200-sxm", attention_data_parallel=4, expert_parallel=1
     ),
+    "no gate": lambda: deployment("opt-6.7b"),
     "first stage": lambda: deployment("llama-3.1-8b").stages(2)[0],
     "last stage": lambda: deployment("llama-3.1-8b").stages(2)[1],
 }
@@ -87,8 +91,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kernels_add_up_however_the_model_is_spread(layout):
     timer = StepTimer(LAYOUTS[layout](), 1024)
-    for seqs, query_len in ((8, 1), (9, 1), (33, 4)):
+    for seqs, query_len in ((8, 1), (9, 1), (33, 4), (0, 1)):
         steps = decode_steps(timer.windows, np.array([seqs]), query_len, np.array([900]))
+        if not seqs:
+            steps = prompt_chunks(timer.windows, 700, 1024)
         kernels = step_kernels(timer, first(steps))
         costs = timer.costs(steps)
         assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
