@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary
+from hwprofiles.dtypes import format_of
 from hwprofiles.parameters import FAMILIES
 from simulator.errors import ForerunError
 from simulator.replay.boosted_trees import Trees, fit_trees
@@ -112,8 +113,9 @@ class Residuals:
     def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
         """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""
         for library in dict.fromkeys((kernels.library, "generic")):
-            if dtype in kernels.chip.kernels.get(library, {}).get(family, {}):
-                return self.corrections.get((library, family, dtype))
+            for name in dict.fromkeys((dtype, format_of(dtype))):
+                if name in kernels.chip.kernels.get(library, {}).get(family, {}):
+                    return self.corrections.get((library, family, name))
         return None
 
 

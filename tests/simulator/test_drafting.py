@@ -147,7 +147,7 @@ def test_a_drafter_of_ones_own():
     check_drafter(HostDrafter(1.0, 0.0), 6)
 
 
-@pytest.mark.parametrize("scheduler", ["prefill-first", "static"])
+@pytest.mark.parametrize("scheduler", ["prefill-first", "sglang", "static"])
 @pytest.mark.parametrize("name", ["eagle2", "parallel-draft", "ngram"])
 def test_other_schedulers_serve_every_method(scheduler, name):
     result = simulate(scenario(name, engine={"scheduler": scheduler, "max_num_seqs": 16}))
