@@ -25,7 +25,8 @@ def one_pass_time(
 
     Every query head of every single query takes a tile of ``tile_rows`` and multiplies all of it, with no split of the
     KV axis. Heads are the slowest axis of the grid: those that share a KV head find it on the chip only if one pass
-    over all sequences fits there, else each reads it from memory again.
+    over all sequences fits there, else each reads it from memory again. The grid is as wide as the longest chunk for
+    every sequence, and the chip starts and drops the tiles past a sequence's end one after another.
 
     Args:
         xp: scalar or array functions.
@@ -65,9 +66,11 @@ def one_pass_time(
     again = 1.0 + (heads / shape.num_kv_heads - 1.0) * missed
     queries = activation_bytes * heads * width * (q_tokens + decode_seqs)
     moved = queries + shape.kv_bytes_per_token * (kv_tokens + decode_kv_tokens)
-    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    bandwidth = limits.bandwidth * (parameters.mixed_efficiency or parameters.memory_efficiency)
     stream = (queries + shape.kv_bytes_per_token * (kv_tokens + again * decode_kv_tokens)) / bandwidth
     write = 2.0 * shape.kv_bytes_per_token * (q_tokens + decode_seqs) / bandwidth
     launch = parameters.launch_s + parameters.sequence_s * (seqs + decode_seqs)
-    seconds = launch + write + smooth_maximum(xp, busy, stream, parameters.overlap)
+    launch = launch + parameters.idle_tile_s * single_tiles * (xp.ceil(length / rows) - 1.0)
+    sharpness = parameters.mixed_overlap or parameters.overlap
+    seconds = launch + write + smooth_maximum(xp, busy, stream, sharpness)
     return KernelTime(seconds, launch, busy, stream + write, flops, moved)

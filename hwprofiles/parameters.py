@@ -160,6 +160,13 @@ class PrefillParameters(FamilyParameters):
     single query leaves its tile almost empty."""
     kept_share: Positive = 1.0
     """Share of the on-chip store that keeps KV from one query head to the next that reads it too (one-pass)."""
+    mixed_efficiency: Share | None = None
+    """Share of the memory bandwidth that a mixed batch reaches (one-pass); None = that of prompts alone."""
+    mixed_overlap: Positive | None = None
+    """Sharpness of the smooth maximum in a mixed batch (one-pass); None = that of prompts alone."""
+    idle_tile_s: NonNegative = 0.0
+    """Time the chip takes to start and drop one tile past the end of a short sequence (one-pass), in seconds: the grid
+    has as many tiles for every sequence as the longest chunk needs."""
 
 
 class DecodeParameters(FamilyParameters):
