@@ -294,6 +294,10 @@ class ElementwiseParameters(FamilyParameters):
 
     launch_s: NonNegative
     memory_efficiency: Share
+    warm_share: NonNegative = 0.0
+    """Share of the on-chip store that still holds what the kernel before wrote; 0 = a pass reads memory alone."""
+    warm_efficiency: Share = 0.5
+    """Share of the on-chip bandwidth at which that part moves."""
 
 
 class CollectiveParameters(FamilyParameters):

@@ -121,7 +121,9 @@ def calibrate(
         fits.append(one)
         if correction is not None:
             corrections[library, family, dtype] = correction
-    mixed = mixed_structure(table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split, MIN_ROWS)
+    mixed = mixed_structure(
+        table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split, MIN_ROWS
+    )
     for dtype, one_pass in mixed.items():
         sets["attention_prefill"][dtype] = one_pass
     if not fits:

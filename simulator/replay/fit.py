@@ -65,6 +65,8 @@ EXTRA: Mapping[str, Sequence[Coordinate]] = {
 QUANTISE = Coordinate("quantise_s", 1e-7, 2e-5)
 """Free where the library quantises activations in a kernel of its own."""
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
+WARM = (Coordinate("warm_share", 0.02, 1.5), Coordinate("warm_efficiency", 0.05, 1.0))
+"""Free where elementwise passes find operands on the chip."""
 
 
 CPU_TIMES = 10.0
@@ -80,6 +82,8 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
     for optional in (QUANTISE, REGROUP):
         if getattr(parameters, optional.name, 0.0):
             found.append(optional)
+    if parameters.family == "elementwise" and getattr(parameters, "warm_share", 0.0):
+        found += WARM
     return tuple(found)
 
 
@@ -108,6 +112,8 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
         return options + [{"tile_rows": rows} for rows in (16.0, 64.0)]
     if parameters.family == "moe":
         return [{"local_only": True}, {"local_only": False}]
+    if parameters.family == "elementwise" and kind != "cpu":
+        return [{"warm_share": 0.3}]
     return []
 
 

@@ -29,6 +29,25 @@ LOGIT_PASSES = 3.0
 LOGIT_BYTES = 4.0
 
 
+def layer_passes(layer: Layer, hidden: int, tensor_parallel: int) -> list[tuple[float, int]]:
+    """Elementwise passes of one layer on one chip: (elements that a token moves, launches) of norms, rotary embedding
+    and activation.
+
+    Args:
+        layer: a transformer layer.
+        hidden: width of the residual stream.
+        tensor_parallel: chips that share the layer.
+    """
+    attention, mlp = layer.attention, layer.mlp
+    rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
+    passes = [(2 * NORM_PASSES * hidden, 2)]
+    passes.append((2 * rotated * 2, 2) if attention.qk_norm else (2 * rotated, 1))
+    activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tensor_parallel
+    if activated:
+        passes.append(((3 if mlp.gated else 2) * activated, 1))
+    return passes
+
+
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
     """Distinct attention windows of a model, full attention first."""
     found = {group.layer.attention.window for group in architecture.layer_groups}
@@ -281,16 +300,9 @@ class StepTimer:
         for gemm in deployment.gemms(layer):
             yield kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
         present = np.minimum(tokens, 1)
-        attention = layer.attention
-        rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tp
-        passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
-        launches = 4 if attention.qk_norm else 3
-        mlp = layer.mlp
-        activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tp
-        if activated:
-            passes += (3 if mlp.gated else 2) * activated
-            launches += 1
-        yield kernels.elementwise(tokens * passes * deployment.activation_bytes, launches=launches * present)
+        for elements, launches in layer_passes(layer, hidden, tp):
+            moved = tokens * elements * deployment.activation_bytes
+            yield kernels.elementwise(moved, launches=launches * present)
 
     def _head_costs(self, tokens: IntArray) -> Costs:
         """Final norm, LM head and sampling for each number of sampled tokens in ``tokens``; on the last stage."""

@@ -11,7 +11,7 @@ from hwprofiles import KernelTime
 from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
-from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer
+from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer, layer_passes
 from simulator.timing.work import StepWork
 
 
@@ -60,10 +60,7 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKe
     hidden = deployment.architecture.hidden_size
     for gemm in deployment.gemms(layer):
         yield _kernel(gemm.name, "gemm", gemm.dtype, 1, kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype))
-    attention, mlp = layer.attention, layer.mlp
-    rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tp
-    passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
-    launches = 4 if attention.qk_norm else 3
+    mlp = layer.mlp
     if isinstance(mlp, MoeMlp):
         dtype = deployment.weight_dtypes["expert"]
         time = kernels.moe(
@@ -77,20 +74,28 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKe
             gated=mlp.gated,
         )
         yield _kernel("experts", "moe", dtype, 1, time)
-        activated = mlp.shared_intermediate_size / tp
-    else:
-        activated = mlp.intermediate_size / tp
-    if activated:
-        passes += (3 if mlp.gated else 2) * activated
-        launches += 1
-    moved = tokens * passes * ACTIVATION_BYTES
-    yield _kernel("norms, rotary, activation", "elementwise", "", 1, kernels.elementwise(moved, launches=launches))
+    names = ("norms", "rotary", "activation")
+    for name, (elements, launches) in zip(names, layer_passes(layer, hidden, tp), strict=False):
+        moved = tokens * elements * ACTIVATION_BYTES
+        yield _kernel(name, "elementwise", "", 1, kernels.elementwise(moved, launches=launches))
 
 
 def _attention(timer: StepTimer, layer: Layer, count: int, work: StepWork[int]) -> Iterator[StepKernel]:
     shape = timer.deployment.attention_shape(layer.attention)
     window = timer.windows.index(layer.attention.window)
     kernels = timer.deployment.kernels
+    if work.decode_seqs and work.prefill_seqs and work.query_len == 1 and kernels.mixed_seconds(shape) is not None:
+        time = kernels.attention_mixed(
+            shape,
+            seqs=int(work.prefill_seqs),
+            q_tokens=int(work.prefill_tokens),
+            pairs=int(work.prefill_pairs[window]),
+            kv_tokens=int(work.prefill_kv_tokens[window]),
+            decode_seqs=int(work.decode_seqs),
+            decode_kv_tokens=int(work.decode_kv_tokens[window]),
+        )
+        yield _kernel("mixed attention", "attention", shape.dtype, count, time)
+        return
     if work.decode_seqs:
         time = kernels.attention_decode(
             shape,
