@@ -5,7 +5,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from hwprofiles.attention import decode_time, prefill_time
+from hwprofiles.attention import UNSPLIT_LOAD, alone_sequences, decode_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_defaults, load_link
 from hwprofiles.collectives import collective_time
 from hwprofiles.dtypes import dtype_bytes
@@ -154,7 +154,7 @@ class KernelLibrary:
         )
 
     def attention_decode(
-        self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False
+        self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, beyond_kv: Num = 0.0
     ) -> KernelTime:
         """Time of one decode attention launch; ``q_len`` > 1 verifies speculated tokens.
 
@@ -164,6 +164,7 @@ class KernelLibrary:
             q_len: queries per sequence.
             kv_tokens: KV lengths (the new tokens included), total over the sequences.
             warm: the same KV was just read and may still be on the chip, as kernel benchmarks measure it.
+            beyond_kv: KV length of the longest sequence beyond the mean of the ``alone_sequences`` longest.
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -171,10 +172,10 @@ class KernelLibrary:
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
         if _all_scalar(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
-            return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
+            return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond_kv)
         return _evaluate(
             (seqs, q_len, kv_tokens),
-            lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm),
+            lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
         )
 
     def prefill_seconds(self, shape: AttentionShape) -> Callable[[Num, Num, Num, Num], Num]:
@@ -211,9 +212,33 @@ class KernelLibrary:
 
         return seconds
 
+    def alone_key_seconds(self, shape: AttentionShape) -> tuple[float, float]:
+        """What the longest sequences of a decode batch add where nothing splits their KV axis.
+
+        Returns:
+            (fewest sequences for which that holds, seconds per key of the longest beyond the mean of the
+            ``alone_sequences`` longest).
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        cores = self._attention_limit(shape.dtype, parameters.native_math).cores
+        return UNSPLIT_LOAD * cores / shape.num_kv_heads, parameters.alone_key_s
+
+    def alone_sequences(self, shape: AttentionShape) -> Num:
+        """How many of the longest sequences of a decode batch no longer keep the memory busy.
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        return alone_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
+
     def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
         """``attention_mixed(...).seconds`` of one shape where a single kernel serves prompt chunks and single queries,
-        as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0; else None.
+        as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0, and the longest KV
+        of the single queries; else None.
 
         Raises:
             ProfileError: unknown dtype.
@@ -239,6 +264,8 @@ class KernelLibrary:
         decode_seqs: Num,
         decode_kv_tokens: Num,
         warm: bool = False,
+        longest_kv: Num = 0.0,
+        beyond_kv: Num = 0.0,
     ) -> KernelTime:
         """Time of attention over prompt chunks and single-token sequences of one batch, all sizes > 0.
 
@@ -251,6 +278,8 @@ class KernelLibrary:
             decode_seqs: sequences with one query each.
             decode_kv_tokens: their KV lengths, total.
             warm: the same KV was just read and may still be on the chip.
+            longest_kv: KV length of the longest single-token sequence (one pass over all); 0 = all alike.
+            beyond_kv: that beyond the mean of the ``alone_sequences`` longest (a kernel each).
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -260,10 +289,12 @@ class KernelLibrary:
             limits = self._attention_limit(shape.dtype, parameters.native_math)
             return _evaluate(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
-                lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes),
+                lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes, longest_kv),
             )
         first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
-        second = self.attention_decode(shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm)
+        second = self.attention_decode(
+            shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm, beyond_kv=beyond_kv
+        )
         shorter = np.minimum(first.launch_s, second.launch_s)
         shorter = shorter if isinstance(first.seconds, np.ndarray) else float(shorter)
         parts = [one + two for one, two in zip(first, second, strict=True)]

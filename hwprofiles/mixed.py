@@ -19,6 +19,7 @@ def one_pass_time(
     kv_tokens: Num,
     decode_seqs: Num,
     decode_kv_tokens: Num,
+    longest_kv: Num = 0.0,
     activation_bytes: float = 2.0,
 ) -> KernelTime:
     """Time of one prefill kernel that serves prompt chunks and single queries alike (FlashAttention-2, ragged batch).
@@ -39,6 +40,7 @@ def one_pass_time(
         kv_tokens: KV lengths of the chunks (cached and new), total.
         decode_seqs: sequences with a single query, > 0.
         decode_kv_tokens: their KV lengths, total.
+        longest_kv: KV length of the longest of these; 0 = all alike. Its last tile ends alone.
         activation_bytes: bytes per element of Q and of the output.
 
     Source: the launch grid of FlashAttention-2 (Dao 2023, doi:10.48550/arXiv.2307.08691); checked on LLMServingSim's
@@ -71,6 +73,7 @@ def one_pass_time(
     write = 2.0 * shape.kv_bytes_per_token * (q_tokens + decode_seqs) / bandwidth
     launch = parameters.launch_s + parameters.sequence_s * (seqs + decode_seqs)
     launch = launch + parameters.idle_tile_s * single_tiles * (xp.ceil(length / rows) - 1.0)
+    alone = per_key * xp.maximum(0.0, longest_kv - context)
     sharpness = parameters.mixed_overlap or parameters.overlap
-    seconds = launch + write + smooth_maximum(xp, busy, stream, sharpness)
-    return KernelTime(seconds, launch, busy, stream + write, flops, moved)
+    seconds = launch + write + smooth_maximum(xp, busy, stream, sharpness) + alone
+    return KernelTime(seconds, launch, busy + alone, stream + write, flops, moved)

@@ -222,6 +222,9 @@ class DecodeParameters(FamilyParameters):
     """Rows are padded to a multiple of this."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
+    alone_key_s: NonNegative = 0.0
+    """Time per key of a work item that runs alone, where nothing splits the KV axis and the longest sequences end after
+    the others, in seconds; 0 = batches of unequal lengths take what they take at their mean."""
     key_s: NonNegative = 0.0
     """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
 

@@ -65,6 +65,8 @@ EXTRA: Mapping[str, Sequence[Coordinate]] = {
 QUANTISE = Coordinate("quantise_s", 1e-7, 2e-5)
 """Free where the library quantises activations in a kernel of its own."""
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
+ALONE = Coordinate("alone_key_s", 1e-10, 2e-7)
+"""Free where batches of unequal lengths were measured and their longest sequence ends alone."""
 WARM = (Coordinate("warm_share", 0.02, 1.5), Coordinate("warm_efficiency", 0.05, 1.0))
 """Free where elementwise passes find operands on the chip."""
 
@@ -79,9 +81,7 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
     if kind == "cpu":
         found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
     found += EXTRA.get(parameters.family, ())
-    for optional in (QUANTISE, REGROUP):
-        if getattr(parameters, optional.name, 0.0):
-            found.append(optional)
+    found += [optional for optional in (QUANTISE, REGROUP, ALONE) if getattr(parameters, optional.name, 0.0)]
     if parameters.family == "elementwise" and getattr(parameters, "warm_share", 0.0):
         found += WARM
     return tuple(found)
@@ -133,7 +133,10 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
     best = _solve(search, start, start)
     error = loss(search, best)
     few = len(problem) < FEW_ROWS
-    for change in alternatives(start, problem.dtype, few, problem.chip.kind):
+    changes = alternatives(start, problem.dtype, few, problem.chip.kind)
+    if problem.family == "attention_decode" and problem.table.size("longest_kv").any():
+        changes.append({"alone_key_s": 2e-8})
+    for change in changes:
         if all(getattr(best, name) == value for name, value in change.items()):
             continue
         prior = start.model_copy(update=change)

@@ -100,8 +100,12 @@ def _solve(
         return start.model_copy(update=values)
 
     first = np.array([one.scaled(float(getattr(start, one.name))) for one in MOVED])
+
+    def errors(position: FloatArray) -> FloatArray:
+        return _errors(part, chip, dtype, decode, parameters_at(position))
+
     found = least_squares(
-        lambda position: _errors(part, chip, dtype, decode, parameters_at(position)),
+        errors,
         np.clip(first, 1e-3, 1.0 - 1e-3),
         bounds=(0.0, 1.0),
         loss="soft_l1",

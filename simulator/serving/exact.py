@@ -16,7 +16,7 @@ from simulator.serving.log import RunLog
 from simulator.serving.scheduler import Scheduler, StepPlan
 from simulator.serving.sequence import Sequence
 from simulator.speculation import AcceptanceSampler, Batch
-from simulator.timing import DraftStep, EngineTimer
+from simulator.timing import DraftStep, EngineTimer, longest_asked
 
 DRAWN_TOGETHER = 64
 """Verify steps whose acceptance is drawn at once under a policy."""
@@ -86,6 +86,7 @@ class ExactReplica:
         self._limits = limits
         self._sampler = sampler
         self._log = log
+        self._longest = 0 if sampler is not None else longest_asked(timer)
         self._drafting = None if rule is None else ReplicaDrafting(rule, limits, timer.windows)
 
     def cached_tokens(self, request: int) -> int:
@@ -158,7 +159,7 @@ class ExactReplica:
                 continue
             for victim in scheduler.preempted:
                 self._log.preemptions[victim.index] += 1
-            seconds, copies_s, work = 0.0, 0.0, plan.work(scheduler.query_len, self._timer.windows)
+            seconds, copies_s, work = 0.0, 0.0, plan.work(scheduler.query_len, self._timer.windows, self._longest)
             draft = None if drafting is None else self._choose(drafting, plan)
             if plan:
                 seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))

@@ -25,9 +25,10 @@ from simulator.serving.feed import Feed
 from simulator.serving.future import FutureTotals, LiveRequest
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+from simulator.serving.longest import LongestContexts
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import DraftStep, EngineTimer, StepWork, causal_pairs, keys_read
+from simulator.timing import DraftStep, EngineTimer, StepWork, causal_pairs, keys_read, longest_asked
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -115,6 +116,8 @@ class FastReplica:
         self._future = FutureTotals(
             self._token_row + (sampler is not None), min(max(log.output_tokens, default=1), longest) + 1
         )
+        asked = 0 if sampler is not None else longest_asked(timer)
+        self._longest = LongestContexts(asked) if asked else None
         self._waiting: deque[LiveRequest] = deque()
         self._running: dict[int, LiveRequest] = {}
         self._partial: LiveRequest | None = None
@@ -200,6 +203,9 @@ class FastReplica:
         planned.held = held - self._cache.shared_blocks
         planned.delivered = self._decoding if self._sampler is None else totals[-1]
         planned.work = self._work(chunks, totals)
+        if self._longest is not None:
+            longest_kv, beyond_kv = self._longest.at(self._step, self._running)
+            planned.work = planned.work._replace(longest_kv=longest_kv, beyond_kv=beyond_kv)
         planned.draft = draft = None if self._adaptive is None else self._propose(self._adaptive, chunks)
         if draft is None:
             planned.seconds = on_grid(self._timer.seconds(planned.work))
@@ -230,6 +236,8 @@ class FastReplica:
             stop = first + max(1, int(np.searchsorted(blocks, room, side="right")))
         keys = tuple(self._future.range(w, first, stop) for w in range(len(self._windows)))
         work, draft = planned.work._replace(decode_kv_tokens=keys), planned.draft
+        if self._longest is not None:
+            work = work._replace(longest_kv=work.longest_kv + np.arange(stop - first))
         seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
         ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
         if arrival < inf:
@@ -318,6 +326,8 @@ class FastReplica:
             planned.work.query_len,
             tuple(keys[:count] for keys in span.keys),
             planned.draft,
+            planned.work.longest_kv,
+            planned.work.beyond_kv,
         )
         self._evict_idle(int(span.blocks[count - 1]))
         self._complete(self._step - 1, planned.end)
@@ -464,6 +474,8 @@ class FastReplica:
             live.path = self._sampler.path(live.index, remaining, live.verify_steps, most, live.target)
             live.steps = len(live.path)
         self._contribute(live, 0, np.add)
+        if self._longest is not None:
+            self._longest.add(live)
         last = live.start + live.steps - 1
         if last in self._finishing:
             self._finishing[last].append(live)

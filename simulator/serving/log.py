@@ -33,6 +33,8 @@ SCALARS = (
     "decode_seqs",
     "query_len",
     "copies_s",
+    "longest_kv",
+    "beyond_kv",
 )
 """Columns of a step row; four more follow for each attention window."""
 
@@ -87,7 +89,8 @@ class StepLog:
             self._grow(1)
         if draft is not None:
             self._note_draft(draft, 1)
-        prefill_seqs, prefill_tokens, pairs, prefill_kv, sampled, sampled_kv, decode_seqs, query_len, decode_kv = work
+        prefill_seqs, prefill_tokens, pairs, prefill_kv, sampled, sampled_kv = work[:6]
+        decode_seqs, query_len, decode_kv, longest_kv, beyond_kv = work[6:]
         self._table[self._rows] = (
             replica,
             start_s,
@@ -103,6 +106,8 @@ class StepLog:
             decode_seqs,
             query_len,
             copies_s,
+            longest_kv,
+            beyond_kv,
             *pairs,
             *prefill_kv,
             *sampled_kv,
@@ -124,8 +129,11 @@ class StepLog:
         query_len: int,
         decode_kv: tuple[IntArray, ...],
         draft: DraftStep[int] | None = None,
+        longest_kv: int = 0,
+        beyond_kv: float = 0.0,
     ) -> None:
-        """Append a run of pure decode steps of one batch."""
+        """Append a run of pure decode steps of one batch, the first with that longest context (0 = not told)."""
+        longest = longest_kv + np.arange(len(seconds)) if longest_kv else np.zeros(len(seconds), dtype=np.int64)
         count = len(seconds)
         self.spans += 1
         steps: Any = 1
@@ -136,6 +144,7 @@ class StepLog:
             start_s, seconds = start_s[firsts], np.add.reduceat(seconds, firsts)
             waiting, kv_blocks = np.add.reduceat(waiting, firsts) // steps, kv_blocks[firsts + steps - 1]
             decode_kv = tuple(np.add.reduceat(keys, firsts) // steps for keys in decode_kv)
+            longest = longest[firsts]
             count = len(firsts)
         if self._rows + count > len(self._table):
             self._grow(count)
@@ -153,6 +162,8 @@ class StepLog:
         rows[:, 7] = steps
         rows[:, 11] = decode_seqs
         rows[:, 12] = query_len
+        rows[:, SCALARS.index("longest_kv")] = longest
+        rows[:, SCALARS.index("beyond_kv")] = beyond_kv
         for window, keys in enumerate(decode_kv):
             rows[:, len(SCALARS) + 3 * self._windows + window] = keys
         self._rows += count
@@ -181,6 +192,8 @@ class StepLog:
             count["decode_seqs"],
             count["query_len"],
             by_window[3],
+            rows[:, SCALARS.index("longest_kv")].astype(np.int64),
+            rows[:, SCALARS.index("beyond_kv")],
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
