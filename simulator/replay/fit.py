@@ -90,6 +90,10 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
 ANY_ROWS = tuple((rows, 64) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32))
 """Tiles of a CPU library whose blocks take as many rows as there are: no row of a block is computed in vain."""
 
+SMALL_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (16, 128), (16, 64))
+"""Tiles of a GEMM library on chips whose cores multiply registers of one warp at a time (no warp-group products): what
+a core holds ends at 128 x 128."""
+
 
 def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str = "") -> list[dict[str, Any]]:
     """Other structures worth trying, each as changed fields; with few rows only where libraries differ most."""
@@ -99,6 +103,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
     if parameters.family == "gemm":
         options: list[dict[str, Any]] = [{"max_split_k": 1.0}, {"max_split_k": 4.0}]
         options += [{"tiles": ANY_ROWS}] if kind == "cpu" else []
+        options += [{"tiles": SMALL_TILES}] if kind == "gpu-consumer" else []
         return options + ([{"quantise_s": 3e-6}, {"quantise_s": 0.0}] if narrow else [])
     if parameters.family == "attention_prefill":
         options = [{"packing": name} for name in ("always", "single", "never")]
