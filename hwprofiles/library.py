@@ -289,7 +289,9 @@ class KernelLibrary:
             limits = self._attention_limit(shape.dtype, parameters.native_math)
             return _evaluate(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
-                lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes, longest_kv),
+                lambda xp, s, q, p, kv, ds, dkv: one_pass_time(
+                    xp, limits, parameters, shape, s, q, p, kv, ds, dkv, longest_kv
+                ),
             )
         first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
         second = self.attention_decode(

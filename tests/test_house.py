@@ -14,7 +14,7 @@ FLOORS = (
     ("simulator.metrics",),
     ("simulator.run",),
     ("simulator.laws",),
-    ("simulator.step_detail",),
+    ("simulator.step_detail", "simulator.step_rows"),
     ("simulator.build_fleet",),
     ("simulator.build",),
     ("simulator.assumptions",),

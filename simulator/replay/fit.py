@@ -81,8 +81,8 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
     if kind == "cpu":
         found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
     found += EXTRA.get(parameters.family, ())
-    found += [optional for optional in (QUANTISE, REGROUP, ALONE) if getattr(parameters, optional.name, 0.0)]
-    if parameters.family == "elementwise" and getattr(parameters, "warm_share", 0.0):
+    found += [one for one in (QUANTISE, REGROUP, ALONE) if getattr(parameters, one.name, None)]
+    if parameters.family == "elementwise" and getattr(parameters, "warm_share", None):
         found += WARM
     return tuple(found)
 

@@ -248,7 +248,8 @@ def beyond_keys(
     alone = np.maximum(1e-9, kernels.alone_sequences(shape))
     short = (tokens - many * longest) / np.maximum(1.0, seqs - many)
     difference = np.where((longest > 0) & (many < seqs), np.maximum(0.0, longest - short), 0.0)
-    return difference * np.maximum(0.0, alone - many) / alone
+    beyond: FloatArray = difference * np.maximum(0.0, alone - many) / alone
+    return beyond
 
 
 def attention_shapes(table: KernelTable, rows: IndexArray) -> AttentionShape:

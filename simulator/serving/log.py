@@ -49,6 +49,10 @@ FULL_ROWS = 1_000_000
 """Rows up to which every engine step has its own."""
 MERGED_STEPS = 64
 """Beyond, so many consecutive decode steps of one unchanged batch share a row."""
+CONDENSED_AT = 1 << 17
+"""Rows at which they are handed over where none are to be kept."""
+Condense = Callable[["StepLog"], None]
+"""Takes the rows of a log, which then forgets them."""
 
 
 class StepLog:
@@ -58,11 +62,14 @@ class StepLog:
     and tokens are summed, keys and waiting requests averaged, blocks as of the last step.
     """
 
-    def __init__(self, windows: int, full_rows: int = FULL_ROWS, drafting: bool = False) -> None:
+    def __init__(
+        self, windows: int, full_rows: int = FULL_ROWS, drafting: bool = False, condense: Condense | None = None
+    ) -> None:
         self._windows = windows
         self._drafts = np.empty((1024, DRAFT_SCALARS + 2 * windows), dtype=np.int64) if drafting else None
         """What the drafter did in each row's steps, where a policy decides it."""
         self._full_rows = full_rows
+        self._condense = condense
         self._table = np.empty((1024, len(SCALARS) + 4 * windows))
         self._rows = 0
         self.spans = 0
@@ -70,6 +77,10 @@ class StepLog:
 
     def __len__(self) -> int:
         return self._rows
+
+    def forget(self) -> None:
+        """Drop all rows."""
+        self._rows = 0
 
     def step(
         self,
@@ -85,6 +96,8 @@ class StepLog:
         copies_s: float = 0.0,
     ) -> None:
         """Append one step; ``copies_s`` of its seconds went into copies between chips and host."""
+        if self._condense is not None and self._rows >= CONDENSED_AT:
+            self._condense(self)
         if self._rows == len(self._table):
             self._grow(1)
         if draft is not None:
@@ -134,6 +147,8 @@ class StepLog:
     ) -> None:
         """Append a run of pure decode steps of one batch, the first with that longest context (0 = not told)."""
         longest = longest_kv + np.arange(len(seconds)) if longest_kv else np.zeros(len(seconds), dtype=np.int64)
+        if self._condense is not None and self._rows >= CONDENSED_AT:
+            self._condense(self)
         count = len(seconds)
         self.spans += 1
         steps: Any = 1

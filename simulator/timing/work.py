@@ -34,7 +34,7 @@ class StepWork(NamedTuple, Generic[Number]):
     """Keys that the decoding sequences read, per window."""
     longest_kv: Number | int = 0
     """Context of the longest decoding sequence, where timing asks for it (``longest_asked``); 0 = all alike."""
-    beyond_kv: Number | float = 0
+    beyond_kv: Any = 0
     """The same less the mean of as many of the longest as timing asks for."""
 
 
