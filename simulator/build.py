@@ -19,13 +19,13 @@ from simulator.drafting import (
     models_of,
 )
 from simulator.errors import ForerunError
+from simulator.host_memory import offload_space, swap_space
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario
 from simulator.serving import (
     Cluster,
     EngineLimits,
     Fleet,
-    SwapSpace,
 )
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import Role
@@ -227,8 +227,9 @@ def build_cluster(
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
         router=scenario.router,
-        swap=_swap_space(scenario, chip, memory, assumed),
+        swap=swap_space(scenario, chip, memory, assumed),
         rule=rule,
+        offload=offload_space(scenario, chip, memory, assumed),
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
@@ -295,38 +296,6 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     if engine.scheduler == "vllm-v1":
         return min(max(budget, batch), budget + query_len - 1)
     return max(budget, batch)
-
-
-def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> SwapSpace | None:
-    """Host memory for preempted sequences; None where they are computed again.
-
-    Attention groups swap beside one another, each over its own chips' links.
-
-    Raises:
-        ForerunError: no link to the host is known, or these replicas do not swap.
-    """
-    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
-    if engine.preemption == "recompute":
-        return None
-    if engine.scheduler != "vllm-v1":
-        raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
-    if scenario.hardware.pipeline_parallel > 1:
-        raise ForerunError(
-            "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
-            "hardware.pipeline_parallel at 1"
-        )
-    name = engine.host_link or chip.links.host
-    if name is None:
-        raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
-    with at_field("engine.host_link"):
-        link = assumed.link(load_link(name))
-    assert link is not None
-    block_bytes = memory.kv_bytes_per_token * memory.block_size
-    return SwapSpace(
-        num_blocks=groups * int(engine.swap_space_bytes // block_bytes),
-        block_s=block_bytes / link.bandwidth_bytes_per_s / groups,
-        latency_s=link.latency_s,
-    )
 
 
 def _refuse_fleet(scenario: Scenario) -> None:

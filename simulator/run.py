@@ -21,6 +21,7 @@ from simulator.serving import (
     Cluster,
     EngineCounters,
     GapCounts,
+    HostCacheReport,
     KvCacheReport,
     ReplicaUse,
     RequestRecords,
@@ -127,6 +128,8 @@ def simulate(
     check_laws(scenario, seed, chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency)
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
+    if stream.prefix_hashes is None and any(pool.cluster.offload is not None for pool in build.pools):
+        notes.append("engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat")
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
@@ -231,6 +234,20 @@ def _speculation(log: RunLog, cluster: Cluster) -> SpeculationCounters:
     )
 
 
+def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | None:
+    """Host memory behind the prefix caches, where any replica has some."""
+    rooms = [pool.cluster.offload.num_blocks for pool in build.pools if pool.cluster.offload is not None]
+    if not rooms:
+        return None
+    return HostCacheReport(
+        num_blocks=max(rooms),
+        peak_blocks=max((host.peak_blocks for host in log.host_caches), default=0),
+        hit_tokens=log.host_hit_tokens if cached else None,
+        offloaded_blocks=sum(host.offloaded_blocks for host in log.host_caches),
+        loaded_blocks=sum(host.loaded_blocks for host in log.host_caches),
+    )
+
+
 def _kv_report(build: Build, use: BlockUse, requests: RequestRecords, log: RunLog) -> KvCacheReport:
     cached = log.stream.prefix_hashes is not None and any(pool.cluster.prefix_caching for pool in build.pools)
     first = sum(pool.replicas for pool in build.pools[: build.pools.index(build.main)])
@@ -249,5 +266,6 @@ def _kv_report(build: Build, use: BlockUse, requests: RequestRecords, log: RunLo
         activation_bytes=memory.activation_bytes,
         capacity_bytes=memory.capacity_bytes,
         overridden=memory.overridden,
+        host=_host_report(build, log, cached),
         swapped_blocks=log.swapped_blocks if any(pool.cluster.swap for pool in build.pools) else None,
     )

@@ -17,6 +17,7 @@ FLOORS = (
     ("simulator.step_detail", "simulator.step_rows"),
     ("simulator.build_fleet",),
     ("simulator.build",),
+    ("simulator.host_memory",),
     ("simulator.assumptions",),
     ("simulator.drafting",),
     ("simulator.scenario",),

@@ -11,6 +11,7 @@ from simulator.serving.drafting import DraftingRule
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed
 from simulator.serving.fleet import Fleet, new_log
 from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.host_cache import OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import FULL_ROWS, Condense, RunLog
 from simulator.serving.pool import Pool
@@ -37,6 +38,8 @@ class Cluster:
     """The policy that chooses the draft tokens of each step; None where their number never changes."""
     swap: SwapSpace | None = None
     router: RouterConfig = field(default_factory=RouterConfig)
+    offload: OffloadSpace | None = None
+    """Host memory for what the prefix cache evicts; None: it is lost."""
 
     @property
     def fast(self) -> bool:
@@ -56,6 +59,7 @@ class Cluster:
             self.swap,
             self.rule,
             name,
+            offload=self.offload,
         )
 
     def run(

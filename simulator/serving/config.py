@@ -62,6 +62,9 @@ class EngineConfig(Section):
     """What becomes of the KV of a sequence that has to make room: computed again later, or copied to host memory."""
     swap_space_bytes: PositiveFloat = 4 * 1024.0**3
     """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
+    kv_offloading_bytes: PositiveFloat | None = None
+    """Host memory per chip for blocks that the prefix cache evicts (vLLM's ``--kv-offloading-size``, which is for all
+    ranks). What is found there is copied back over ``host_link`` instead of being computed. None: it is lost."""
     host_link: str | None = None
     """Link between each chip and its host: catalogue name or path; default: the chip's own."""
 

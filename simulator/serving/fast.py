@@ -20,6 +20,7 @@ from simulator.serving.decoding import DecodingBatch
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.feed import Feed
 from simulator.serving.future import LiveRequest
+from simulator.serving.host_cache import OffloadSpace, exposed_load_s
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.planned import Planned, Span, step_work
@@ -49,6 +50,7 @@ class FastReplica:
         cache: NoPrefixCache,
         log: RunLog,
         rule: DraftingRule | None = None,
+        offload: OffloadSpace | None = None,
     ) -> None:
         self._env = env
         self._index = index
@@ -61,6 +63,7 @@ class FastReplica:
         self._cache = cache
         self._caching = isinstance(cache, PrefixCache)
         self._log = log
+        self._offload = offload
         self._windows = timer.windows
         self._batch = DecodingBatch(limits, timer.windows, log, sampler, rule, longest_asked(timer))
         self._future = self._batch.future
@@ -154,6 +157,10 @@ class FastReplica:
             planned.seconds = on_grid(self._timer.seconds(planned.work))
         else:
             planned.seconds = on_grid(self._timer.seconds(planned.work, draft))
+        planned.copies_s = 0.0
+        if chunks and self._offload is not None:
+            planned.copies_s = exposed_load_s(self._offload, self._cache.take_loaded(), planned.seconds)
+            planned.seconds += planned.copies_s
         planned.end = now + planned.seconds
         planned.span = None
         if not chunks and not preempted and (draft is None or not draft.switched):
@@ -225,6 +232,7 @@ class FastReplica:
                 if log.scheduled_s[live.index] != log.scheduled_s[live.index]:
                     log.scheduled_s[live.index] = planned.start
                     log.cached_tokens[live.index] = live.cached or 0
+                    log.host_hit_tokens += live.host_tokens
                 live.computed += tokens
                 if live.computed < live.target:
                     self._partial = live
@@ -243,6 +251,7 @@ class FastReplica:
             planned.held,
             planned.work,
             planned.draft,
+            planned.copies_s,
         )
         return end
 
@@ -338,6 +347,7 @@ class FastReplica:
                 live.computed = cached
                 if live.cached is None:
                     live.cached = cached
+                    live.host_tokens = cache.host_tokens
                 cache.add(live.index, units, cached + tokens)
             chunks.append((live, tokens))
             held += blocks

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.serving.host_cache import HostCache
 from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream
 
@@ -273,6 +274,10 @@ class RunLog:
     refusals: Counter[str] = field(init=False)
     completed: int = 0
     """Requests that have ended, refused ones included."""
+    host_hit_tokens: int = 0
+    """Prompt tokens that came from host memory, among ``cached_tokens``."""
+    host_caches: list[HostCache] = field(default_factory=list)
+    """Host memory behind the prefix caches, one per replica (a failed replica starts another)."""
     swapped_blocks: int = 0
     """KV blocks copied to host memory."""
     transfers: int = 0

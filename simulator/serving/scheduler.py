@@ -120,6 +120,10 @@ class Scheduler(ABC):
         """All sequences that this replica would lose if it failed."""
         return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.held]
 
+    def take_loaded(self) -> int:
+        """Blocks that the latest plan brings from the host's prefix cache."""
+        return self._cache.take_loaded()
+
     def cached_tokens(self, request: int, tokens: int) -> int:
         """Tokens at the start of a request that the prefix cache holds now."""
         return self._cache.match(request, tokens)[1]
@@ -315,6 +319,7 @@ class Scheduler(ABC):
         sequence.computed_tokens = sequence.drafter_tokens = cached
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
+            sequence.host_tokens = self._cache.host_tokens
         sequence.blocks = blocks
         self._held_blocks += blocks
         self.running.append(sequence)
