@@ -1,0 +1,218 @@
+"""The fast path must give what the step-by-step path gives, on random workloads and limits."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from stub_timers import LinearTimer
+
+from simulator.serving import Cluster, EngineLimits, Fleet, OffloadSpace, Pool, RouterConfig
+from simulator.serving.log import RunLog
+from simulator.speculation import AcceptanceSampler, ContextDrift
+from simulator.workload import RequestStream
+from traces import PrefixHashes
+
+TIMER = LinearTimer(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8)
+REQUEST_COLUMNS = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
+EXACT_COLUMNS = ("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens", "failed")
+
+
+@st.composite
+def streams(draw):
+    count = draw(st.integers(1, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rate = draw(st.sampled_from([1.0, 20.0, 200.0, 5000.0]))
+    burst = draw(st.booleans())
+    return RequestStream(
+        arrival_s=np.zeros(count) if burst else np.cumsum(rng.exponential(1 / rate, count)),
+        input_tokens=rng.integers(1, draw(st.sampled_from([3, 40, 400])), count, endpoint=True),
+        output_tokens=rng.integers(1, draw(st.sampled_from([1, 5, 60])), count, endpoint=True),
+        max_concurrency=draw(st.one_of(st.none(), st.integers(1, 20))) if burst else None,
+    )
+
+
+@st.composite
+def limits(draw, stream, query_len):
+    """Limits that leave little more room than the longest request needs, so that requests push each other out."""
+    seqs = draw(st.sampled_from([1, 3, 8, 24]))
+    block = draw(st.sampled_from([1, 4, 16]))
+    watermark = draw(st.integers(0, 2))
+    longest = int((stream.input_tokens + stream.output_tokens).max()) + 2 * query_len
+    room = -(-longest // block) + watermark + draw(st.sampled_from([-2, 0, 5, 40, 2000]))
+    return EngineLimits(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(seqs * query_len, draw(st.sampled_from([16, 64, 512]))),
+        block_size=block,
+        num_blocks=max(1, room),
+        watermark_blocks=watermark,
+        max_model_len=draw(st.sampled_from([300, 10_000])),
+        chunked_prefill=draw(st.booleans()),
+        query_len=query_len,
+        lookahead_tokens=query_len - 1,
+        intake_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
+        intake_work_s=draw(st.sampled_from([0.0, 2e-3])),
+        intake_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
+        schedules_ahead=draw(st.booleans()),
+    )
+
+
+def run_both(cluster: Cluster, stream: RequestStream) -> tuple[RunLog, RunLog]:
+    fast = cluster.run(stream)
+    assert fast.exact_steps == 0
+    return fast, dataclasses.replace(cluster, stepping="exact-steps").run(stream)
+
+
+def assert_same(fast: RunLog, exact: RunLog) -> None:
+    for name in REQUEST_COLUMNS:
+        assert_allclose(np.asarray(getattr(fast, name)), np.asarray(getattr(exact, name)), rtol=1e-9, atol=1e-12)
+    for name in EXACT_COLUMNS:
+        assert_array_equal(np.asarray(getattr(fast, name)), np.asarray(getattr(exact, name)), err_msg=name)
+    assert_array_equal(fast.accepted_counts, exact.accepted_counts)
+    assert fast.refusals == exact.refusals
+    order = [np.lexsort((log.steps.column("start_s"), log.steps.column("replica"))) for log in (fast, exact)]
+    for name in ("start_s", "seconds"):
+        assert_allclose(fast.steps.column(name)[order[0]], exact.steps.column(name)[order[1]], rtol=1e-9, atol=1e-12)
+    for name in ("output_tokens", "running", "waiting", "kv_blocks", "prefill_tokens", "decode_seqs", "query_len"):
+        assert_array_equal(fast.steps.integers(name)[order[0]], exact.steps.integers(name)[order[1]], err_msg=name)
+    mine, theirs = (log.steps.work(slice(None)) for log in (fast, exact))
+    for a, b in zip(
+        mine.decode_kv_tokens + mine.prefill_pairs, theirs.decode_kv_tokens + theirs.prefill_pairs, strict=True
+    ):
+        assert_array_equal(a[order[0]], b[order[1]])
+    assert_array_equal(mine.longest_kv[order[0]], theirs.longest_kv[order[1]])
+    assert_array_equal(mine.beyond_kv[order[0]], theirs.beyond_kv[order[1]])
+    for name in ("peak_blocks", "used_blocks", "offloaded_blocks", "loaded_blocks"):
+        assert [getattr(host, name) for host in fast.host_caches] == [getattr(h, name) for h in exact.host_caches]
+    assert fast.host_hit_tokens == exact.host_hit_tokens
+
+
+def gaps(log: RunLog, fast: bool) -> np.ndarray:
+    explicit = np.asarray(log.gaps_s)
+    if not fast:
+        return np.sort(explicit)
+    decoding = log.steps.integers("decode_seqs")
+    return np.sort(np.concatenate((np.repeat(log.steps.column("seconds"), decoding), explicit)))
+
+
+SETTINGS = settings(max_examples=2500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@SETTINGS
+@given(st.data(), streams(), st.sampled_from([(None,), (None, 32), (8,)]), st.sampled_from([0, 1, 3, 7]))
+def test_without_speculation(data, stream, windows, longest):
+    timer = dataclasses.replace(TIMER, windows=windows, longest_asked=longest, longest_s=1e-6)
+    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, 1)), timer)
+    fast, exact = run_both(cluster, stream)
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+    assert_allclose(gaps(fast, True), gaps(exact, False), rtol=1e-9, atol=1e-12)
+
+
+@SETTINGS
+@given(st.data(), streams(), st.integers(1, 5), st.floats(0, 1), st.sampled_from([(None,), (None, 32)]))
+def test_with_speculation(data, stream, drafted, alpha, windows):
+    drift = data.draw(st.sampled_from([None, None, ContextDrift(0.7, 20)]))
+    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
+    timer = dataclasses.replace(TIMER, windows=windows)
+    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, drafted + 1)), timer, sampler)
+    fast, exact = run_both(cluster, stream)
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+    assert_allclose(gaps(fast, True), gaps(exact, False), rtol=1e-9, atol=1e-12)
+
+
+@st.composite
+def conversations(draw):
+    """Requests whose prompts share their starts: some repeat, some extend an earlier one."""
+    stream = draw(streams())
+    per_block = draw(st.sampled_from([16, 32]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    fresh, lists = 1000, []
+    for tokens in stream.input_tokens.tolist():
+        count = -(-tokens // per_block)
+        start = lists[rng.integers(len(lists))][: rng.integers(0, count + 1)] if lists and rng.random() < 0.8 else []
+        lists.append([*start, *range(fresh, fresh + count - len(start))])
+        fresh += count
+    return dataclasses.replace(stream, prefix_hashes=PrefixHashes.from_lists(lists, per_block))
+
+
+@SETTINGS
+@given(st.data(), conversations(), st.sampled_from([1, 3]), st.sampled_from([None, 3, 40, 10**6]))
+def test_with_prefix_caching(data, stream, query_len, host_blocks):
+    sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
+    offload = None if host_blocks is None else OffloadSpace(host_blocks, data.draw(st.floats(0, 1e-3)), 1e-5)
+    cluster = Cluster(
+        1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, query_len)), TIMER, sampler, True, offload=offload
+    )
+    fast, exact = run_both(cluster, stream)
+    event("hits" if sum(fast.cached_tokens) else "no hits")
+    event("hits in host memory" if fast.host_hit_tokens else "no hits in host memory")
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+
+
+@SETTINGS
+@given(st.data(), streams(), st.integers(2, 5), st.sampled_from(["round-robin", "least-outstanding"]))
+def test_with_replicas(data, stream, replicas, routing):
+    cluster = Cluster(replicas, routing, "vllm-v1", "fast", data.draw(limits(stream, 1)), TIMER)
+    fast, exact = run_both(cluster, stream)
+    event("preempted" if sum(fast.preemptions) else "not preempted")
+    assert_same(fast, exact)
+
+
+@st.composite
+def routed_fleets(draw, stream):
+    """Pools that share no request, behind any router, with and without a limit of what it hands out."""
+    routing = draw(st.sampled_from(["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]))
+    most = draw(st.one_of(st.none(), st.integers(1, 6)))
+    queue = draw(st.one_of(st.none(), st.integers(0, 8))) if most is not None else None
+    router = RouterConfig(balance_abs_threshold=2, max_outstanding=most, max_queue=queue)
+    pools = tuple(
+        Pool(
+            draw(st.integers(1, 3)),
+            "vllm-v1",
+            "fast",
+            draw(limits(stream, 1)),
+            dataclasses.replace(TIMER, step_s=draw(st.sampled_from([1e-3, 2e-3]))),
+            prefix_caching=draw(st.booleans()),
+            name=name,
+            offload=draw(st.sampled_from([None, OffloadSpace(20, 1e-4, 1e-5)])),
+        )
+        for name in ("a", "b")[: draw(st.integers(1, 2))]
+    )
+    return Fleet(pools, routing, router)
+
+
+@SETTINGS
+@given(st.data(), conversations())
+def test_fleets_behind_a_router(data, stream):
+    """Ways into the engine and steps scheduled one ahead differ from pool to pool."""
+    fleet = data.draw(routed_fleets(stream))
+    stepped = dataclasses.replace(
+        fleet, pools=tuple(dataclasses.replace(pool, stepping="exact-steps") for pool in fleet.pools)
+    )
+    fast, exact = fleet.run(stream), stepped.run(stream)
+    assert fast.exact_steps == 0
+    event(f"{fleet.routing}, {'one ahead' if any(p.limits.schedules_ahead for p in fleet.pools) else 'plain'}")
+    event("under way" if any(not p.limits.instant_intake for p in fleet.pools) else "seen at once")
+    event("held back" if fleet.router.max_outstanding is not None else "handed out at once")
+    assert_same(fast, exact)
+
+
+def test_long_decode_is_one_span():
+    stream = RequestStream(np.zeros(4), np.full(4, 100), np.full(4, 500), None)
+    limit = EngineLimits(8, 512, 16, 10_000, 0, 10_000, True)
+    log = Cluster(1, "round-robin", "vllm-v1", "fast", limit, TIMER).run(stream)
+    assert len(log.steps) == 500
+    assert log.steps.spans == 2
+
+
+@pytest.mark.parametrize("scheduler", ["prefill-first", "static"])
+def test_other_schedulers_fall_back_visibly(scheduler):
+    stream = RequestStream(np.zeros(4), np.full(4, 100), np.full(4, 50), None)
+    limit = EngineLimits(8, 512, 16, 10_000, 0, 10_000, False)
+    log = Cluster(1, "round-robin", scheduler, "fast", limit, TIMER).run(stream)
+    assert log.exact_steps == len(log.steps) == 50
