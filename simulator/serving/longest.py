@@ -43,4 +43,4 @@ class LongestContexts:
             place += 1
         if not contexts:
             return 0, 0.0
-        return contexts[0], contexts[0] - sum(contexts) / len(contexts)
+        return contexts[0], (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)

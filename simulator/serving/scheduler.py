@@ -65,7 +65,7 @@ def _longest(batch: list[Sequence], query_len: int, asked: int) -> dict[str, Any
     if not asked or not batch:
         return {}
     contexts = heapq.nlargest(asked, (s.computed_tokens + query_len for s in batch))
-    return {"longest_kv": contexts[0], "beyond_kv": contexts[0] - sum(contexts) / len(contexts)}
+    return {"longest_kv": contexts[0], "beyond_kv": (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)}
 
 
 class Scheduler(ABC):
