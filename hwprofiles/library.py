@@ -49,12 +49,14 @@ class KernelLibrary:
         chip: a profile, a catalogue name or a path.
         library: generic, vllm, sglang, trtllm ...
         split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
+        marlin: experts stored in 4 bits of any kind go through the Marlin kernels, which widen them to 16 bits: those
+            are what the ``int4`` sets were fitted on.
 
     Raises:
         ProfileError: no such chip.
     """
 
-    def __init__(self, chip: Chip | str, library: str = "generic", split_kv: bool = True) -> None:
+    def __init__(self, chip: Chip | str, library: str = "generic", split_kv: bool = True, marlin: bool = False) -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
         if library not in known:
@@ -63,6 +65,7 @@ class KernelLibrary:
             )
         self.library = library
         self._split_kv = split_kv
+        self._marlin = marlin
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
@@ -325,7 +328,7 @@ class KernelLibrary:
         """
         parameters = cast(MoeParameters, self.parameters("moe", dtype))
         spread = read_routing(routing)
-        limits = self.limits(dtype)
+        limits = self.limits(self._kernels_of("moe", dtype))
         weight = dtype_bytes(dtype)
         sizes: tuple[Num, ...] = (
             tokens,
@@ -383,11 +386,15 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            found, basis = find_parameters(self.chip, self.library, family, dtype)
+            found, basis = find_parameters(self.chip, self.library, family, self._kernels_of(family, dtype))
             if isinstance(found, DecodeParameters) and not self._split_kv:
                 found = found.model_copy(update={"max_splits": 1.0})
             self._chosen[key] = (found, basis)
         return self._chosen[key]
+
+    def _kernels_of(self, family: str, dtype: str) -> str:
+        """The format whose kernels run for a stored one."""
+        return "int4" if self._marlin and family == "moe" and dtype in ("mxfp4", "fp4") else dtype
 
     def limits(self, dtype: str) -> Limits:
         """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.

@@ -129,7 +129,7 @@ def build_cluster(
         framework = framework.sorting(load_architecture(scenario.model).vocab_size)
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
     framework = framework.scheduled(engine.async_scheduling)
-    kernels = assumed.kernels(chip, engine.framework, engine.flash_decoding)
+    kernels = assumed.kernels(chip, engine.framework, engine.flash_decoding, _runs_marlin(scenario, chip))
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(
@@ -319,6 +319,14 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
                 f"hardware.attention_data_parallel: {architecture.name} has no experts that groups could share; more "
                 f"copies of a dense model are hardware.replicas"
             )
+    if scenario.engine.moe_backend == "marlin":
+        dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
+        experts = any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups)
+        if not experts or dtype not in ("int4", "fp4", "mxfp4"):
+            found = f"experts in {dtype}" if experts else "no experts"
+            raise ForerunError(
+                f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {found} here"
+            )
     if hardware.pipeline_parallel > 1 and scenario.engine.scheduler != "vllm-v1":
         raise ForerunError(
             f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
@@ -331,6 +339,15 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
         )
     if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
         raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
+
+
+def _runs_marlin(scenario: Scenario, chip: Chip) -> bool:
+    """Whether experts stored in 4 bits go through Marlin's kernels."""
+    engine = scenario.engine
+    if engine.moe_backend != "auto" or engine.framework != "vllm":
+        return engine.moe_backend == "marlin"
+    dtypes = resolve_weight_dtypes(load_architecture(scenario.model), scenario.weights_dtype)
+    return dtypes["expert"] == "mxfp4" and chip.vendor == "nvidia" and "fp4" not in chip.compute.dense_flops_per_s
 
 
 def _basis(deployments: Sequence[Deployment]) -> str:

@@ -11,6 +11,7 @@ from hwprofiles import KernelTime
 from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.experts import expert_kernel
 from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer, layer_passes
 from simulator.timing.work import StepWork
 
@@ -63,16 +64,8 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKe
     mlp = layer.mlp
     if isinstance(mlp, MoeMlp):
         dtype = deployment.weight_dtypes["expert"]
-        time = kernels.moe(
-            tokens=tokens,
-            num_experts=mlp.num_experts,
-            experts_per_token=mlp.experts_per_token,
-            hidden=hidden,
-            intermediate=mlp.intermediate_size,
-            dtype=dtype,
-            tensor_parallel=tp,
-            gated=mlp.gated,
-        )
+        parts = expert_kernel(deployment, mlp, np.array([tokens]))
+        time = KernelTime(*(float(np.asarray(part).item()) for part in parts))
         yield _kernel("experts", "moe", dtype, 1, time)
     names = ("norms", "rotary", "activation")
     for name, (elements, launches) in zip(names, layer_passes(layer, hidden, tp), strict=False):
