@@ -50,8 +50,8 @@ def test_kernels_by_engine_and_chip(chip, framework, backend, like):
 
 
 def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
-    """gpt-oss-120b on an H200, 64 at once: 32 ms with 64 requests, 43 ms with 2,560 (GloriaXimingLu/inferencex-profiling
-    @237385b, Nebius H200, vLLM 0.22). Nothing is fitted on that table but the law of expert popularity."""
+    """gpt-oss-120b on an H200, 64 at once: 32 ms with 64 requests, 43 ms with 2,560 (Nebius, vLLM 0.22;
+    GloriaXimingLu/inferencex-profiling @237385b). Nothing is fitted on that table but the law of expert popularity."""
     measured = {64: 32.0, 2560: 43.0}
     for requests, tpot_ms in measured.items():
         run = simulate(scenario(enable_prefix_caching=False).with_values({"workload.num_requests": requests}))
