@@ -38,10 +38,11 @@ def write_run(folder: Path, result: RunResult, document: dict[str, Any]) -> dict
     Raises:
         OSError: when the folder cannot be written; no file of the run is left half-written.
     """
-    if not result.steps_kept:
+    kept = getattr(result, "steps_kept", True)
+    if not kept:
         result = replace(result, steps=result.steps.take(np.zeros(0, dtype=np.int64)))
     remarks = thinning_remarks(len(result.steps), len(result.requests))
-    if not result.steps_kept:
+    if not kept:
         remarks.append("no step records were kept: figures over time are missing")
     if document.get("replications", 1) > 1:
         remarks.append(

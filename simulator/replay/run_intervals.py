@@ -33,12 +33,12 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
         doi:10.1080/01621459.2022.2060112).
     """
     known = {configuration: place for place, configuration in enumerate(dict.fromkeys(r.configuration for r in runs))}
-    groups = np.array([known[run.configuration] for run in runs])
+    groups = np.array([known[run.configuration] for run in runs], dtype=np.int64)
     found: list[dict[str, Interval]] = [{} for _ in runs]
     for metric in METRICS:
         rows = [i for i, run in enumerate(runs) if run.measured.get(metric, 0) > 0 and predicted[i].get(metric, 0) > 0]
         ratios = np.array([runs[i].measured[metric] / predicted[i][metric] for i in rows])
-        own = groups[np.array(rows, dtype=np.int64)]
+        own: NDArray[np.int64] = groups[np.array(rows, dtype=np.int64)]
         for group in np.unique(own):
             others = own != group
             count = len(np.unique(own[others]))
@@ -46,7 +46,7 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
                 continue
             low, high = _ends(ratios[others], own[others], count)
             for row in np.array(rows)[~others].tolist():
-                value = predicted[row][metric]
+                value = predicted[int(row)][metric]
                 found[row][metric] = (float(low * value), float(high * value))
     return found
 
@@ -60,7 +60,7 @@ def _ends(ratios: FloatArray, groups: NDArray[np.int64], count: int) -> Interval
     low = np.searchsorted(share, max(0.0, tail), side="left")
     high = np.searchsorted(share, min(1.0, 1.0 - tail) - 1e-12, side="left")
     values = ratios[order]
-    return float(values[min(low, len(values) - 1)]), float(values[min(high, len(values) - 1)])
+    return float(values[min(int(low), len(values) - 1)]), float(values[min(int(high), len(values) - 1)])
 
 
 def coverage90(metric: str, runs: Sequence[MeasuredRun], intervals: Sequence[dict[str, Interval]]) -> float | None:
