@@ -14,7 +14,7 @@ from simulator.build import Build, PoolBuild
 from simulator.build_fleet import build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError
-from simulator.laws import check_laws
+from simulator.laws import Outcome, check_laws
 from simulator.scenario import Scenario
 from simulator.serving import (
     FULL_ROWS,
@@ -124,8 +124,7 @@ def simulate(
     steps, use = _steps(log, build, condensed)
     kv = _kv_report(build, use, requests, log)
     speculation = _speculation(log, build.cluster) if build.cluster.sampler is not None else None
-    chip = build.pools[0].chip if build.fleet is None else None
-    check_laws(scenario, seed, chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency)
+    check_laws(scenario, seed, _outcome(build, log, requests, steps, speculation))
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
     if stream.prefix_hashes is None and any(pool.cluster.offload is not None for pool in build.pools):
@@ -170,6 +169,24 @@ def simulate(
         restarts=restarts,
         detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 and keep_steps else None,
         steps_kept=keep_steps,
+    )
+
+
+def _outcome(
+    build: Build, log: RunLog, requests: RequestRecords, steps: StepRecords, speculation: SpeculationCounters | None
+) -> Outcome:
+    return Outcome(
+        pools=build.pools,
+        requests=requests,
+        steps=steps,
+        speculation=speculation,
+        max_concurrency=log.stream.max_concurrency,
+        restarts=np.asarray(log.restarts, dtype=np.int64),
+        prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
+        transfers=log.transfers,
+        blocks_left=log.blocks_left,
+        stage_busy_s=log.stage_busy_s,
+        stage_open_s=log.stage_open_s,
     )
 
 

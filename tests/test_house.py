@@ -16,6 +16,7 @@ FLOORS = (
     ("simulator.laws",),
     ("simulator.step_detail", "simulator.step_rows"),
     ("simulator.build_fleet",),
+    ("simulator.names",),
     ("simulator.build",),
     ("simulator.host_memory",),
     ("simulator.assumptions",),

@@ -16,6 +16,7 @@ from simulator.timing.drafters import (
 )
 from simulator.timing.engine import EngineTimer, ModelTimer, longest_asked
 from simulator.timing.framework import Framework, load_framework
+from simulator.timing.light_speed import LightSpeed, light_speed, stage_light_speeds
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
 from simulator.timing.pipeline import PipelineTimer, StagedTimer, stage_timers
 from simulator.timing.remote_drafter import RemoteDrafter
@@ -38,6 +39,7 @@ __all__ = [
     "HeadsDrafter",
     "HostDrafter",
     "HostOverhead",
+    "LightSpeed",
     "MemoryPlan",
     "ModelTimer",
     "ParallelDrafter",
@@ -54,6 +56,7 @@ __all__ = [
     "fusion_table",
     "keys_read",
     "layer_weight_bytes",
+    "light_speed",
     "load_draft_overhead",
     "load_framework",
     "longest_asked",
@@ -61,5 +64,6 @@ __all__ = [
     "plan_memory",
     "resolve_weight_dtypes",
     "some_steps",
+    "stage_light_speeds",
     "stage_timers",
 ]
