@@ -80,7 +80,6 @@ def simulate(
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
     stream: RequestStream | None = None,
-    keep_steps: bool = True,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -89,13 +88,13 @@ def simulate(
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
+            0 keeps none: only sums over many steps stay, for the figures of the summary.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
         make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
             ``simulator.speculation.DraftPolicy`` and ``check_policy``.
         factors: on assumed parameters, for sensitivity studies (see ``simulator.assumptions``); default: none.
         stream: requests to serve in place of those that the scenario's workload describes.
-        keep_steps: keep step records; else only sums over many steps stay, for the figures of the summary.
 
     Raises:
         LawBrokenError: the result breaks physics or conservation (see ``simulator.laws``); a fault of the simulator.
@@ -110,11 +109,12 @@ def simulate(
         stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
+    keep_steps = full_step_rows != 0
     condensed = None if keep_steps else Condensed(build)
     log = (build.fleet or build.cluster).run(
         stream,
         progress,
-        FULL_ROWS if full_step_rows is None else full_step_rows,
+        full_step_rows or FULL_ROWS,
         None if condensed is None else condensed.take,
     )
     if sum(log.failed) == len(stream):

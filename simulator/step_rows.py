@@ -160,7 +160,7 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
     """One row for every ``size`` neighbouring rows of a replica, in the order of replicas and time.
 
     Seconds, tokens, prompts, FLOPs and bytes are sums; running and waiting requests, contexts and blocks are means over
-    the engine steps behind them.
+    the engine steps behind them, rounded up.
     """
     order = np.argsort(steps.replica, kind="stable")
     replica, count = steps.replica[order], steps.steps[order]
@@ -173,7 +173,9 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
         if name in SUMS:
             columns[name] = np.add.reduceat(values, firsts)
         elif name in MEANS:
-            columns[name] = np.add.reduceat(values * count, firsts) // total
+            columns[name] = -(-np.add.reduceat(values * count, firsts) // total)
+        elif name == "query_len":
+            columns[name] = np.maximum.reduceat(values, firsts)
         else:
             columns[name] = values[firsts]
     return StepRecords(**columns)

@@ -92,14 +92,15 @@ def replicate(
     from simulator.metrics import combine_replications, run_document
     from simulator.run import simulate
 
+    full_rows = None if keep_steps else 0
     documents: list[dict[str, Any]] = []
     interrupted = False
     processes = min(replications - 1, jobs or cores()) if jobs != 1 else 0
     with Progress(show_progress, "simulating") as progress, Workers(processes) as workers:
-        others = [workers.start(document_of, scenario, seed + n, keep_steps) for n in range(1, replications)]
+        others = [workers.start(document_of, scenario, seed + n, full_rows) for n in range(1, replications)]
         if replications > 1:
             progress.label = f"{replications} runs"
-        first = simulate(scenario, seed, progress.update, keep_steps=keep_steps)
+        first = simulate(scenario, seed, progress.update, full_rows)
         documents.append(run_document(first))
         try:
             for other in others:
@@ -112,12 +113,12 @@ def replicate(
     return first, document, interrupted
 
 
-def document_of(scenario: Scenario, seed: int, keep_steps: bool) -> dict[str, Any]:
+def document_of(scenario: Scenario, seed: int, full_step_rows: int | None) -> dict[str, Any]:
     """The document of one run; what a worker process sends back."""
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    return run_document(simulate(scenario, seed, keep_steps=keep_steps))
+    return run_document(simulate(scenario, seed, full_step_rows=full_step_rows))
 
 
 def write_outputs(folder: Path, result: RunResult, document: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def scenario(**changes):
 @pytest.mark.parametrize("changes", [{}, {"engine": {"stepping": "exact-steps"}}, {"speculation": SPECULATION}])
 def test_sums_on_the_way_say_what_all_rows_say(changes, monkeypatch):
     monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 500)
-    one, other = (simulate(scenario(**changes), keep_steps=keep) for keep in (True, False))
+    one, other = (simulate(scenario(**changes), full_step_rows=rows) for rows in (None, 0))
     assert other.engine.steps == other.steps.steps.sum() == one.engine.steps
     whole, thin = (json.loads(json.dumps(run_document(run))) for run in (one, other))
     for document in (whole, thin):
