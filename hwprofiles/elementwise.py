@@ -4,22 +4,45 @@ from hwprofiles.numeric import Functions, Num
 from hwprofiles.parameters import ElementwiseParameters
 from hwprofiles.results import KernelTime, Limits
 
+WARM_FADE = 3.0
+"""A repeated pass over this many times the retained bytes no longer finds any of them: operands that are written push
+out what is read next, so the fall is long."""
+
 
 def elementwise_time(
-    xp: Functions, limits: Limits, parameters: ElementwiseParameters, bytes_moved: Num, launches: Num
+    xp: Functions,
+    limits: Limits,
+    parameters: ElementwiseParameters,
+    bytes_moved: Num,
+    launches: Num,
+    warm: bool = False,
+    element_bytes: float = 2.0,
 ) -> KernelTime:
-    """Time of ``launches`` equal kernels that together move ``bytes_moved``.
+    """Time of ``launches`` kernels that together move ``bytes_moved``: launches, bytes over the reachable bandwidth,
+    and arithmetic where a chip does not hide it.
 
-    Launches, plus bytes over the bandwidth they move at: of each kernel, as much as ``warm_share`` of the on-chip store
-    is still there from the kernel before and never reaches memory.
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip.
+        parameters: of its passes.
+        bytes_moved: read and written, over all launches.
+        launches: kernels it takes.
+        warm: the same operands were just moved and may still be on the chip, as benchmarks that repeat a call find.
+        element_bytes: bytes per element.
+
+    Where passes are ``chained`` what stays on the chip is not counted as moved.
     """
-    launch = parameters.launch_s * launches
-    if not parameters.warm_share:
-        memory = bytes_moved / (limits.bandwidth * parameters.memory_efficiency)
-        return KernelTime(launch + memory, launch, 0.0 * memory, memory, 0.0 * memory, bytes_moved * 1.0)
-    kept = parameters.warm_share * limits.on_chip_bytes * launches
-    cold = xp.maximum(0.0, bytes_moved - kept)
-    slow = limits.bandwidth * parameters.memory_efficiency
-    fast = max(slow, limits.on_chip_bandwidth * parameters.warm_efficiency)
-    memory = cold / slow + (bytes_moved - cold) / fast
-    return KernelTime(launch + memory, launch, 0.0 * memory, memory, 0.0 * memory, cold)
+    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    moved = bytes_moved * 1.0
+    if warm or parameters.chained:
+        each = bytes_moved / launches
+        kept = parameters.warm_share * limits.on_chip_bytes
+        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - each) / ((WARM_FADE - 1.0) * kept + 1e-9)))
+        fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
+        memory = bytes_moved * (hit / fast + (1.0 - hit) / bandwidth)
+        moved = moved if warm else bytes_moved * (1.0 - hit)
+    else:
+        memory = bytes_moved / bandwidth
+    launch = (parameters.launch_s + (0.0 if warm else parameters.cold_s)) * launches
+    arithmetic = parameters.element_s / element_bytes * bytes_moved
+    return KernelTime(launch + memory + arithmetic, launch, arithmetic, memory, 0.0 * memory, moved)

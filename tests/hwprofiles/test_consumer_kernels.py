@@ -53,19 +53,25 @@ def test_as_many_sequences_end_alone_as_cannot_fill_the_memory():
     assert kernels.alone_sequences(SHAPE) == pytest.approx(0.9 * 1.008e12 * 3e-8 / 4096)
 
 
-def test_a_pass_finds_on_the_chip_what_fits_there():
+def test_a_chained_pass_finds_on_the_chip_what_a_repeated_one_does():
+    """Up to the kept bytes everything, from three times as many on nothing; what is found is not moved."""
     warm = {"launch_s": 0.0, "memory_efficiency": 0.9, "warm_share": 0.5, "warm_efficiency": 0.4}
-    kernels = library("elementwise", **warm)
+    kernels = library("elementwise", chained=True, **warm)
     kept, fast, slow = 36e6, 0.4 * 5.80608e12, 0.9 * 1.008e12
-    small, large = kernels.elementwise(20e6), kernels.elementwise(136e6)
+    small, half, large = (kernels.elementwise(size) for size in (20e6, 2 * kept, 4 * kept))
     assert (small.seconds, small.bytes) == (pytest.approx(20e6 / fast), 0.0)
-    assert (large.seconds, large.bytes) == (pytest.approx(kept / fast + 100e6 / slow), pytest.approx(100e6))
+    assert half.seconds == pytest.approx(kept / fast + kept / slow)
+    assert half.bytes == pytest.approx(kept)
+    assert (large.seconds, large.bytes) == (pytest.approx(4 * kept / slow), pytest.approx(4 * kept))
     both = kernels.elementwise(np.array([20e6, 40e6]), launches=np.array([1, 2]))
     assert both.seconds[1] == pytest.approx(2 * both.seconds[0]), "two kernels find as much each"
-    cold = library("elementwise", **warm | {"warm_share": 0.0}).elementwise(136e6)
-    assert (cold.seconds, cold.bytes) == (pytest.approx(136e6 / slow), 136e6)
+    apart = library("elementwise", chained=False, **warm)
+    assert apart.elementwise(20e6).seconds == pytest.approx(20e6 / slow)
+    assert apart.elementwise(20e6, warm=True).seconds == pytest.approx(small.seconds)
 
 
-def test_without_a_share_of_its_own_nothing_is_warm():
+def test_only_cards_where_it_was_seen_chain_their_passes():
     source = {"kind": "assumed", "reference": "test", "date": "2026"}
-    assert ElementwiseParameters(launch_s=1e-6, memory_efficiency=0.8, source=source).warm_share == 0.0
+    assert not ElementwiseParameters(launch_s=1e-6, memory_efficiency=0.8, source=source).chained
+    for chip, chained in (("rtx-4090", True), ("rtx-pro-6000", True), ("h100-sxm", False), ("a100-sxm-80gb", False)):
+        assert KernelLibrary(chip).parameters("elementwise", "any").chained == chained
