@@ -208,6 +208,7 @@ def kv_rows(document: Document) -> list[Row]:
         ("Mean use", percent(kv.get("mean_use"))),
         ("Preemptions", number(kv.get("preemptions"))),
         ("Prompt tokens from the prefix cache", percent(kv.get("prefix_hit_rate"))),
+        *([("Of all, from host memory", percent(kv["host"].get("hit_rate")))] if kv.get("host") else []),
     ]
 
 

@@ -13,7 +13,7 @@ from dashboards.page import card, figure_cards, grid, page_html
 from dashboards.report_parts import ABSENT, number
 from simulator.metrics.files import write_text_atomically
 
-_SCORES = ("metric", "group", "n", "of", "mape", "median_ape", "p90_ape", "bias", "coverage")
+_SCORES = ("metric", "group", "n", "of", "mape", "median_ape", "p90_ape", "bias", "coverage", "coverage90")
 _SETTINGS = ("model", "chip", "framework", "tensor_parallel", "max_concurrency", "request_rate", "input_tokens",
              "output_tokens")  # fmt: skip
 

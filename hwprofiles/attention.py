@@ -9,6 +9,22 @@ WARM_FADE = 1.25
 """A repeated KV of this many times the retained bytes no longer finds any of them: the fall is steep, not a cliff."""
 
 
+UNSPLIT_LOAD = 1.6
+"""Work items per core from which a batch is not split along the KV axis: 0.8 of two items on each core.
+
+Source: ``num_splits_heuristic`` of FlashAttention-2 (csrc/flash_attn/flash_api.cpp, v2.7)."""
+
+
+def alone_sequences(limits: Limits, parameters: DecodeParameters, shape: AttentionShape) -> float:
+    """Sequences whose work items, each at the pace of one that runs alone, together draw the bandwidth.
+
+    While more are left the memory stays busy; of fewer, each ends at its own pace, so that with lengths ``L1 >= L2 ..``
+    a batch takes ``alone_key_s`` times ``L1 - mean(L1 .. Ln)`` longer than its bytes do.
+    """
+    drawn = limits.bandwidth * parameters.memory_efficiency * parameters.alone_key_s
+    return drawn / shape.kv_bytes_per_token
+
+
 def causal_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
     """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each sees itself and what
     precedes.
@@ -123,6 +139,7 @@ def decode_time(
     kv_tokens: Num,
     warm: bool = False,
     activation_bytes: float = 2.0,
+    beyond_kv: Num = 0.0,
 ) -> KernelTime:
     """Time of one decode attention launch: ``q_len`` queries per sequence against its whole KV.
 
@@ -142,12 +159,19 @@ def decode_time(
         kv_tokens: KV lengths, total over the sequences, > 0.
         warm: the same KV was read just before and may still be in the on-chip store.
         activation_bytes: bytes per element of Q and of the output.
+        beyond_kv: KV length of the longest sequence beyond the mean of the ``alone_sequences`` longest.
 
     Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/;
     the terms
         were chosen on NVIDIA's aiconfigurator measurements.
     """
     packed = _kernel_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    if parameters.alone_key_s:
+        items = (
+            seqs * shape.num_kv_heads * xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
+        )
+        alone = parameters.alone_key_s * xp.where(items >= UNSPLIT_LOAD * limits.cores, beyond_kv, 0.0)
+        packed = packed._replace(seconds=packed.seconds + alone, launch_s=packed.launch_s + alone)
     other = parameters.unpacked
     if other is None:
         return packed

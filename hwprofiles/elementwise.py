@@ -29,15 +29,20 @@ def elementwise_time(
         launches: kernels it takes.
         warm: the same operands were just moved and may still be on the chip, as benchmarks that repeat a call find.
         element_bytes: bytes per element.
+
+    Where passes are ``chained`` what stays on the chip is not counted as moved.
     """
     bandwidth = limits.bandwidth * parameters.memory_efficiency
-    if warm:
+    moved = bytes_moved * 1.0
+    if warm or parameters.chained:
+        each = bytes_moved / launches
         kept = parameters.warm_share * limits.on_chip_bytes
-        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - bytes_moved) / ((WARM_FADE - 1.0) * kept + 1e-9)))
+        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - each) / ((WARM_FADE - 1.0) * kept + 1e-9)))
         fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
         memory = bytes_moved * (hit / fast + (1.0 - hit) / bandwidth)
+        moved = moved if warm else bytes_moved * (1.0 - hit)
     else:
         memory = bytes_moved / bandwidth
     launch = (parameters.launch_s + (0.0 if warm else parameters.cold_s)) * launches
     arithmetic = parameters.element_s / element_bytes * bytes_moved
-    return KernelTime(launch + memory + arithmetic, launch, arithmetic, memory, 0.0 * memory, bytes_moved * 1.0)
+    return KernelTime(launch + memory + arithmetic, launch, arithmetic, memory, 0.0 * memory, moved)

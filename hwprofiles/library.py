@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from hwprofiles.attention import decode_time, prefill_time
+from hwprofiles.attention import UNSPLIT_LOAD, alone_sequences, decode_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_link
 from hwprofiles.choice import PORTABLE, as_older_kernels_see, find_parameters
 from hwprofiles.collectives import collective_time
@@ -50,13 +50,20 @@ class KernelLibrary:
         library: generic, vllm, sglang, trtllm ...
         split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
         static_scales: whether the checkpoint states the scales of 8-bit activations, so that none is searched for.
+        marlin: experts stored in 4 bits of any kind go through the Marlin kernels, which widen them to 16 bits: those
+            are what the ``int4`` sets were fitted on.
 
     Raises:
         ProfileError: no such chip.
     """
 
     def __init__(
-        self, chip: Chip | str, library: str = "generic", split_kv: bool = True, static_scales: bool = False
+        self,
+        chip: Chip | str,
+        library: str = "generic",
+        split_kv: bool = True,
+        static_scales: bool = False,
+        marlin: bool = False,
     ) -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
@@ -71,6 +78,7 @@ class KernelLibrary:
             self.chip = as_older_kernels_see(self.chip)
         self._split_kv = split_kv
         self._static_scales = static_scales
+        self._marlin = marlin
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
@@ -152,7 +160,7 @@ class KernelLibrary:
         )
 
     def attention_decode(
-        self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False
+        self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, beyond_kv: Num = 0.0
     ) -> KernelTime:
         """Time of one decode attention launch; ``q_len`` > 1 verifies speculated tokens.
 
@@ -162,6 +170,7 @@ class KernelLibrary:
             q_len: queries per sequence.
             kv_tokens: KV lengths (the new tokens included), total over the sequences.
             warm: the same KV was just read and may still be on the chip, as kernel benchmarks measure it.
+            beyond_kv: KV length of the longest sequence beyond the mean of the ``alone_sequences`` longest.
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -169,10 +178,10 @@ class KernelLibrary:
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
         if all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
-            return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
+            return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond_kv)
         return evaluate(
             (seqs, q_len, kv_tokens),
-            lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm),
+            lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
         )
 
     def prefill_seconds(self, shape: AttentionShape) -> Callable[[Num, Num, Num, Num], Num]:
@@ -209,9 +218,33 @@ class KernelLibrary:
 
         return seconds
 
+    def alone_key_seconds(self, shape: AttentionShape) -> tuple[float, float]:
+        """What the longest sequences of a decode batch add where nothing splits their KV axis.
+
+        Returns:
+            (fewest sequences for which that holds, seconds per key of the longest beyond the mean of the
+            ``alone_sequences`` longest).
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        cores = self._attention_limit(shape.dtype, parameters.native_math).cores
+        return UNSPLIT_LOAD * cores / shape.num_kv_heads, parameters.alone_key_s
+
+    def alone_sequences(self, shape: AttentionShape) -> Num:
+        """How many of the longest sequences of a decode batch no longer keep the memory busy.
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        return alone_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
+
     def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
         """``attention_mixed(...).seconds`` of one shape where a single kernel serves prompt chunks and single queries,
-        as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0; else None.
+        as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0, and the longest KV
+        of the single queries; else None.
 
         Raises:
             ProfileError: unknown dtype.
@@ -237,6 +270,8 @@ class KernelLibrary:
         decode_seqs: Num,
         decode_kv_tokens: Num,
         warm: bool = False,
+        longest_kv: Num = 0.0,
+        beyond_kv: Num = 0.0,
     ) -> KernelTime:
         """Time of attention over prompt chunks and single-token sequences of one batch, all sizes > 0.
 
@@ -249,6 +284,8 @@ class KernelLibrary:
             decode_seqs: sequences with one query each.
             decode_kv_tokens: their KV lengths, total.
             warm: the same KV was just read and may still be on the chip.
+            longest_kv: KV length of the longest single-token sequence (one pass over all); 0 = all alike.
+            beyond_kv: that beyond the mean of the ``alone_sequences`` longest (a kernel each).
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -258,10 +295,14 @@ class KernelLibrary:
             limits = self._attention_limit(shape.dtype, parameters.native_math)
             return evaluate(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
-                lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes),
+                lambda xp, s, q, p, kv, ds, dkv: one_pass_time(
+                    xp, limits, parameters, shape, s, q, p, kv, ds, dkv, longest_kv
+                ),
             )
         first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
-        second = self.attention_decode(shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm)
+        second = self.attention_decode(
+            shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm, beyond_kv=beyond_kv
+        )
         shorter = np.minimum(first.launch_s, second.launch_s)
         shorter = shorter if isinstance(first.seconds, np.ndarray) else float(shorter)
         parts = [one + two for one, two in zip(first, second, strict=True)]
@@ -304,7 +345,7 @@ class KernelLibrary:
         """
         parameters = cast(MoeParameters, self.parameters("moe", f"{dtype}{VARIANT}{kernel}" if kernel else dtype))
         spread = read_routing(routing)
-        limits = self.limits(dtype)
+        limits = self.limits(self._kernels_of("moe", dtype))
         weight = dtype_bytes(dtype)
         sizes: tuple[Num, ...] = (
             tokens,
@@ -371,13 +412,17 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            found, basis = find_parameters(self._fitted, self.library, family, dtype)
+            found, basis = find_parameters(self._fitted, self.library, family, self._kernels_of(family, dtype))
             if self._older:
                 found, basis = found.carried(True, False), "extrapolated" if basis == "calibrated" else basis
             if isinstance(found, DecodeParameters) and not self._split_kv:
                 found = found.without_splits()
             self._chosen[key] = (found, basis)
         return self._chosen[key]
+
+    def _kernels_of(self, family: str, dtype: str) -> str:
+        """The format whose kernels run for a stored one."""
+        return "int4" if self._marlin and family == "moe" and dtype in ("mxfp4", "fp4") else dtype
 
     def limits(self, dtype: str) -> Limits:
         """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.

@@ -19,13 +19,15 @@ def one_pass_time(
     kv_tokens: Num,
     decode_seqs: Num,
     decode_kv_tokens: Num,
+    longest_kv: Num = 0.0,
     activation_bytes: float = 2.0,
 ) -> KernelTime:
     """Time of one prefill kernel that serves prompt chunks and single queries alike (FlashAttention-2, ragged batch).
 
     Every query head of every single query takes a tile of ``tile_rows`` and multiplies all of it, with no split of the
     KV axis. Heads are the slowest axis of the grid: those that share a KV head find it on the chip only if one pass
-    over all sequences fits there, else each reads it from memory again.
+    over all sequences fits there, else each reads it from memory again. The grid is as wide as the longest chunk for
+    every sequence, and the chip starts and drops the tiles past a sequence's end one after another.
 
     Args:
         xp: scalar or array functions.
@@ -38,6 +40,7 @@ def one_pass_time(
         kv_tokens: KV lengths of the chunks (cached and new), total.
         decode_seqs: sequences with a single query, > 0.
         decode_kv_tokens: their KV lengths, total.
+        longest_kv: KV length of the longest of these; 0 = all alike. Its last tile ends alone.
         activation_bytes: bytes per element of Q and of the output.
 
     Source: the launch grid of FlashAttention-2 (Dao 2023, doi:10.48550/arXiv.2307.08691); checked on LLMServingSim's
@@ -65,9 +68,12 @@ def one_pass_time(
     again = 1.0 + (heads / shape.num_kv_heads - 1.0) * missed
     queries = activation_bytes * heads * width * (q_tokens + decode_seqs)
     moved = queries + shape.kv_bytes_per_token * (kv_tokens + decode_kv_tokens)
-    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    bandwidth = limits.bandwidth * (parameters.mixed_efficiency or parameters.memory_efficiency)
     stream = (queries + shape.kv_bytes_per_token * (kv_tokens + again * decode_kv_tokens)) / bandwidth
     write = 2.0 * shape.kv_bytes_per_token * (q_tokens + decode_seqs) / bandwidth
     launch = parameters.launch_s + parameters.sequence_s * (seqs + decode_seqs)
-    seconds = launch + write + smooth_maximum(xp, busy, stream, parameters.overlap)
-    return KernelTime(seconds, launch, busy, stream + write, flops, moved)
+    launch = launch + parameters.idle_tile_s * single_tiles * (xp.ceil(length / rows) - 1.0)
+    alone = per_key * xp.maximum(0.0, longest_kv - context)
+    sharpness = parameters.mixed_overlap or parameters.overlap
+    seconds = launch + write + smooth_maximum(xp, busy, stream, sharpness) + alone
+    return KernelTime(seconds, launch, busy + alone, stream + write, flops, moved)

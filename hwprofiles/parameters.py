@@ -154,6 +154,13 @@ class PrefillParameters(FamilyParameters):
     single query leaves its tile almost empty."""
     kept_share: Positive = 1.0
     """Share of the on-chip store that keeps KV from one query head to the next that reads it too (one-pass)."""
+    mixed_efficiency: Share | None = None
+    """Share of the memory bandwidth that a mixed batch reaches (one-pass); None = that of prompts alone."""
+    mixed_overlap: Positive | None = None
+    """Sharpness of the smooth maximum in a mixed batch (one-pass); None = that of prompts alone."""
+    idle_tile_s: NonNegative = 0.0
+    """Time the chip takes to start and drop one tile past the end of a short sequence (one-pass), in seconds: the grid
+    has as many tiles for every sequence as the longest chunk needs."""
 
 
 class DecodeParameters(DecodeKernel, FamilyParameters):
@@ -173,6 +180,9 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
         "warm_efficiency": (0.1, 1.0),
     }
 
+    alone_key_s: NonNegative = 0.0
+    """Time per key of a work item that runs alone, where nothing splits the KV axis and the longest sequences end after
+    the others, in seconds; 0 = batches of unequal lengths take what they take at their mean."""
     unpacked: UnpackedKernel | None = None
     """The kernel that serves query heads one by one where the packed kernel is not used; None = there is none."""
 
@@ -304,6 +314,8 @@ class ElementwiseParameters(FamilyParameters):
     """Arithmetic per element, in seconds, not hidden behind the memory: what bounds a norm on a CPU core."""
     cold_s: NonNegative = 0.0
     """What a pass over operands (and code) that no cache holds takes longer, however small, in seconds."""
+    chained: bool = False
+    """Whether a pass of an engine step finds on the chip what the kernel before it wrote, as a repeated pass does."""
 
 
 class CollectiveParameters(FamilyParameters):

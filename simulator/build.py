@@ -19,13 +19,13 @@ from simulator.drafting import (
     models_of,
 )
 from simulator.errors import ForerunError
+from simulator.host_memory import offload_space, swap_space
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario
 from simulator.serving import (
     Cluster,
     EngineLimits,
     Fleet,
-    SwapSpace,
 )
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import Role
@@ -129,7 +129,8 @@ def build_cluster(
         framework = framework.sorting(load_architecture(scenario.model).vocab_size)
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
     framework = framework.scheduled(engine.async_scheduling)
-    kernels = assumed.kernels(chip, framework.kernel_library, engine.flash_decoding, framework.static_activation_scales)
+    scales, marlin = framework.static_activation_scales, _runs_marlin(scenario, chip)
+    kernels = assumed.kernels(chip, framework.kernel_library, engine.flash_decoding, scales, marlin)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(
@@ -227,8 +228,9 @@ def build_cluster(
         sampler=sampler,
         prefix_caching=engine.enable_prefix_caching,
         router=scenario.router,
-        swap=_swap_space(scenario, chip, memory, assumed),
+        swap=swap_space(scenario, chip, memory, assumed),
         rule=rule,
+        offload=offload_space(scenario, chip, memory, assumed),
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
@@ -297,38 +299,6 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     return max(budget, batch)
 
 
-def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> SwapSpace | None:
-    """Host memory for preempted sequences; None where they are computed again.
-
-    Attention groups swap beside one another, each over its own chips' links.
-
-    Raises:
-        ForerunError: no link to the host is known, or these replicas do not swap.
-    """
-    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
-    if engine.preemption == "recompute":
-        return None
-    if engine.scheduler != "vllm-v1":
-        raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
-    if scenario.hardware.pipeline_parallel > 1:
-        raise ForerunError(
-            "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
-            "hardware.pipeline_parallel at 1"
-        )
-    name = engine.host_link or chip.links.host
-    if name is None:
-        raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
-    with at_field("engine.host_link"):
-        link = assumed.link(load_link(name))
-    assert link is not None
-    block_bytes = memory.kv_bytes_per_token * memory.block_size
-    return SwapSpace(
-        num_blocks=groups * int(engine.swap_space_bytes // block_bytes),
-        block_s=block_bytes / link.bandwidth_bytes_per_s / groups,
-        latency_s=link.latency_s,
-    )
-
-
 def _refuse_fleet(scenario: Scenario) -> None:
     for name in ("pools", "faults"):
         if getattr(scenario, name) is not None:
@@ -350,6 +320,14 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
                 f"hardware.attention_data_parallel: {architecture.name} has no experts that groups could share; more "
                 f"copies of a dense model are hardware.replicas"
             )
+    if scenario.engine.moe_backend == "marlin":
+        dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
+        experts = any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups)
+        if not experts or dtype not in ("int4", "fp4", "mxfp4"):
+            found = f"experts in {dtype}" if experts else "no experts"
+            raise ForerunError(
+                f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {found} here"
+            )
     if hardware.pipeline_parallel > 1 and scenario.engine.scheduler != "vllm-v1":
         raise ForerunError(
             f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
@@ -362,6 +340,15 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
         )
     if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
         raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
+
+
+def _runs_marlin(scenario: Scenario, chip: Chip) -> bool:
+    """Whether experts stored in 4 bits go through Marlin's kernels."""
+    engine = scenario.engine
+    if engine.moe_backend != "auto" or engine.framework != "vllm":
+        return engine.moe_backend == "marlin"
+    dtypes = resolve_weight_dtypes(load_architecture(scenario.model), scenario.weights_dtype)
+    return dtypes["expert"] == "mxfp4" and chip.vendor == "nvidia" and "fp4" not in chip.compute.dense_flops_per_s
 
 
 def _basis(deployments: Sequence[Deployment]) -> str:

@@ -93,6 +93,11 @@ def _build_pool(scenario: Scenario, name: str, build_alone: Callable[[Scenario],
         build = build_alone(alone)
     except ForerunError as error:
         raise ForerunError(f"pools.{name}: {error}" if scenario.pools is not None else str(error)) from None
+    if role != "both" and build.cluster.offload is not None:
+        raise ForerunError(
+            f"pools.{name}.engine.kv_offloading_bytes: not modelled where prefill and decode are apart; remove it, or "
+            f"give every pool the role both"
+        )
     if role != "both" and build.cluster.scheduler == "static":
         raise ForerunError(f"pools.{name}.engine.scheduler: a static batch cannot share requests with another pool")
     return replace(build, pools=(replace(build.pools[0], name=name, role=role, usd_per_chip_hour=usd),))

@@ -21,6 +21,7 @@ from simulator.serving import (
     Cluster,
     EngineCounters,
     GapCounts,
+    HostCacheReport,
     KvCacheReport,
     ReplicaUse,
     RequestRecords,
@@ -33,14 +34,11 @@ from simulator.serving import (
 )
 from simulator.speculation import PolicyFactory
 from simulator.step_detail import StepDetail, step_detail
+from simulator.step_rows import BlockUse, Condensed, price_steps, run_gaps
 from simulator.timing import (
-    Costs,
     ModelTimer,
 )
 from simulator.workload import RequestStream, generate_requests
-
-PRICED_TOGETHER = 1 << 17
-"""Steps whose bounds are computed at once: keeps memory flat on long runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,8 @@ class RunResult:
     """KV that moved between pools; None where prefill and decode are not apart."""
     restarts: int
     """Times that a request started again because its replica failed."""
+    steps_kept: bool = True
+    """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
 
@@ -88,6 +88,7 @@ def simulate(
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
+            0 keeps none: only sums over many steps stay, for the figures of the summary.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
         make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
@@ -108,17 +109,26 @@ def simulate(
         stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    log = (build.fleet or build.cluster).run(stream, progress, FULL_ROWS if full_step_rows is None else full_step_rows)
+    keep_steps = full_step_rows != 0
+    condensed = None if keep_steps else Condensed(build)
+    log = (build.fleet or build.cluster).run(
+        stream,
+        progress,
+        full_step_rows or FULL_ROWS,
+        None if condensed is None else condensed.take,
+    )
     if sum(log.failed) == len(stream):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
         raise ForerunError(f"workload: no request can be served here ({reasons})")
     requests = _requests(log, build.cluster)
-    steps = _steps(log, build)
-    kv = _kv_report(build, steps, requests, log)
+    steps, use = _steps(log, build, condensed)
+    kv = _kv_report(build, use, requests, log)
     speculation = _speculation(log, build.cluster) if build.cluster.sampler is not None else None
     check_laws(scenario, seed, _outcome(build, log, requests, steps, speculation))
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
+    if stream.prefix_hashes is None and any(pool.cluster.offload is not None for pool in build.pools):
+        notes.append("engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat")
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
@@ -133,7 +143,7 @@ def simulate(
         seed=seed,
         requests=requests,
         steps=steps,
-        gaps=_gaps(log, build.fast),
+        gaps=run_gaps(log, build.fast, condensed),
         kv=kv,
         speculation=speculation,
         engine=EngineCounters(
@@ -148,10 +158,17 @@ def simulate(
         notes=tuple(notes),
         chips=build.chips,
         pools=build.pools,
-        replicas=replica_use(log, [pool.cluster.pool(pool.name) for pool in kinds], [p.chip.name for p in kinds]),
+        replicas=replica_use(
+            log,
+            use.busy_s,
+            use.peak_blocks,
+            [pool.cluster.pool(pool.name) for pool in kinds],
+            [pool.chip.name for pool in kinds],
+        ),
         transfers=transfer_report(log) if any(pool.role == "prefill" for pool in build.pools) else None,
         restarts=restarts,
-        detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 else None,
+        detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 and keep_steps else None,
+        steps_kept=keep_steps,
     )
 
 
@@ -192,51 +209,14 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
     )
 
 
-def _steps(log: RunLog, build: Build) -> StepRecords:
-    """Engine steps with their bounds.
-
-    Kernels are priced again by formula to see what bounds them; the shares are then laid on the seconds that the step
-    took, which interpolated decode attention makes differ by some 1e-4. Copies to and from host memory count as
-    interconnect.
-    """
-    steps = log.steps
-    costs, chips = Costs.zeros(len(steps)), np.zeros(len(steps), dtype=np.int64)
-    keys = np.zeros(len(steps), dtype=np.int64)
-    pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
-    for number, pool in enumerate(build.pools):
-        own = np.flatnonzero(pool_of[steps.integers("replica")] == number)
-        for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
-            work = steps.work(rows)
-            draft = steps.draft(rows)
-            part = pool.cluster.timer.costs(work) if draft is None else pool.cluster.timer.costs(work, draft)
-            keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.chips_per_stage
-            for name in Costs.__slots__:
-                getattr(costs, name)[rows] = getattr(part, name)
-    count, copies_s = steps.column("steps"), steps.column("copies_s")
-    priced = costs.device_s + costs.host_s
-    scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=priced > 0)
-    return StepRecords(
-        replica=steps.integers("replica"),
-        start_s=steps.column("start_s").copy(),
-        seconds=steps.column("seconds").copy(),
-        prefill_seqs=steps.integers("prefill_seqs"),
-        prefill_tokens=steps.integers("prefill_tokens"),
-        decode_seqs=steps.integers("decode_seqs"),
-        query_len=steps.integers("query_len"),
-        decode_kv_tokens=keys,
-        output_tokens=steps.integers("output_tokens"),
-        running=steps.integers("running"),
-        waiting=steps.integers("waiting"),
-        kv_blocks=steps.integers("kv_blocks"),
-        compute_s=costs.compute_s * scale,
-        memory_s=costs.memory_s * scale,
-        interconnect_s=costs.interconnect_s * scale + copies_s,
-        latency_s=costs.latency_s * scale,
-        host_s=costs.host_s * scale,
-        flops=costs.flops * count * chips,
-        bytes=costs.bytes * count * chips,
-        steps=steps.integers("steps"),
-    )
+def _steps(log: RunLog, build: Build, condensed: Condensed | None) -> tuple[StepRecords, BlockUse]:
+    """Step records, or the sums that stand for them, and the use of KV blocks behind them."""
+    if condensed is not None:
+        condensed.take(log.steps)
+        if condensed.use is not None:
+            return condensed.steps(), condensed.use
+    steps = price_steps(log.steps, build)
+    return steps, BlockUse.of(steps, sum(pool.replicas for pool in build.pools))
 
 
 def _decode_ranges(build: Build, steps: StepRecords) -> list[str]:
@@ -250,19 +230,6 @@ def _decode_ranges(build: Build, steps: StepRecords) -> list[str]:
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))]
     work = (steps.decode_seqs[rows], steps.query_len[rows], steps.decode_kv_tokens[rows])
     return [build.groups.range_note(timer.target, *work, steps.seconds[rows] / steps.steps[rows])]
-
-
-def _gaps(log: RunLog, fast: bool) -> GapCounts:
-    explicit = np.asarray(log.gaps_s)
-    ones = np.ones(len(explicit), dtype=np.int64)
-    if not fast:
-        return GapCounts(explicit, ones)
-    decoding, steps = log.steps.integers("decode_seqs"), log.steps.integers("steps")
-    delivered = decoding > 0
-    return GapCounts(
-        np.concatenate((log.steps.column("seconds")[delivered] / steps[delivered], explicit)),
-        np.concatenate(((decoding * steps)[delivered], ones)),
-    )
 
 
 def _draft_tokens(log: RunLog, cluster: Cluster) -> NDArray[np.int64]:
@@ -284,17 +251,30 @@ def _speculation(log: RunLog, cluster: Cluster) -> SpeculationCounters:
     )
 
 
-def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: RunLog) -> KvCacheReport:
+def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | None:
+    """Host memory behind the prefix caches, where any replica has some."""
+    rooms = [pool.cluster.offload.num_blocks for pool in build.pools if pool.cluster.offload is not None]
+    if not rooms:
+        return None
+    return HostCacheReport(
+        num_blocks=max(rooms),
+        peak_blocks=max((host.peak_blocks for host in log.host_caches), default=0),
+        hit_tokens=log.host_hit_tokens if cached else None,
+        offloaded_blocks=sum(host.offloaded_blocks for host in log.host_caches),
+        loaded_blocks=sum(host.loaded_blocks for host in log.host_caches),
+    )
+
+
+def _kv_report(build: Build, use: BlockUse, requests: RequestRecords, log: RunLog) -> KvCacheReport:
     cached = log.stream.prefix_hashes is not None and any(pool.cluster.prefix_caching for pool in build.pools)
     first = sum(pool.replicas for pool in build.pools[: build.pools.index(build.main)])
-    own = (steps.replica >= first) & (steps.replica < first + build.main.replicas)
-    blocks, seconds = steps.kv_blocks[own], steps.seconds[own]
-    memory, busy = build.memory, float(seconds.sum())
+    own = slice(first, first + build.main.replicas)
+    memory, busy = build.memory, float(use.busy_s[own].sum())
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
-        peak_blocks=int(blocks.max()) if len(blocks) else 0,
-        mean_blocks=float((blocks * seconds).sum() / busy) if busy else 0.0,
+        peak_blocks=int(use.peak_blocks[own].max()),
+        mean_blocks=float(use.block_seconds[own].sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
         bytes_per_token=memory.replica_kv_bytes_per_token,
@@ -303,5 +283,6 @@ def _kv_report(build: Build, steps: StepRecords, requests: RequestRecords, log: 
         activation_bytes=memory.activation_bytes,
         capacity_bytes=memory.capacity_bytes,
         overridden=memory.overridden,
+        host=_host_report(build, log, cached),
         swapped_blocks=log.swapped_blocks if any(pool.cluster.swap for pool in build.pools) else None,
     )

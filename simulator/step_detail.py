@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.serving import RunLog
-from simulator.timing import EngineTimer, ModelTimer, StagedTimer, StepWork
+from simulator.timing import EngineTimer, ModelTimer, StagedTimer, StepWork, one_step
 from simulator.timing.step_kernels import StepKernel, step_kernels
 
 FloatArray = NDArray[np.float64]
@@ -81,11 +81,7 @@ def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> 
 def _sampled(
     row: int, timer: ModelTimer, work: StepWork[Any], seconds: float, draft_s: FloatArray | None
 ) -> SampledStep | None:
-    single: list[Any] = [
-        tuple(int(x[row]) for x in part[: len(timer.target.windows)]) if isinstance(part, tuple) else int(part[row])
-        for part in work
-    ]
-    kernels = step_kernels(timer.target, StepWork(*single))
+    kernels = step_kernels(timer.target, one_step(work, row, len(timer.target.windows)))
     device_s = sum(kernel.times * kernel.seconds for kernel in kernels)
     drafting = 0.0 if draft_s is None else float(draft_s[row])
     host_s = seconds - device_s - drafting

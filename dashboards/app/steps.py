@@ -12,7 +12,7 @@ from simulator.build import build_cluster
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.step_work import decode_steps, prompt_chunks
-from simulator.timing import ModelTimer, StepTimer, StepWork
+from simulator.timing import ModelTimer, StepTimer, StepWork, one_step
 from simulator.timing.step_kernels import StepKernel, step_kernels
 
 
@@ -65,5 +65,4 @@ def phases(
 
 def first_step(steps: StepWork[Any]) -> StepWork[int]:
     """The first of several steps as plain numbers."""
-    plain: list[Any] = [tuple(int(x[0]) for x in part) if isinstance(part, tuple) else int(part[0]) for part in steps]
-    return StepWork(*plain)
+    return one_step(steps, 0)

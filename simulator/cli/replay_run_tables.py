@@ -25,16 +25,16 @@ def request_tables(document: dict[str, Any]) -> list[RenderableType]:
     held_out = " held-out configurations ·" if document["split"] else ""
     title.append(f" {held_out} seed {document['seed']} · basis: {document['basis']}", style="dim not bold")
     scores = titled_table(
-        "Errors (%)", "metric", "group", "runs", "MAPE", "median", "p90", "bias", "coverage", left=True
+        "Errors (%)", "metric", "group", "runs", "MAPE", "median", "p90", "bias", "simulated", "inside 90", left=True
     )
     for score in document["scores"]:
         whole = score["group"] == "all"
-        figures = (score[key] for key in ("mape", "median_ape", "p90_ape", "bias", "coverage"))
+        figures = (score[key] for key in ("mape", "median_ape", "p90_ape", "bias", "coverage", "coverage90"))
         scores.add_row(
             score["metric"],
             score["group"],
             f"{score['n']:,}",
-            *(number(value, 3) for value in figures),
+            *(ABSENT if value is None else number(value, 3) for value in figures),
             style=None if whole else "dim",
         )
     parts: list[RenderableType] = [title, scores]

@@ -43,7 +43,7 @@ def run(
         int | None, typer.Option(min=1, help="Processes that share the replications; default: one per core.")
     ] = None,
     no_steps: Annotated[
-        bool, typer.Option("--no-steps", help="Keep few step records: less memory in very long runs.")
+        bool, typer.Option("--no-steps", help="Keep no step records: less memory and no timeline in very long runs.")
     ] = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
 ) -> int:

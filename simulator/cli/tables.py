@@ -160,7 +160,9 @@ def engine_table(document: Document) -> Table:
     if kv["prefix_hit_tokens"] is not None:
         rates = [row["prefix_hit_rate"] for row in document.get("replicas") or () if row["prefix_hit_rate"] is not None]
         spread = f", {percent(min(rates))} to {percent(max(rates))} by replica" if len(rates) > 1 else ""
-        rows.insert(3, ("Prefix cache hits", f"{percent(kv['prefix_hit_rate'])} of prompt tokens{spread}"))
+        host = kv.get("host")
+        tier = f", {percent(host['hit_rate'])} from host memory" if host else ""
+        rows.insert(3, ("Prefix cache hits", f"{percent(kv['prefix_hit_rate'])} of prompt tokens{tier}{spread}"))
     transfers = document.get("kv_transfer")
     if transfers:
         moved = f"{number(transfers['transfers'])} prompts, {number(transfers['tokens'])} tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,12 @@ def write_run(folder: Path, result: RunResult, document: dict[str, Any]) -> dict
     Raises:
         OSError: when the folder cannot be written; no file of the run is left half-written.
     """
+    kept = getattr(result, "steps_kept", True)
+    if not kept:
+        result = replace(result, steps=result.steps.take(np.zeros(0, dtype=np.int64)))
     remarks = thinning_remarks(len(result.steps), len(result.requests))
+    if not kept:
+        remarks.append("no step records were kept: figures over time are missing")
     if document.get("replications", 1) > 1:
         remarks.append(
             f"the tables, figures and timeline beside this summary are those of the run with seed {result.seed}"

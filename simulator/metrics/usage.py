@@ -8,7 +8,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
-    from simulator.serving.records import KvCacheReport, RequestRecords, StepRecords
+    from simulator.serving.records import HostCacheReport, KvCacheReport, RequestRecords, StepRecords
 
 BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 """What can bound a busy engine; ``idle`` is the time without work."""
@@ -137,12 +137,30 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
         "swapped_blocks": kv.swapped_blocks,
         "prefix_hit_tokens": hits,
         "prefix_hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
+        **_host_section(kv.host, prompt_tokens),
         "bytes_per_token": kv.bytes_per_token,
         "weights_bytes": kv.weights_bytes,
         "draft_weights_bytes": kv.draft_weights_bytes,
         "activation_bytes": kv.activation_bytes,
         "capacity_bytes": kv.capacity_bytes,
         "overridden": kv.overridden,
+    }
+
+
+def _host_section(host: HostCacheReport | None, prompt_tokens: int) -> dict[str, Any]:
+    """Host memory behind the prefix cache, where there is some: its share of hits is part of ``prefix_hit_rate``."""
+    if host is None:
+        return {}
+    hits = host.hit_tokens
+    return {
+        "host": {
+            "num_blocks": host.num_blocks,
+            "peak_blocks": host.peak_blocks,
+            "hit_tokens": hits,
+            "hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
+            "offloaded_blocks": host.offloaded_blocks,
+            "loaded_blocks": host.loaded_blocks,
+        }
     }
 
 

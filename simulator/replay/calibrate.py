@@ -21,6 +21,7 @@ from hwprofiles.records import Fit
 from simulator.errors import ForerunError
 from simulator.replay.evidence import conformal_intervals, inside_ranges, interval_ends, seen_ranges
 from simulator.replay.fit import FEW_ROWS, fit, loss
+from simulator.replay.fit_mixed import mixed_structure
 from simulator.replay.fit_problem import FitProblem, core_rows, family_rows, make_problem
 from simulator.replay.groups import IndexArray
 from simulator.replay.kernels import check_devices
@@ -35,9 +36,6 @@ FloatArray = NDArray[np.float64]
 MIN_ROWS = 5
 """Fewest rows that a family's parameters are moved for."""
 FOLDS = 4
-MIXED_ROWS = 3000
-KEPT_SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Shares of the on-chip store that are tried for batches of prompt chunks and single queries."""
 SCARCE_ROWS = 40
 """Fewest held-out rows whose quantiles make a 90 % interval: the 5th and the 95th percentile lie within them."""
 INTERVAL_SPLIT = Split(0.5, 90)
@@ -129,7 +127,9 @@ def calibrate(
         if correction is not None:
             corrections[library, family, dtype] = correction
     _plain_sets(sets, fits)
-    mixed = mixed_structure(table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split)
+    mixed = mixed_structure(
+        table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split, MIN_ROWS
+    )
     for dtype, one_pass in mixed.items():
         sets["attention_prefill"][dtype] = one_pass
     if not fits:
@@ -159,39 +159,6 @@ def _plain_sets(sets: dict[str, dict[str, FamilyParameters]], fits: list[FamilyF
     for one in sorted(fits, key=lambda fit: fit.rows):
         if VARIANT in one.dtype and (one.family, format_of(one.dtype)) not in fitted:
             sets[one.family][format_of(one.dtype)] = one.parameters
-
-
-def mixed_structure(
-    table: KernelTable,
-    chip: Chip,
-    fitted: dict[str, FamilyParameters],
-    decode: dict[str, FamilyParameters],
-    split: Split,
-) -> dict[str, FamilyParameters]:
-    """How batches of prompt chunks and single queries run, for every fitted prefill set the trace has such batches of.
-
-    Returns:
-        Prefill sets, by format, with the structure that explains the mixed rows of the training split best.
-    """
-    rows = table.where(table.word("op").equals("attention_mixed"))
-    found = {}
-    for dtype, prefill in fitted.items():
-        part = rows.where(rows.word("kv_dtype").equals(dtype) | rows.word("dtype").equals(dtype))
-        part = part.where(training_rows(part, split))
-        if len(part) < MIN_ROWS:
-            continue
-        part = part.where(np.linspace(0, len(part) - 1, min(len(part), MIXED_ROWS)).astype(np.int64))
-        choices = [prefill] + [
-            prefill.model_copy(update={"mixed": "one-pass", "kept_share": share}) for share in KEPT_SHARES
-        ]
-        errors = []
-        for choice in choices:
-            own = {"generic": {"attention_prefill": {dtype: choice}, "attention_decode": decode}}
-            kernels = KernelLibrary(chip.model_copy(update={"kernels": own}))
-            ratio = predict_table(part, kernels).seconds / part.measured_s
-            errors.append(float(np.mean(np.abs(np.log(ratio)))))
-        found[dtype] = choices[int(np.argmin(errors))]
-    return found
 
 
 def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParameters]:

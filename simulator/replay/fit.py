@@ -72,6 +72,8 @@ QUANTISE = Coordinate("quantise_s", 1e-7, 2e-5)
 """Free where the library quantises activations in a kernel of its own."""
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
 ROW_WAVE = Coordinate("row_wave_s", 1e-8, 1e-5)
+ALONE = Coordinate("alone_key_s", 1e-10, 2e-7)
+"""Free where batches of unequal lengths were measured and their longest sequence ends alone."""
 
 
 CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
@@ -92,14 +94,16 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
         found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
         found += CPU_EXTRA.get(parameters.family, ())
     found += EXTRA.get(parameters.family, ())
-    for optional in (QUANTISE, REGROUP, ROW_WAVE):
-        if getattr(parameters, optional.name, 0.0):
-            found.append(optional)
+    found += [one for one in (QUANTISE, REGROUP, ROW_WAVE, ALONE) if getattr(parameters, one.name, None)]
     return tuple(found)
 
 
 ANY_ROWS = tuple((rows, 64) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32))
 """Tiles of a CPU library whose blocks take as many rows as there are: no row of a block is computed in vain."""
+
+SMALL_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (16, 128), (16, 64))
+"""Tiles of a GEMM library on chips whose cores multiply registers of one warp at a time (no warp-group products): what
+a core holds ends at 128 x 128."""
 
 
 def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str = "") -> list[dict[str, Any]]:
@@ -110,6 +114,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
     if parameters.family == "gemm":
         options: list[dict[str, Any]] = [{"max_split_k": 1.0}, {"max_split_k": 4.0}]
         options += [{"tiles": ANY_ROWS}] if kind == "cpu" else []
+        options += [{"tiles": SMALL_TILES}] if kind == "gpu-consumer" else []
         return options + ([{"quantise_s": 3e-6}, {"quantise_s": 0.0}] if narrow else [])
     if parameters.family == "attention_prefill":
         options = [{"packing": name} for name in ("always", "single", "never")]
@@ -168,7 +173,10 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
     best = _solve(search, start, start)
     error = loss(search, best)
     few = len(problem) < FEW_ROWS
-    for change in alternatives(start, problem.dtype, few, problem.chip.kind):
+    changes = alternatives(start, problem.dtype, few, problem.chip.kind)
+    if problem.family == "attention_decode" and problem.table.size("longest_kv").any():
+        changes.append({"alone_key_s": 2e-8})
+    for change in changes:
         if not _applies(best, change):
             continue
         prior = _changed(start.model_copy(update=_structure(best)), change)

@@ -206,8 +206,10 @@ def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray)
     read = batch * windowed_length(ARRAY, q_len, kv_len, window)
     total = _floats(table, "kv_tokens", rows)
     read = np.where(total > 0, total, read)
+    longest, many = _floats(table, "longest_kv", rows), np.maximum(1.0, _floats(table, "longest_batch", rows))
     if op == "attention_decode":
-        return kernels.attention_decode(shape, seqs=batch, q_len=q_len, kv_tokens=read, warm=warm)
+        beyond = beyond_keys(kernels, shape, longest, many, batch, read)
+        return kernels.attention_decode(shape, seqs=batch, q_len=q_len, kv_tokens=read, warm=warm, beyond_kv=beyond)
     pairs = batch * causal_pairs(ARRAY, q_len, kv_len, window)
     chunks: dict[str, Any] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
     if op == "attention_prefill":
@@ -215,7 +217,41 @@ def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray)
     seqs, context = _floats(table, "decode_batch", rows), _floats(table, "decode_kv_len", rows)
     total = _floats(table, "decode_kv_tokens", rows)
     tokens = np.where(total > 0, total, seqs * windowed_length(ARRAY, np.ones(len(rows)), context, window))
-    return kernels.attention_mixed(shape, **chunks, decode_seqs=seqs, decode_kv_tokens=tokens, warm=warm)
+    beyond = beyond_keys(kernels, shape, longest, many, seqs, tokens)
+    return kernels.attention_mixed(
+        shape,
+        **chunks,
+        decode_seqs=seqs,
+        decode_kv_tokens=tokens,
+        warm=warm,
+        longest_kv=longest,
+        beyond_kv=beyond,
+    )
+
+
+def beyond_keys(
+    kernels: KernelLibrary,
+    shape: AttentionShape,
+    longest: FloatArray,
+    many: FloatArray,
+    seqs: FloatArray,
+    tokens: FloatArray,
+) -> FloatArray:
+    """KV length of the longest sequence beyond the mean of those that end alone, in batches of two lengths.
+
+    Args:
+        kernels: of the chip.
+        shape: of the layers, an array for every number.
+        longest: the larger length; 0 = all alike.
+        many: sequences that long.
+        seqs: sequences.
+        tokens: their KV lengths, total.
+    """
+    alone = np.maximum(1e-9, kernels.alone_sequences(shape))
+    short = (tokens - many * longest) / np.maximum(1.0, seqs - many)
+    difference = np.where((longest > 0) & (many < seqs), np.maximum(0.0, longest - short), 0.0)
+    beyond: FloatArray = difference * np.maximum(0.0, alone - many) / alone
+    return beyond
 
 
 def attention_shapes(table: KernelTable, rows: IndexArray) -> AttentionShape:

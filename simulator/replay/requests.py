@@ -15,6 +15,7 @@ from hwprofiles import ProfileError
 from simulator.errors import ForerunError, did_you_mean
 from simulator.replay.gate import Limit
 from simulator.replay.rerun import rerun
+from simulator.replay.run_intervals import Interval, coverage90, run_intervals
 from simulator.replay.serving_names import chip_name, framework_name, model_name
 from simulator.replay.split import Split
 from simulator.scenario import Scenario
@@ -54,6 +55,8 @@ class RunScore(NamedTuple):
     bias: float
     coverage: float
     """Share of the runs with this metric that were simulated, percent."""
+    coverage90: float | None = None
+    """Share of the measurements inside their 90 % interval, percent; None where no interval is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,8 @@ def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
 def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
     """Figures of every metric over all runs, then by model, chip, engine and tensor parallelism."""
     groups: dict[str, list[RunOutcome]] = {"all": list(outcomes)}
+    runs, intervals = [outcome.run for outcome in outcomes], intervals_of(outcomes)
+    inside = {id(run): interval for run, interval in zip(runs, intervals, strict=True)}
     for outcome in outcomes:
         groups.setdefault(group_label(outcome.run), []).append(outcome)
     if len(groups) == 2:
@@ -173,9 +178,17 @@ def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
             errors = np.array([e for o in members if (e := o.error(metric)) is not None])
             if len(errors):
                 ape = np.abs(errors)
-                figures = (ape.mean(), np.median(ape), np.percentile(ape, 90), errors.mean(), 100 * len(errors) / of)
-                found.append(RunScore(metric, label, len(errors), of, *(float(value) for value in figures)))
+                mean, median, p90 = float(ape.mean()), float(np.median(ape)), float(np.percentile(ape, 90))
+                bias, simulated = float(errors.mean()), 100.0 * len(errors) / of
+                own = [outcome.run for outcome in members]
+                covered = coverage90(metric, own, [inside[id(run)] for run in own])
+                found.append(RunScore(metric, label, len(errors), of, mean, median, p90, bias, simulated, covered))
     return found
+
+
+def intervals_of(outcomes: Sequence[RunOutcome]) -> list[dict[str, Interval]]:
+    """90 % intervals of every run, from the errors on the other configurations of the replay."""
+    return run_intervals([outcome.run for outcome in outcomes], [outcome.predicted for outcome in outcomes])
 
 
 def group_label(run: MeasuredRun) -> str:
@@ -253,7 +266,11 @@ def requests_document(replay: RequestReplay) -> dict[str, Any]:
         "sources": list(replay.sources),
         "split": None if replay.split is None else replay.split._asdict(),
         "scores": [score._asdict() for score in replay.scores],
-        "runs": [_row(outcome) for outcome in replay.outcomes if outcome.skipped is None],
+        "runs": [
+            {**_row(outcome), "interval90": interval}
+            for outcome, interval in zip(replay.outcomes, intervals_of(replay.outcomes), strict=True)
+            if outcome.skipped is None
+        ],
         "skipped": replay.skipped,
         "skipped_runs": [
             {"name": o.run.name, "place": o.run.place, "reason": o.skipped}

@@ -198,6 +198,8 @@ def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
         stream = replace(stream, arrival_s=np.concatenate(times)[: len(stream)])
     if run.pool is not None and scenario.engine.enable_prefix_caching:
         stream = replace(stream, prefix_hashes=pool_hashes(run.pool, stream.input_tokens, scenario.engine.block_size))
+    elif stream.prefix_hashes is None and scenario.engine.enable_prefix_caching:
+        stream = replace(stream, prefix_hashes=own_hashes(stream.input_tokens, scenario.engine.block_size))
     return stream
 
 
@@ -211,6 +213,21 @@ def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
     blocks = build_cluster(scenario, seed=0).memory.num_blocks
     places = max(1, blocks // -(-longest // engine.page_tokens))
     return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
+
+
+def own_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
+    """Block ids of prompts that share nothing: a preempted request may still find blocks of its own when it comes back.
+
+    Args:
+        input_tokens: of every request.
+        block_tokens: tokens of a block.
+
+    Source: vLLM V1 frees a preempted request's blocks with their hashes, the last first (``Scheduler._preempt_request``
+        and ``KVCacheManager.free``, v0.9 to v0.11), so that it finds what nobody has taken meanwhile.
+    """
+    blocks = -(-np.asarray(input_tokens, dtype=np.int64) // block_tokens)
+    offsets = np.concatenate(([0], np.cumsum(blocks)))
+    return PrefixHashes(offsets, np.arange(offsets[-1]), block_tokens)
 
 
 def pool_hashes(pool: PromptPool, input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:

@@ -106,6 +106,8 @@ def step_work(table: StepTable, windows: Sequence[int | None]) -> StepWork[IntAr
         table.decode_seqs,
         table.query_len,
         tuple(decode_keys),
+        np.zeros_like(table.decode_seqs),
+        np.zeros_like(table.decode_seqs),
     )
 
 

@@ -6,12 +6,14 @@ from simulator.serving.drafting import DraftingRule
 from simulator.serving.faults import Faults
 from simulator.serving.fleet import Fleet
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, RouterConfig
+from simulator.serving.host_cache import OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import FULL_ROWS, RunLog, StepLog
 from simulator.serving.pool import Pool
 from simulator.serving.records import (
     EngineCounters,
     GapCounts,
+    HostCacheReport,
     KvCacheReport,
     ReplicaUse,
     RequestRecords,
@@ -34,9 +36,11 @@ __all__ = [
     "FaultsConfig",
     "Fleet",
     "GapCounts",
+    "HostCacheReport",
     "KvCacheReport",
     "KvLink",
     "KvTransferConfig",
+    "OffloadSpace",
     "Pool",
     "PoolConfig",
     "ReplicaUse",

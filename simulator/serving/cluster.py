@@ -11,8 +11,9 @@ from simulator.serving.drafting import DraftingRule
 from simulator.serving.feed import ClosedFeed, Feed, OpenFeed
 from simulator.serving.fleet import Fleet, new_log
 from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.host_cache import OffloadSpace
 from simulator.serving.limits import EngineLimits
-from simulator.serving.log import FULL_ROWS, RunLog
+from simulator.serving.log import FULL_ROWS, Condense, RunLog
 from simulator.serving.pool import Pool
 from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler
@@ -37,6 +38,8 @@ class Cluster:
     """The policy that chooses the draft tokens of each step; None where their number never changes."""
     swap: SwapSpace | None = None
     router: RouterConfig = field(default_factory=RouterConfig)
+    offload: OffloadSpace | None = None
+    """Host memory for what the prefix cache evicts; None: it is lost."""
 
     @property
     def fast(self) -> bool:
@@ -56,6 +59,7 @@ class Cluster:
             self.swap,
             self.rule,
             name,
+            offload=self.offload,
         )
 
     def run(
@@ -63,6 +67,7 @@ class Cluster:
         stream: RequestStream,
         progress: Callable[[int, int], None] | None = None,
         full_step_rows: int = FULL_ROWS,
+        condense: Condense | None = None,
     ) -> RunLog:
         """Serve every request of ``stream``; requests that can never be served are refused at once.
 
@@ -70,11 +75,12 @@ class Cluster:
             stream: the requests.
             progress: called now and then with (requests ended, requests in all).
             full_step_rows: step records beyond which decode steps of one batch share a row.
+            condense: takes step records whenever there are many, so that none are kept; see ``StepLog``.
         """
         if self._needs_router(stream):
-            return Fleet((self.pool(),), self.routing, self.router).run(stream, progress, full_step_rows)
+            return Fleet((self.pool(),), self.routing, self.router).run(stream, progress, full_step_rows, condense)
         pool = self.pool()
-        log = new_log(pool, stream, progress, full_step_rows)
+        log = new_log(pool, stream, progress, full_step_rows, condense)
         served = log.admit(pool.refusal)
         env = simpy.Environment()
         replicas = []

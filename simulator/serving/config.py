@@ -50,6 +50,11 @@ class EngineConfig(Section):
     flash_decoding: bool = True
     """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
     are no more of them than sequences times KV heads."""
+    moe_backend: Literal["auto", "marlin", "triton"] = "auto"
+    """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
+    the profile was fitted on for their format. ``auto``: Marlin where vLLM runs MXFP4 experts on NVIDIA chips
+    without FP4 arithmetic, else the profile's (vLLM falls back to Marlin there without the package triton_kernels,
+    vllm-project/vllm pull request 27523; the served runs of two operators agree). The engine's log says which."""
     sampling: Literal["greedy", "top-p"] = "greedy"
     """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
     settings ask for and servers do by default."""
@@ -63,6 +68,9 @@ class EngineConfig(Section):
     """What becomes of the KV of a sequence that has to make room: computed again later, or copied to host memory."""
     swap_space_bytes: PositiveFloat = 4 * 1024.0**3
     """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
+    kv_offloading_bytes: PositiveFloat | None = None
+    """Host memory per chip for blocks that the prefix cache evicts (vLLM's ``--kv-offloading-size``, which is for all
+    ranks). What is found there is copied back over ``host_link`` instead of being computed. None: it is lost."""
     host_link: str | None = None
     """Link between each chip and its host: catalogue name or path; default: the chip's own."""
 

@@ -13,6 +13,7 @@ from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.future import FutureTotals, LiveRequest
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+from simulator.serving.longest import LongestContexts
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import DraftStep
 
@@ -31,6 +32,7 @@ class DecodingBatch:
         log: lengths of the requests; counts of their drafts.
         sampler: accepted draft tokens; None without speculation.
         rule: a policy that looks at the batch size alone; None where the draft tokens are fixed.
+        longest_asked: how many of the longest contexts timing asks for; not followed under speculation.
     """
 
     def __init__(
@@ -40,7 +42,10 @@ class DecodingBatch:
         log: RunLog,
         sampler: AcceptanceSampler | None,
         rule: DraftingRule | None,
+        longest_asked: int = 0,
     ) -> None:
+        self.longest = LongestContexts(longest_asked) if longest_asked and sampler is None else None
+        """The longest contexts, where timing asks for them."""
         longest = max(map(sum, zip(log.input_tokens, log.output_tokens, strict=True)), default=0)
         longest = min(longest, limits.num_blocks * limits.block_size) + limits.query_len + limits.lookahead_tokens + 2
         context = np.arange(longest, dtype=np.int64)
@@ -79,6 +84,8 @@ class DecodingBatch:
             live.path = self._sampler.path(live.index, remaining, live.verify_steps, most, live.target)
             live.steps = len(live.path)
         self._contribute(live, 0, np.add)
+        if self.longest is not None:
+            self.longest.add(live)
         last = step + live.steps - 1
         if last in self.ending:
             self.ending[last].append(live)

@@ -11,12 +11,13 @@ import simpy
 from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
+from simulator.serving.host_cache import OffloadSpace, exposed_load_s
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.scheduler import Scheduler, StepPlan
 from simulator.serving.sequence import Sequence
 from simulator.speculation import AcceptanceSampler, Batch
-from simulator.timing import DraftStep, EngineTimer
+from simulator.timing import DraftStep, EngineTimer, longest_asked
 
 DRAWN_TOGETHER = 64
 """Verify steps whose acceptance is drawn at once under a policy."""
@@ -55,6 +56,7 @@ class ExactReplica:
         resumed: requests that start again after a failure, with what they have delivered.
         prefill_only: whether finished prompts go to ``handover`` instead of being decoded here.
         handover: the way from prefill to decode replicas, where they are apart.
+        offload: host memory behind the prefix cache, or None.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ExactReplica:
         resumed: dict[int, Sequence] | None = None,
         prefill_only: bool = False,
         handover: Handover | None = None,
+        offload: OffloadSpace | None = None,
     ) -> None:
         self.index = index
         self.scheduler = make_scheduler()
@@ -80,12 +83,14 @@ class ExactReplica:
         self._resumed: dict[int, Sequence] = {} if resumed is None else resumed
         self._prefill_only = prefill_only
         self._handover = handover
+        self._offload = offload
         self._back: simpy.Event | None = None
         """Happens when the failed replica is back."""
         self._timer = timer
         self._limits = limits
         self._sampler = sampler
         self._log = log
+        self._longest = 0 if sampler is not None else longest_asked(timer)
         self._drafting = None if rule is None else ReplicaDrafting(rule, limits, timer.windows)
 
     def cached_tokens(self, request: int) -> int:
@@ -163,13 +168,17 @@ class ExactReplica:
                 continue
             for victim in scheduler.preempted:
                 self._log.preemptions[victim.index] += 1
-            seconds, copies_s, work = 0.0, 0.0, plan.work(scheduler.query_len, self._timer.windows)
+            seconds, copies_s, work = 0.0, 0.0, plan.work(scheduler.query_len, self._timer.windows, self._longest)
             draft = None if drafting is None else self._choose(drafting, plan)
             if plan:
                 seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
-            if swap is not None:
-                copies_s = on_grid(swap.seconds(plan.blocks_out, plan.blocks_in))
+            if self._offload is not None:
+                copies_s = exposed_load_s(self._offload, scheduler.take_loaded(), seconds)
                 seconds += copies_s
+            if swap is not None:
+                swapping_s = on_grid(swap.seconds(plan.blocks_out, plan.blocks_in))
+                seconds += swapping_s
+                copies_s += swapping_s
                 self._log.swapped_blocks += plan.blocks_out
             blocks, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
             waiting += len(scheduler.swapped)
@@ -259,6 +268,7 @@ class ExactReplica:
                 log.scheduled_s[sequence.index] = start
                 log.prompt_replica[sequence.index] = self.index
                 log.cached_tokens[sequence.index] = sequence.cached_tokens or 0
+                log.host_hit_tokens += sequence.host_tokens
             sequence.computed_tokens += tokens
             if sequence.computed_tokens < sequence.known_tokens:
                 continue

@@ -20,12 +20,13 @@ from simulator.serving.decoding import DecodingBatch
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.feed import Feed
 from simulator.serving.future import LiveRequest
+from simulator.serving.host_cache import OffloadSpace, exposed_load_s
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.planned import Planned, Span, step_work
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer
+from simulator.timing import EngineTimer, longest_asked
 
 SHORT_SPAN = 12
 """Pure decode runs of at most so many steps are priced one by one: vectors cost more than they save."""
@@ -49,6 +50,7 @@ class FastReplica:
         cache: NoPrefixCache,
         log: RunLog,
         rule: DraftingRule | None = None,
+        offload: OffloadSpace | None = None,
     ) -> None:
         self._env = env
         self._index = index
@@ -61,8 +63,9 @@ class FastReplica:
         self._cache = cache
         self._caching = isinstance(cache, PrefixCache)
         self._log = log
+        self._offload = offload
         self._windows = timer.windows
-        self._batch = DecodingBatch(limits, timer.windows, log, sampler, rule)
+        self._batch = DecodingBatch(limits, timer.windows, log, sampler, rule, longest_asked(timer))
         self._future = self._batch.future
         self._block_row = self._batch.block_row
         self._ending = self._batch.ending
@@ -150,12 +153,19 @@ class FastReplica:
         planned.delivered = batch.size if self._sampler is None else totals[-1]
         keys = tuple(totals[: self._block_row])
         planned.work = step_work(chunks, self._windows, batch.size, batch.query_len, keys)
+        if batch.longest is not None:
+            longest_kv, beyond_kv = batch.longest.at(self._step, self._running)
+            planned.work = planned.work._replace(longest_kv=longest_kv, beyond_kv=beyond_kv)
         draft = None if batch.adaptive is None else batch.propose(self._running, chunks, self._step)
         planned.draft = draft
         if draft is None:
             planned.seconds = on_grid(self._timer.seconds(planned.work))
         else:
             planned.seconds = on_grid(self._timer.seconds(planned.work, draft))
+        planned.copies_s = 0.0
+        if chunks and self._offload is not None:
+            planned.copies_s = exposed_load_s(self._offload, self._cache.take_loaded(), planned.seconds)
+            planned.seconds += planned.copies_s
         planned.end = now + planned.seconds
         planned.span = None
         if not chunks and not preempted and (draft is None or not draft.switched):
@@ -181,6 +191,8 @@ class FastReplica:
             stop = first + max(1, int(np.searchsorted(blocks, room, side="right")))
         keys = tuple(self._future.range(w, first, stop) for w in range(len(self._windows)))
         work, draft = planned.work._replace(decode_kv_tokens=keys), planned.draft
+        if self._batch.longest is not None:
+            work = work._replace(longest_kv=work.longest_kv + np.arange(stop - first))
         seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
         ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
         if arrival < inf:
@@ -225,6 +237,7 @@ class FastReplica:
                 if log.scheduled_s[live.index] != log.scheduled_s[live.index]:
                     log.scheduled_s[live.index] = planned.start
                     log.cached_tokens[live.index] = live.cached or 0
+                    log.host_hit_tokens += live.host_tokens
                 live.computed += tokens
                 if live.computed < live.target:
                     self._partial = live
@@ -243,6 +256,7 @@ class FastReplica:
             planned.held,
             planned.work,
             planned.draft,
+            planned.copies_s,
         )
         return end
 
@@ -269,6 +283,8 @@ class FastReplica:
             planned.work.query_len,
             tuple(keys[:count] for keys in span.keys),
             planned.draft,
+            planned.work.longest_kv,
+            planned.work.beyond_kv,
         )
         self._evict_idle(int(span.blocks[count - 1]))
         self._complete(self._step - 1, planned.end)
@@ -336,6 +352,7 @@ class FastReplica:
                 live.computed = cached
                 if live.cached is None:
                     live.cached = cached
+                    live.host_tokens = cache.host_tokens
                 cache.add(live.index, units, cached + tokens)
             chunks.append((live, tokens))
             held += blocks

@@ -13,7 +13,7 @@ from simulator.serving.fast import FastReplica
 from simulator.serving.faults import Faults, break_down
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet_config import RouterConfig
-from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
 from simulator.serving.pipeline import PipelinedReplica
 from simulator.serving.pool import Pool
 from simulator.serving.router import Router
@@ -66,6 +66,7 @@ class Fleet:
         stream: RequestStream,
         progress: Callable[[int, int], None] | None = None,
         full_step_rows: int = FULL_ROWS,
+        condense: Condense | None = None,
     ) -> RunLog:
         """Serve every request of ``stream``; requests that can never be served are refused at once.
 
@@ -73,16 +74,21 @@ class Fleet:
             stream: the requests.
             progress: called now and then with (requests ended, requests in all).
             full_step_rows: step records beyond which decode steps of one batch share a row.
+            condense: takes step records whenever there are many, so that none are kept; see ``StepLog``.
         """
-        return FleetRun(self, new_log(self.pools[0], stream, progress, full_step_rows)).log
+        return FleetRun(self, new_log(self.pools[0], stream, progress, full_step_rows, condense)).log
 
 
 def new_log(
-    pool: Pool, stream: RequestStream, progress: Callable[[int, int], None] | None, full_step_rows: int
+    pool: Pool,
+    stream: RequestStream,
+    progress: Callable[[int, int], None] | None,
+    full_step_rows: int,
+    condense: Condense | None = None,
 ) -> RunLog:
     """An empty log for replicas like those of ``pool``."""
     positions = pool.sampler.num_speculative_tokens if pool.sampler is not None else 0
-    steps = StepLog(len(pool.timer.windows), full_step_rows, pool.rule is not None)
+    steps = StepLog(len(pool.timer.windows), full_step_rows, pool.rule is not None, condense)
     return RunLog(stream, steps, positions, progress)
 
 

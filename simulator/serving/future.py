@@ -30,6 +30,8 @@ class LiveRequest:
     """Decode steps it needs."""
     cached: int | None = None
     """Prompt tokens found in the prefix cache when it first ran."""
+    host_tokens: int = 0
+    """Of these, tokens that came from host memory."""
     path: IntArray | None = None
     """Accepted draft tokens of each of them; None without speculation."""
     drafter_tokens: int = -1

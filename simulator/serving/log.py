@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.serving.host_cache import HostCache
 from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream
 
@@ -33,6 +34,8 @@ SCALARS = (
     "decode_seqs",
     "query_len",
     "copies_s",
+    "longest_kv",
+    "beyond_kv",
 )
 """Columns of a step row; four more follow for each attention window."""
 
@@ -47,6 +50,10 @@ FULL_ROWS = 1_000_000
 """Rows up to which every engine step has its own."""
 MERGED_STEPS = 64
 """Beyond, so many consecutive decode steps of one unchanged batch share a row."""
+CONDENSED_AT = 1 << 17
+"""Rows at which they are handed over where none are to be kept."""
+Condense = Callable[["StepLog"], None]
+"""Takes the rows of a log, which then forgets them."""
 
 
 class StepLog:
@@ -56,11 +63,14 @@ class StepLog:
     and tokens are summed, keys and waiting requests averaged, blocks as of the last step.
     """
 
-    def __init__(self, windows: int, full_rows: int = FULL_ROWS, drafting: bool = False) -> None:
+    def __init__(
+        self, windows: int, full_rows: int = FULL_ROWS, drafting: bool = False, condense: Condense | None = None
+    ) -> None:
         self._windows = windows
         self._drafts = np.empty((1024, DRAFT_SCALARS + 2 * windows), dtype=np.int64) if drafting else None
         """What the drafter did in each row's steps, where a policy decides it."""
         self._full_rows = full_rows
+        self._condense = condense
         self._table = np.empty((1024, len(SCALARS) + 4 * windows))
         self._rows = 0
         self.spans = 0
@@ -68,6 +78,10 @@ class StepLog:
 
     def __len__(self) -> int:
         return self._rows
+
+    def forget(self) -> None:
+        """Drop all rows."""
+        self._rows = 0
 
     def step(
         self,
@@ -83,11 +97,14 @@ class StepLog:
         copies_s: float = 0.0,
     ) -> None:
         """Append one step; ``copies_s`` of its seconds went into copies between chips and host."""
+        if self._condense is not None and self._rows >= CONDENSED_AT:
+            self._condense(self)
         if self._rows == len(self._table):
             self._grow(1)
         if draft is not None:
             self._note_draft(draft, 1)
-        prefill_seqs, prefill_tokens, pairs, prefill_kv, sampled, sampled_kv, decode_seqs, query_len, decode_kv = work
+        prefill_seqs, prefill_tokens, pairs, prefill_kv, sampled, sampled_kv = work[:6]
+        decode_seqs, query_len, decode_kv, longest_kv, beyond_kv = work[6:]
         self._table[self._rows] = (
             replica,
             start_s,
@@ -103,6 +120,8 @@ class StepLog:
             decode_seqs,
             query_len,
             copies_s,
+            longest_kv,
+            beyond_kv,
             *pairs,
             *prefill_kv,
             *sampled_kv,
@@ -124,8 +143,13 @@ class StepLog:
         query_len: int,
         decode_kv: tuple[IntArray, ...],
         draft: DraftStep[int] | None = None,
+        longest_kv: int = 0,
+        beyond_kv: float = 0.0,
     ) -> None:
-        """Append a run of pure decode steps of one batch."""
+        """Append a run of pure decode steps of one batch, the first with that longest context (0 = not told)."""
+        longest = longest_kv + np.arange(len(seconds)) if longest_kv else np.zeros(len(seconds), dtype=np.int64)
+        if self._condense is not None and self._rows >= CONDENSED_AT:
+            self._condense(self)
         count = len(seconds)
         self.spans += 1
         steps: Any = 1
@@ -136,6 +160,7 @@ class StepLog:
             start_s, seconds = start_s[firsts], np.add.reduceat(seconds, firsts)
             waiting, kv_blocks = np.add.reduceat(waiting, firsts) // steps, kv_blocks[firsts + steps - 1]
             decode_kv = tuple(np.add.reduceat(keys, firsts) // steps for keys in decode_kv)
+            longest = longest[firsts]
             count = len(firsts)
         if self._rows + count > len(self._table):
             self._grow(count)
@@ -153,6 +178,8 @@ class StepLog:
         rows[:, 7] = steps
         rows[:, 11] = decode_seqs
         rows[:, 12] = query_len
+        rows[:, SCALARS.index("longest_kv")] = longest
+        rows[:, SCALARS.index("beyond_kv")] = beyond_kv
         for window, keys in enumerate(decode_kv):
             rows[:, len(SCALARS) + 3 * self._windows + window] = keys
         self._rows += count
@@ -181,6 +208,8 @@ class StepLog:
             count["decode_seqs"],
             count["query_len"],
             by_window[3],
+            rows[:, SCALARS.index("longest_kv")].astype(np.int64),
+            rows[:, SCALARS.index("beyond_kv")],
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
@@ -245,6 +274,10 @@ class RunLog:
     refusals: Counter[str] = field(init=False)
     completed: int = 0
     """Requests that have ended, refused ones included."""
+    host_hit_tokens: int = 0
+    """Prompt tokens that came from host memory, among ``cached_tokens``."""
+    host_caches: list[HostCache] = field(default_factory=list)
+    """Host memory behind the prefix caches, one per replica (a failed replica starts another)."""
     swapped_blocks: int = 0
     """KV blocks copied to host memory."""
     transfers: int = 0

@@ -33,10 +33,12 @@ class Span:
 class Planned:
     """One step, or a span that begins with it. Filled anew for each."""
 
-    __slots__ = ("chunks", "delivered", "draft", "end", "held", "seconds", "span", "start", "work")
+    __slots__ = ("chunks", "copies_s", "delivered", "draft", "end", "held", "seconds", "span", "start", "work")
 
     chunks: list[tuple[LiveRequest, int]]
     """Sequences in prefill and their tokens."""
+    copies_s: float
+    """Seconds that it waits for copies from host memory."""
     delivered: int
     """Tokens for the decoding requests."""
     draft: DraftStep[int] | None

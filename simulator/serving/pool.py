@@ -13,6 +13,7 @@ from simulator.serving.exact import ExactReplica, Handover
 from simulator.serving.fast import FastReplica
 from simulator.serving.feed import Feed
 from simulator.serving.fleet_config import Role
+from simulator.serving.host_cache import HostCache, OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
@@ -41,6 +42,8 @@ class Pool:
     role: Role = "both"
     chips: int = 1
     """Of one replica."""
+    offload: OffloadSpace | None = None
+    """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
 
     @property
     def fast(self) -> bool:
@@ -66,7 +69,7 @@ class Pool:
     def fast_replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> FastReplica:
         """A replica that advances from event to event."""
         cache = self._cache(log)
-        return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, self.rule)
+        return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, self.rule, self.offload)
 
     def exact_replica(
         self,
@@ -107,6 +110,7 @@ class Pool:
             resumed,
             self.role == "prefill",
             handover,
+            self.offload,
         )
 
     def _cache(self, log: RunLog) -> NoPrefixCache:
@@ -119,4 +123,8 @@ class Pool:
                 f"{hashes.block_tokens} tokens; choose a divisor of it, or enable_prefix_caching: false"
             )
         outputs = log.output_tokens if log.stream.answers_hashed else None
-        return PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs)
+        host = None
+        if self.offload is not None:
+            host = HostCache(self.offload.num_blocks)
+            log.host_caches.append(host)
+        return PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulator.serving.host_cache import HostCache
 from traces import PrefixHashes
 
 
@@ -10,6 +11,12 @@ class NoPrefixCache:
 
     shared_blocks = 0
     idle_blocks = 0
+    host_tokens = 0
+    """Of the tokens that the latest match spares, those that come from host memory."""
+
+    def take_loaded(self) -> int:
+        """Nothing comes from host memory."""
+        return 0
 
     def match(self, request: int, tokens: int) -> tuple[list[int], int, int]:
         """Nothing is found."""
@@ -44,6 +51,7 @@ class PrefixCache(NoPrefixCache):
         input_tokens: prompt lengths of all requests.
         output_tokens: answer lengths, where ``hashes`` go on through the answers and cover whole units alone; None
             where they end with the prompt.
+        host: where evicted units go; None drops them.
     """
 
     def __init__(
@@ -52,7 +60,10 @@ class PrefixCache(NoPrefixCache):
         block_size: int,
         input_tokens: list[int],
         output_tokens: list[int] | None = None,
+        host: HostCache | None = None,
     ) -> None:
+        self._host = host
+        self._loaded = 0
         self._output_tokens = output_tokens
         self._hashes = hashes
         self._block_size = block_size
@@ -74,31 +85,46 @@ class PrefixCache(NoPrefixCache):
             request: index of the request.
             tokens: tokens it has to put in the cache; the last of them is always computed, as its logits are needed.
 
+        Units in host memory continue the start that is on the chip.
+
         Returns:
             Units found, tokens they spare, and how many of their blocks running requests hold already.
         """
         found: dict[int, None] = {}
-        blocks = in_use = 0
-        references = self._references
+        blocks = in_use = here = 0
+        references, host = self._references, self._host
         most = self._input_tokens[request] // self._block_size
         for unit in self._hashes.of(request).tolist():
+            if unit in found:
+                break
             holders = references.get(unit)
-            if holders is None or unit in found:
+            if holders is not None and here == blocks:
+                size = self._blocks[unit]
+            elif holders is None and host is not None:
+                size = host.get(unit) or 0
+            else:
                 break
-            blocks += self._blocks[unit]
-            if blocks > most:  # the same hash for prompts that differ in length: not the same tokens
-                blocks -= self._blocks[unit]
+            if not size or blocks + size > most:  # the same hash for prompts that differ in length: other tokens
                 break
+            blocks += size
+            here += size if holders is not None else 0
             found[unit] = None
             if holders:
-                in_use += self._blocks[unit]
+                in_use += size
         size = self._block_size
         spared = min(blocks * size, (tokens - 1) // size * size)
+        self.host_tokens = max(0, spared - here * size)
         return list(found), spared, in_use
 
     def hold(self, units: list[int]) -> None:
-        """A request starts to use cached units."""
+        """A request starts to use cached units; those in host memory are copied to blocks that it counts as its own."""
         for unit in units:
+            if unit not in self._references:
+                assert self._host is not None
+                self._references[unit] = 1
+                self._blocks[unit] = blocks = self._host.load(unit)
+                self._loaded += blocks
+                continue
             if self._references[unit]:
                 self.shared_blocks += self._blocks[unit]
             else:
@@ -165,4 +191,12 @@ class PrefixCache(NoPrefixCache):
         while self.idle_blocks > free_blocks and self._idle:
             unit = next(iter(self._idle))
             del self._idle[unit], self._references[unit]
-            self.idle_blocks -= self._blocks.pop(unit)
+            blocks = self._blocks.pop(unit)
+            self.idle_blocks -= blocks
+            if self._host is not None:
+                self._host.put(unit, blocks)
+
+    def take_loaded(self) -> int:
+        """Blocks copied from host memory since the last time."""
+        loaded, self._loaded = self._loaded, 0
+        return loaded

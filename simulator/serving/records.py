@@ -125,6 +125,19 @@ class TransferReport:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCacheReport:
+    """Host memory behind the prefix caches: room per replica, and what went there and came back over all replicas."""
+
+    num_blocks: int
+    peak_blocks: int
+    """Of the fullest replica."""
+    hit_tokens: int | None
+    """Prompt tokens that came from there, part of ``prefix_hit_tokens``; None where no prefix cache is modelled."""
+    offloaded_blocks: int
+    loaded_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class KvCacheReport:
     """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas.
 
@@ -154,6 +167,8 @@ class KvCacheReport:
     """True when ``engine.num_kv_blocks`` replaced the estimate."""
     swapped_blocks: int | None = None
     """Blocks copied to host memory; None where sequences are recomputed instead."""
+    host: HostCacheReport | None = None
+    """Host memory behind the prefix cache; None where evicted blocks are lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.serving.log import RunLog
 from simulator.serving.pool import Pool
 from simulator.serving.records import ReplicaUse, TransferReport
 
 
-def replica_use(log: RunLog, pools: Sequence[Pool], chips: Sequence[str]) -> tuple[ReplicaUse, ...]:
+def replica_use(
+    log: RunLog,
+    busy_s: NDArray[np.float64],
+    peak_blocks: NDArray[np.int64],
+    pools: Sequence[Pool],
+    chips: Sequence[str],
+) -> tuple[ReplicaUse, ...]:
     """One row per replica.
 
     A prompt counts where it was computed first, a request where it was finished.
 
     Args:
         log: of the finished run.
+        busy_s: seconds in engine steps, of each replica.
+        peak_blocks: most KV blocks in use, of each replica.
         pools: the pool of each replica.
         chips: the chip of each replica.
     """
@@ -30,10 +39,6 @@ def replica_use(log: RunLog, pools: Sequence[Pool], chips: Sequence[str]) -> tup
     requests = np.bincount(served_by[finished], minlength=count)
     prompts = np.bincount(prompt_by, weights=log.stream.input_tokens[scheduled], minlength=count)
     hits = np.bincount(prompt_by, weights=np.asarray(log.cached_tokens)[scheduled], minlength=count)
-    rows = log.steps.integers("replica")
-    busy = np.bincount(rows, weights=log.steps.column("seconds"), minlength=count)
-    peaks = np.zeros(count, dtype=np.int64)
-    np.maximum.at(peaks, rows, log.steps.integers("kv_blocks"))
     hashed = log.stream.prefix_hashes is not None
     return tuple(
         ReplicaUse(
@@ -44,8 +49,8 @@ def replica_use(log: RunLog, pools: Sequence[Pool], chips: Sequence[str]) -> tup
             prompt_tokens=int(prompts[index]),
             prefix_hit_tokens=int(hits[index]) if hashed and pool.prefix_caching else None,
             num_blocks=pool.limits.num_blocks,
-            peak_blocks=int(peaks[index]),
-            busy_s=float(busy[index]),
+            peak_blocks=int(peak_blocks[index]),
+            busy_s=float(busy_s[index]),
         )
         for index, pool in enumerate(pools)
     )

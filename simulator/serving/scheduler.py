@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from simulator.serving.limits import EngineLimits
 from simulator.serving.prefix_cache import NoPrefixCache
@@ -30,8 +32,14 @@ class StepPlan:
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
 
-    def work(self, query_len: int, windows: tuple[int | None, ...]) -> StepWork[int]:
-        """The plan in the aggregates that timing needs; call before the step's tokens are committed."""
+    def work(self, query_len: int, windows: tuple[int | None, ...], longest: int = 0) -> StepWork[int]:
+        """The plan in the aggregates that timing needs; call before the step's tokens are committed.
+
+        Args:
+            query_len: tokens of a decoding sequence.
+            windows: attention windows of the timing model.
+            longest: how many of the longest decoding sequences timing asks for.
+        """
         sampled = [(s, n) for s, n in self.chunks if s.computed_tokens + n == s.known_tokens]
         batch = [*self.decodes, *self.padding]
         return StepWork(
@@ -48,7 +56,16 @@ class StepPlan:
             decode_kv_tokens=tuple(
                 sum(keys_read(s.computed_tokens + query_len, query_len, w) for s in batch) for w in windows
             ),
+            **_longest(batch, query_len, longest),
         )
+
+
+def _longest(batch: list[Sequence], query_len: int, asked: int) -> dict[str, Any]:
+    """The longest context and what it has beyond the mean of the ``asked`` longest, where they are asked for."""
+    if not asked or not batch:
+        return {}
+    contexts = heapq.nlargest(asked, (s.computed_tokens + query_len for s in batch))
+    return {"longest_kv": contexts[0], "beyond_kv": (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)}
 
 
 class Scheduler(ABC):
@@ -102,6 +119,10 @@ class Scheduler(ABC):
     def everything(self) -> list[Sequence]:
         """All sequences that this replica would lose if it failed."""
         return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.held]
+
+    def take_loaded(self) -> int:
+        """Blocks that the latest plan brings from the host's prefix cache."""
+        return self._cache.take_loaded()
 
     def cached_tokens(self, request: int, tokens: int) -> int:
         """Tokens at the start of a request that the prefix cache holds now."""
@@ -303,6 +324,7 @@ class Scheduler(ABC):
         sequence.computed_tokens = sequence.drafter_tokens = cached
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
+            sequence.host_tokens = self._cache.host_tokens
         sequence.blocks = blocks
         self._held_blocks += blocks
         self.running.append(sequence)

@@ -25,6 +25,8 @@ class Sequence:
     """Prefix-cache units that it holds."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it first ran."""
+    host_tokens: int = 0
+    """Of these, tokens that came from host memory."""
     in_flight: int = 0
     """Batches in a pipeline that it is part of."""
     decoding: bool = False

@@ -240,6 +240,8 @@ def _step_work(
         decode_seqs=batch,
         query_len=np.full_like(batch, limits.query_len),
         decode_kv_tokens=tuple(whole(batch.astype(np.float64) * keys) for keys in work.keys),
+        longest_kv=none,
+        beyond_kv=none,
     )
 
 

@@ -29,7 +29,7 @@ def decode_steps(windows: Windows, seqs: IntArray, query_len: int, context_token
         seqs * np.array([keys_read(int(context), query_len, window) for context in context_tokens])
         for window in windows
     )
-    return StepWork(none, none, empty, empty, none, empty, seqs, none + query_len, keys)
+    return StepWork(none, none, empty, empty, none, empty, seqs, none + query_len, keys, none, none)
 
 
 def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> StepWork[IntArray]:
@@ -46,4 +46,4 @@ def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> Step
         keys.append(np.array([keys_read(start + size, size, window) for size, start in both], dtype=np.int64))
     first_reads = tuple(last * keys_read(prompt_tokens + 1, 1, window) for window in windows)
     empty = (none,) * len(windows)
-    return StepWork(ones, sizes, tuple(pairs), tuple(keys), last, first_reads, none, ones, empty)
+    return StepWork(ones, sizes, tuple(pairs), tuple(keys), last, first_reads, none, ones, empty, none, none)

@@ -63,7 +63,7 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    result = simulate(scenario, seed, full_step_rows=0)
+    result = simulate(scenario, seed, full_step_rows=1)
     document = run_document(result)
     summary = document["summary"]
     energy, duration = document["energy_joules"], summary["duration"]

@@ -14,14 +14,14 @@ from simulator.timing.drafters import (
     ParallelDrafter,
     SequentialDrafter,
 )
-from simulator.timing.engine import EngineTimer, ModelTimer
+from simulator.timing.engine import EngineTimer, ModelTimer, longest_asked
 from simulator.timing.framework import Framework, load_framework
 from simulator.timing.light_speed import LightSpeed, light_speed, stage_light_speeds
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
 from simulator.timing.pipeline import PipelineTimer, StagedTimer, stage_timers
 from simulator.timing.remote_drafter import RemoteDrafter
 from simulator.timing.step import StepTimer
-from simulator.timing.work import StepWork, causal_pairs, keys_read
+from simulator.timing.work import StepWork, causal_pairs, keys_read, one_step, some_steps
 
 __all__ = [
     "ACTIVATION_BYTES",
@@ -59,8 +59,11 @@ __all__ = [
     "light_speed",
     "load_draft_overhead",
     "load_framework",
+    "longest_asked",
+    "one_step",
     "plan_memory",
     "resolve_weight_dtypes",
+    "some_steps",
     "stage_light_speeds",
     "stage_timers",
 ]

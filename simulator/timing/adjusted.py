@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from simulator.errors import ForerunError
 from simulator.timing.costs import Costs
 from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftStep
-from simulator.timing.work import StepWork
+from simulator.timing.work import StepWork, some_steps
 
 IntArray = NDArray[np.int64]
 
@@ -93,5 +93,4 @@ def _stacked(draft: DraftStep[int]) -> DraftStep[IntArray]:
 
 def _rows(work: StepWork[IntArray], rows: IntArray) -> StepWork[IntArray]:
     """Some of many steps."""
-    parts: list[Any] = [tuple(keys[rows] for keys in part) if isinstance(part, tuple) else part[rows] for part in work]
-    return StepWork(*parts)
+    return some_steps(work, rows)

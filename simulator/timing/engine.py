@@ -19,6 +19,12 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+def longest_asked(timer: EngineTimer) -> int:
+    """How many of the longest decoding sequences a step's time depends on (``StepWork.longest_kv`` and ``beyond_kv``);
+    none where a timing model says nothing about it."""
+    return int(getattr(timer, "longest_asked", 0))
+
+
 class EngineTimer(Protocol):
     """What the serving engine asks of a timing model."""
 
@@ -58,6 +64,11 @@ class ModelTimer:
     _beside_s: float = field(init=False)
     _beside_per_sequence_s: float = field(init=False)
     """Host work that runs beside the device: the step lasts at least as long."""
+
+    @property
+    def longest_asked(self) -> int:
+        """How many of the longest sequences of a batch the chip's attention ends with; 0 = no matter."""
+        return self.target.longest_asked
 
     def __post_init__(self) -> None:
         host = self.target.deployment.framework

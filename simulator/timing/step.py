@@ -29,6 +29,25 @@ LOGIT_PASSES = 3.0
 LOGIT_BYTES = 4.0
 
 
+def layer_passes(layer: Layer, hidden: int, tensor_parallel: int) -> list[tuple[float, int]]:
+    """Elementwise passes of one layer on one chip: (elements that a token moves, launches) of norms, rotary embedding
+    and activation.
+
+    Args:
+        layer: a transformer layer.
+        hidden: width of the residual stream.
+        tensor_parallel: chips that share the layer.
+    """
+    attention, mlp = layer.attention, layer.mlp
+    rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
+    passes = [(2 * NORM_PASSES * hidden, 2)]
+    passes.append((2 * rotated * 2, 2) if attention.qk_norm else (2 * rotated, 1))
+    activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tensor_parallel
+    if activated:
+        passes.append(((3 if mlp.gated else 2) * activated, 1))
+    return passes
+
+
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
     """Distinct attention windows of a model, full attention first."""
     found = {group.layer.attention.window for group in architecture.layer_groups}
@@ -62,6 +81,11 @@ class StepTimer:
     _one_pass: list[tuple[Callable[..., Any], int, int]] = field(init=False)
     """Attention of prompt chunks and single queries in one kernel, window and number of layers; empty where the
     chip's kernels take them apart."""
+    _alone: list[tuple[float, float, int]] = field(init=False)
+    """Fewest sequences of which the longest end alone, seconds per key of ``StepWork.beyond_kv``, and layers: attention
+    without a window, where it costs that."""
+    longest_asked: int = field(init=False)
+    """How many of the longest decoding sequences a step's time depends on."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
     _overlapped: list[DecodeTable] = field(init=False, default_factory=list)
     """With an overlap: what each kind of attention adds to steps that only decode, all its layers."""
@@ -89,6 +113,10 @@ class StepTimer:
         self._attention_seconds = []
         together = [(kernels.mixed_seconds(shape), window, count) for shape, window, count in self._attention]
         self._one_pass = [(seconds, window, count) for seconds, window, count in together if seconds is not None]
+        ends = [(*kernels.alone_key_seconds(shape), count) for shape, w, count in self._attention if windows[w] is None]
+        self._alone = [(fewest, key_s, count) for fewest, key_s, count in ends if key_s]
+        alone = [float(kernels.alone_sequences(shape)) for shape, w, _ in self._attention if windows[w] is None]
+        self.longest_asked = max(1, round(max(alone))) if self._alone else int(bool(self._one_pass))
         for shape, window, count in self._attention:
             prefill = kernels.prefill_seconds(shape)
             fresh = fresh_prompt_seconds(prefill, windows[window], self.max_tokens)
@@ -145,7 +173,8 @@ class StepTimer:
         if self._one_pass and decoding and prefilling and seen.query_len == 1:
             for mixed, window, count in self._one_pass:
                 chunks = (prefilling, seen.prefill_tokens, seen.prefill_pairs[window], seen.prefill_kv_tokens[window])
-                total += count * mixed(*chunks, decoding, seen.decode_kv_tokens[window])
+                longest = seen.longest_kv if self.windows[window] is None else 0
+                total += count * mixed(*chunks, decoding, seen.decode_kv_tokens[window], longest)
         else:
             total += self._attention_time(seen)
         if experts is not None:
@@ -162,6 +191,8 @@ class StepTimer:
             for table, (_, window, _) in zip(self._overlapped, self._attention, strict=True):
                 total += table(decoding, work.query_len, work.decode_kv_tokens[window])
             decoding = 0
+        if decoding and self._alone:
+            total += self._last_alone(work)
         for decode, prefill, fresh, window, count in self._attention_seconds:
             if decoding:
                 total += count * decode(decoding, work.query_len, work.decode_kv_tokens[window])
@@ -172,6 +203,10 @@ class StepTimer:
                 else:
                     total += count * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
         return total
+
+    def _last_alone(self, work: StepWork[Any]) -> Any:
+        """What the longest decoding sequences add in layers whose kernels do not split them."""
+        return work.beyond_kv * sum(key_s * count for fewest, key_s, count in self._alone if work.decode_seqs >= fewest)
 
     def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
         """Costs of many steps on one chip (of the fullest attention group; work as on the mean one); ``host_s`` holds
@@ -205,6 +240,7 @@ class StepTimer:
         kernels = self.deployment.kernels
         mixed = (work.decode_seqs > 0) & (work.prefill_seqs > 0) & (work.query_len == 1) & bool(self._one_pass)
         decoding, prefilling = np.where(mixed, 0, work.decode_seqs), np.where(mixed, 0, work.prefill_seqs)
+        longest, beyond = (np.asarray(keys, dtype=np.float64) for keys in (work.longest_kv, work.beyond_kv))
         for shape, window, count in self._attention:
             if mixed.any():
                 total.add_kernel(
@@ -216,13 +252,21 @@ class StepTimer:
                         kv_tokens=work.prefill_kv_tokens[window],
                         decode_seqs=work.decode_seqs,
                         decode_kv_tokens=work.decode_kv_tokens[window],
+                        longest_kv=longest if self.windows[window] is None else 0.0,
                     ),
                     count,
                 )
             keys = work.decode_kv_tokens[window]
             decode = Costs.zeros(len(tokens))
             decode.add_kernel(
-                kernels.attention_decode(shape, seqs=decoding, q_len=work.query_len, kv_tokens=keys), count
+                kernels.attention_decode(
+                    shape,
+                    seqs=decoding,
+                    q_len=work.query_len,
+                    kv_tokens=keys,
+                    beyond_kv=beyond if self.windows[window] is None else 0.0,
+                ),
+                count,
             )
             if self._overlap is not None:
                 _expose(decode, self._overlap, shape, self.windows[window], work, keys)
@@ -286,16 +330,9 @@ class StepTimer:
         for gemm in deployment.gemms(layer):
             yield kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
         present = np.minimum(tokens, 1)
-        attention = layer.attention
-        rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tp
-        passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
-        launches = 4 if attention.qk_norm else 3
-        mlp = layer.mlp
-        activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tp
-        if activated:
-            passes += (3 if mlp.gated else 2) * activated
-            launches += 1
-        yield kernels.elementwise(tokens * passes * deployment.activation_bytes, launches=launches * present)
+        for elements, launches in layer_passes(layer, hidden, tp):
+            moved = tokens * elements * deployment.activation_bytes
+            yield kernels.elementwise(moved, launches=launches * present)
 
     def _head_costs(self, tokens: IntArray) -> Costs:
         """Final norm, LM head and sampling for each number of sampled tokens in ``tokens``; on the last stage."""

@@ -12,7 +12,7 @@ from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
 from simulator.timing.deployment import Deployment
 from simulator.timing.experts import exchange_seconds, expert_kernel, fullest_group
-from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer
+from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer, layer_passes
 from simulator.timing.work import StepWork
 
 
@@ -69,10 +69,7 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> It
     hidden = deployment.architecture.hidden_size
     for gemm in deployment.gemms(layer):
         yield _kernel(gemm.name, "gemm", gemm.dtype, 1, kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype))
-    attention, mlp = layer.attention, layer.mlp
-    rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tp
-    passes = 2 * NORM_PASSES * hidden + 2 * rotated * (2 if attention.qk_norm else 1)
-    launches = 4 if attention.qk_norm else 3
+    mlp = layer.mlp
     if isinstance(mlp, MoeMlp):
         dtype = deployment.weight_dtypes["expert"]
         experts = expert_kernel(deployment, mlp, np.array([routed]))
@@ -81,14 +78,10 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> It
         if deployment.attention_data_parallel > 1:
             seconds = float(exchange_seconds(deployment, mlp, np.array([routed]))[0])
             yield StepKernel("expert exchange", "collective", "", 1, seconds, 0.0, 0.0, "interconnect")
-        activated = mlp.shared_intermediate_size / tp
-    else:
-        activated = mlp.intermediate_size / tp
-    if activated:
-        passes += (3 if mlp.gated else 2) * activated
-        launches += 1
-    moved = tokens * passes * deployment.activation_bytes
-    yield _kernel("norms, rotary, activation", "elementwise", "", 1, kernels.elementwise(moved, launches=launches))
+    names = ("norms", "rotary", "activation")
+    for name, (elements, launches) in zip(names, layer_passes(layer, hidden, tp), strict=False):
+        moved = tokens * elements * deployment.activation_bytes
+        yield _kernel(name, "elementwise", "", 1, kernels.elementwise(moved, launches=launches))
 
 
 def _attention(timer: StepTimer, layer: Layer, count: int, work: StepWork[int]) -> Iterator[StepKernel]:

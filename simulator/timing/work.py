@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 Number = TypeVar("Number")
 
@@ -30,6 +32,29 @@ class StepWork(NamedTuple, Generic[Number]):
     """Tokens per decoding sequence: 1, or K+1 in a verify step."""
     decode_kv_tokens: tuple[Number, ...]
     """Keys that the decoding sequences read, per window."""
+    longest_kv: Number | int = 0
+    """Context of the longest decoding sequence, where timing asks for it (``longest_asked``); 0 = all alike."""
+    beyond_kv: Any = 0
+    """The same less the mean of as many of the longest as timing asks for."""
+
+
+def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
+    """Some of many steps: ``rows`` of every column."""
+
+    def taken(part: Any) -> Any:
+        return part[rows] if isinstance(part, np.ndarray) else part
+
+    return StepWork(*(tuple(map(taken, part)) if isinstance(part, tuple) else taken(part) for part in work))
+
+
+def one_step(work: StepWork[Any], row: int, windows: int | None = None) -> StepWork[Any]:
+    """One of many steps as plain numbers, with the first ``windows`` attention windows (default: all)."""
+
+    def plain(part: Any) -> Any:
+        return part.item() if isinstance(part, np.generic) else part
+
+    single = some_steps(work, row)
+    return StepWork(*(tuple(map(plain, part[:windows])) if isinstance(part, tuple) else plain(part) for part in single))
 
 
 def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:

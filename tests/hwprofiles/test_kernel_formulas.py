@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError
+from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, load_chip
 from hwprofiles.attention import causal_pairs, decode_time, prefill_time, windowed_length
 from hwprofiles.gemm import gemm_time, tile_waves, useful_tiles
 from hwprofiles.moe import distinct_experts
@@ -188,7 +188,9 @@ def test_moe_parallelism_and_projections():
 
 
 def test_a_repeated_pass_finds_its_operands_on_the_chip_until_they_outgrow_it():
-    kernels = KernelLibrary("rtx-pro-6000")
+    chip = load_chip("rtx-pro-6000")
+    passes = KernelLibrary(chip).parameters("elementwise", "any").model_copy(update={"chained": False})
+    kernels = KernelLibrary(chip.model_copy(update={"kernels": {"generic": {"elementwise": {"any": passes}}}}))
     store = kernels.chip.on_chip.capacity_bytes
     cold, warm = (lambda size, w=w: kernels.elementwise(size, warm=w).seconds for w in (False, True))
     assert warm(store / 4) < 0.5 * cold(store / 4)

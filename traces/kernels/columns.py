@@ -20,7 +20,7 @@ class Columns(NamedTuple):
 
 _ATTENTION = Columns(
     ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
-    ("window", "v_head_dim", "latent", "kv_tokens"),
+    ("window", "v_head_dim", "latent", "kv_tokens", "longest_kv", "longest_batch"),
 )
 
 OPS: dict[str, Columns] = {
@@ -43,6 +43,8 @@ OPS: dict[str, Columns] = {
 * ``v_head_dim``: width of V where it differs from that of Q and K (0 = the same).
 * ``latent``: 1 where K and V are one shared latent (absorbed MLA): a token stores ``head_dim`` elements per KV head.
 * ``kv_tokens``: KV lengths in total, where the sequences of a batch differ (0 = ``batch * kv_len``).
+* ``longest_kv``: KV length of the longest single-query sequences, where they differ (0 = all alike, or not told), and
+  ``longest_batch`` how many are that long (0 = one).
 * ``attention_mixed``: one kernel over ``batch`` prefill chunks and ``decode_batch`` single-token sequences.
 * ``activated_experts``: different experts that were really touched (0 = not known).
 * ``projections``: matrices per expert, 2 for up and down alone (0 = 3: gate, up and down).

@@ -149,7 +149,7 @@ def _attention(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
     """One kernel over a prompt chunk, over single-token sequences, or over both."""
     new, cached = frame.floats("prefill_chunk"), frame.floats("kv_prefill")
     seqs, context = frame.floats("n_decode"), frame.floats("kv_decode")
-    return _mixed(frame, place, seconds, new, cached, seqs, context, seqs * context)
+    return _mixed(frame, place, seconds, new, cached, seqs, context, seqs * context, *2 * [np.zeros(frame.rows)])
 
 
 def _skewed(frame: Frame, place: Place) -> KernelTable:
@@ -162,11 +162,22 @@ def _skewed(frame: Frame, place: Place) -> KernelTable:
     short, long, mean = frame.floats("kvs"), frame.floats("kv_big"), frame.floats("kv_mean")
     total = big * long + (seqs - big) * short
     parts = [
-        _mixed(frame, place, frame.floats(column) * MICROSECONDS / SKEW_REPEATS, new, cached, seqs, length, tokens)
-        for column, length, tokens in (
-            ("t_mean_us", mean, seqs * mean),
-            ("t_max_us", long, seqs * long),
-            ("t_skew_us", np.maximum(1.0, np.rint(total / seqs)), total),
+        _mixed(
+            frame,
+            place,
+            frame.floats(column) * MICROSECONDS / SKEW_REPEATS,
+            new,
+            cached,
+            seqs,
+            length,
+            tokens,
+            longest,
+            big,
+        )
+        for column, length, tokens, longest in (
+            ("t_mean_us", mean, seqs * mean, np.zeros(frame.rows)),
+            ("t_max_us", long, seqs * long, np.zeros(frame.rows)),
+            ("t_skew_us", np.maximum(1.0, np.rint(total / seqs)), total, long),
         )
     ]
     return concatenate(parts)
@@ -181,6 +192,8 @@ def _mixed(
     seqs: FloatArray,
     context: FloatArray,
     tokens: FloatArray,
+    longest: FloatArray,
+    many: FloatArray,
 ) -> KernelTable:
     decode_only, prefill_only = new == 0, seqs == 0
     choice = ("attention_prefill", "attention_decode", "attention_mixed")
@@ -193,6 +206,8 @@ def _mixed(
         "q_len": np.where(decode_only, 1.0, new),
         "kv_len": np.where(decode_only, np.rint(context), cached + new),
         "kv_tokens": np.where(decode_only, uneven, 0.0),
+        "longest_kv": np.where(prefill_only, 0.0, longest),
+        "longest_batch": np.where(longest > 0, many, 0.0),
         "decode_batch": np.where(decode_only, 0.0, seqs),
         "decode_kv_len": np.where(decode_only | prefill_only, 0.0, np.rint(context)),
         "decode_kv_tokens": np.where(decode_only, 0.0, uneven),

@@ -66,5 +66,6 @@ def llmservingsim_run(file: Path) -> MeasuredRun:
         block_size=cache.count("block_size"),
         gpu_memory_utilization=cache.positive("gpu_memory_utilization"),
         prefix_caching=cache.flag("enable_prefix_caching"),
+        settings={"engine.front_end": "offline"},
         measured=measured,
     )

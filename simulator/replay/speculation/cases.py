@@ -178,6 +178,7 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
         "hardware": {"chip": chip, "tensor_parallel": row.chips or _fewest_chips(model, chip)},
         "engine": {
             "framework": framework,
+            "moe_backend": "auto" if served is None else "triton",
             "cuda_graphs": framework != RESEARCH,
             "num_kv_blocks": 10**6,
             "max_num_seqs": max(int(row.load), 8),

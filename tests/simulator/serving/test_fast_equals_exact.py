@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from stub_timers import LinearTimer
 
-from simulator.serving import Cluster, EngineLimits, Fleet, Pool, RouterConfig
+from simulator.serving import Cluster, EngineLimits, Fleet, OffloadSpace, Pool, RouterConfig
 from simulator.serving.log import RunLog
 from simulator.speculation import AcceptanceSampler, ContextDrift
 from simulator.workload import RequestStream
@@ -82,6 +82,11 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
         mine.decode_kv_tokens + mine.prefill_pairs, theirs.decode_kv_tokens + theirs.prefill_pairs, strict=True
     ):
         assert_array_equal(a[order[0]], b[order[1]])
+    assert_array_equal(mine.longest_kv[order[0]], theirs.longest_kv[order[1]])
+    assert_array_equal(mine.beyond_kv[order[0]], theirs.beyond_kv[order[1]])
+    for name in ("peak_blocks", "used_blocks", "offloaded_blocks", "loaded_blocks"):
+        assert [getattr(host, name) for host in fast.host_caches] == [getattr(h, name) for h in exact.host_caches]
+    assert fast.host_hit_tokens == exact.host_hit_tokens
 
 
 def gaps(log: RunLog, fast: bool) -> np.ndarray:
@@ -96,9 +101,9 @@ SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[Heal
 
 
 @SETTINGS
-@given(st.data(), streams(), st.sampled_from([(None,), (None, 32), (8,)]))
-def test_without_speculation(data, stream, windows):
-    timer = dataclasses.replace(TIMER, windows=windows)
+@given(st.data(), streams(), st.sampled_from([(None,), (None, 32), (8,)]), st.sampled_from([0, 1, 3, 7]))
+def test_without_speculation(data, stream, windows, longest):
+    timer = dataclasses.replace(TIMER, windows=windows, longest_asked=longest, longest_s=1e-6)
     cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, 1)), timer)
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")
@@ -135,14 +140,16 @@ def conversations(draw):
 
 
 @SETTINGS
-@given(st.data(), conversations(), st.sampled_from([1, 3]))
-def test_with_prefix_caching(data, stream, query_len):
+@given(st.data(), conversations(), st.sampled_from([1, 3]), st.sampled_from([None, 3, 40, 10**6]))
+def test_with_prefix_caching(data, stream, query_len, host_blocks):
     sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
+    offload = None if host_blocks is None else OffloadSpace(host_blocks, data.draw(st.floats(0, 1e-3)), 1e-5)
     cluster = Cluster(
-        1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, query_len)), TIMER, sampler, prefix_caching=True
+        1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, query_len)), TIMER, sampler, True, offload=offload
     )
     fast, exact = run_both(cluster, stream)
     event("hits" if sum(fast.cached_tokens) else "no hits")
+    event("hits in host memory" if fast.host_hit_tokens else "no hits in host memory")
     event("preempted" if sum(fast.preemptions) else "not preempted")
     assert_same(fast, exact)
 
@@ -172,6 +179,7 @@ def routed_fleets(draw, stream):
             dataclasses.replace(TIMER, step_s=draw(st.sampled_from([1e-3, 2e-3]))),
             prefix_caching=draw(st.booleans()),
             name=name,
+            offload=draw(st.sampled_from([None, OffloadSpace(20, 1e-4, 1e-5)])),
         )
         for name in ("a", "b")[: draw(st.integers(1, 2))]
     )

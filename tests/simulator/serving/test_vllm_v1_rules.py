@@ -2,7 +2,7 @@
 
 Documents: [optimization] "Optimization and Tuning", docs.vllm.ai/en/stable/configuration/optimization;
 [prefix] "Automatic Prefix Caching", docs.vllm.ai/en/stable/design/prefix_caching; [guide] "vLLM V1" user guide,
-docs.vllm.ai/en/stable/usage/v1_guide; [scheduler] vllm/v1/core/sched/scheduler.py, v0.9 to v0.11;
+docs.vllm.ai/en/stable/usage/v1_guide; [scheduler] and [connector] vllm/v1/core/sched/scheduler.py, v0.9 to v0.11;
 [manager] vllm/v1/core/kv_cache_manager.py, the same versions.
 
 Known differences: only prompts are cached, as traces carry no hashes of generated tokens; free blocks that hold nothing
@@ -13,6 +13,7 @@ import pytest
 
 from simulator.serving import EngineLimits
 from simulator.serving.batching import UnifiedScheduler
+from simulator.serving.host_cache import HostCache
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.sequence import Sequence
 from traces import PrefixHashes
@@ -294,3 +295,39 @@ def test_rule_a_hit_counts_against_the_budget_only_with_what_is_computed(cached_
     engine.add(Sequence(1, 20, 2))
     chunks, _ = step(engine)
     assert chunks == {1: 4 if cached_first else 20}
+
+
+def test_rule_the_preempted_find_what_nobody_took_of_their_blocks():
+    """[manager] freed blocks keep their hashes until they are handed out again; preemption frees the tail first."""
+    engine = cached([[1, 2], [7, 8, 9]], [8, 12], num_blocks=6)
+    first, second = add(engine, (8, 6), (12, 6))
+    while not engine.preempted:
+        step(engine)
+    assert engine.preempted == [second]
+    assert (first.blocks, second.computed_tokens) == (3, 0)
+    assert engine.cached_tokens(1, second.known_tokens) == 12, "the block that the first took was a free one"
+    while first.remaining_tokens:
+        step(engine)
+    step(engine)
+    assert second.computed_tokens > 0
+    assert second.cached_tokens == 0, "what it found when it first ran"
+
+
+def test_rule_host_memory_goes_on_where_the_chip_ends():
+    """[connector] ``get_num_new_matched_tokens`` of vllm/v1/core/sched/scheduler.py asks for tokens beyond those that
+    the chip's cache holds (v0.11, OffloadingConnector): what the chip still holds after a gap is not looked for."""
+    host = HostCache(100)
+    cache = PrefixCache(PrefixHashes.from_lists([[1, 2, 3, 4]], 4), 4, [16], None, host)
+    cache.add(0, held := [], 16)
+    cache.release(held)
+    cache.shrink(2)
+    assert cache.match(0, 17) == ([1, 2, 3, 4], 16, 0)
+    assert cache.host_tokens == 8
+    cache.hold([1])
+    cache.shrink(0)
+    cache.release([1])
+    assert cache.match(0, 17) == ([1, 2, 3, 4], 16, 0)
+    assert cache.host_tokens == 12
+    cache.hold([1, 2, 3, 4])
+    assert cache.take_loaded() == 3
+    assert host.loaded_blocks == 3

@@ -1,0 +1,159 @@
+"""Prefix-cache blocks in host memory: kept in order of use, found again, paid for over the link."""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stub_timers import LinearTimer
+
+from hwprofiles import ProfileError
+from simulator.errors import ForerunError
+from simulator.metrics import run_document
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.serving import Cluster, EngineLimits, OffloadSpace
+from simulator.serving.host_cache import HostCache
+from simulator.workload import RequestStream
+from traces import PrefixHashes
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "load"]), st.integers(0, 12)), max_size=200), st.integers(1, 30))
+def test_oldest_leave_first_and_never_more_than_fit(events, room):
+    """Held against an ordered dictionary; every unit has its own number of blocks."""
+    host, model = HostCache(room), OrderedDict()
+    copied = back = 0
+    for kind, unit in events:
+        blocks = unit % 4 + 1
+        if kind == "load":
+            if unit in model:
+                assert host.load(unit) == blocks
+                model.move_to_end(unit)
+                back += blocks
+        else:
+            host.put(unit, blocks)
+            if unit not in model and blocks <= room:
+                copied += blocks
+                model[unit] = blocks
+                while sum(model.values()) > room:
+                    model.popitem(last=False)
+            elif unit in model:
+                model.move_to_end(unit)
+        assert host.used_blocks == sum(model.values()) <= room
+        assert [unit for unit in range(13) if host.get(unit)] == sorted(model)
+    assert (host.offloaded_blocks, host.loaded_blocks) == (copied, back)
+
+
+LIMITS = EngineLimits(
+    max_num_seqs=4, max_num_batched_tokens=512, block_size=16, num_blocks=64, watermark_blocks=0, max_model_len=None,
+    chunked_prefill=True,
+)  # fmt: skip
+TIMER = LinearTimer(step_s=1e-3, token_s=1e-5)
+
+
+@st.composite
+def repeating(draw):
+    """One request at a time; prompts of whole blocks that begin like earlier ones."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    lists: list[list[int]] = []
+    for request in range(40):
+        start = lists[rng.integers(request)][: rng.integers(1, 9)] if request and rng.random() < 0.7 else []
+        lists.append([*start, *range(100 * request + 100, 100 * request + 100 + rng.integers(1, 20))])
+    tokens = np.array([16 * len(units) for units in lists])
+    ones = np.ones(len(lists), dtype=np.int64)
+    return RequestStream(
+        np.zeros(40), tokens, 2 * ones, max_concurrency=1, prefix_hashes=PrefixHashes.from_lists(lists, 16)
+    )
+
+
+def served(stream, num_blocks, offload):
+    limits = replace(LIMITS, num_blocks=num_blocks)
+    return Cluster(1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=offload).run(stream)
+
+
+@settings(max_examples=40, deadline=None)
+@given(repeating(), st.integers(32, 80))
+def test_host_memory_without_end_is_as_good_as_a_chip_without_end(stream, num_blocks):
+    """What hits does not depend on the tier, only on whether anything is ever lost."""
+    offload = OffloadSpace(10**9, 1e-6, 0.0)
+    small, large = served(stream, num_blocks, offload), served(stream, 10**6, None)
+    assert list(small.cached_tokens) == list(large.cached_tokens)
+    assert 0 <= small.host_hit_tokens <= sum(small.cached_tokens)
+    host = small.host_caches[0]
+    assert host.loaded_blocks * 16 >= small.host_hit_tokens
+    lost = served(stream, num_blocks, None)
+    assert sum(lost.cached_tokens) <= sum(small.cached_tokens)
+
+
+@pytest.mark.parametrize(("block_s", "waits"), [(1e-6, False), (5e-3, True)])
+def test_a_hit_in_host_memory_costs_its_copy_beside_the_step(block_s, waits):
+    """A, then B that pushes A out of the chip, then A again: it comes back over the link but for its last block."""
+    lists = [list(range(30)), list(range(50, 90)), list(range(30))]
+    tokens = np.array([16 * len(units) for units in lists])
+    stream = RequestStream(
+        np.zeros(3), tokens, np.full(3, 2), max_concurrency=1, prefix_hashes=PrefixHashes.from_lists(lists, 16)
+    )
+    limits = replace(LIMITS, num_blocks=45, max_num_batched_tokens=2048)
+    log = Cluster(
+        1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=OffloadSpace(100, block_s, 1e-4)
+    ).run(stream)
+    assert list(log.cached_tokens) == [0, 0, 29 * 16]
+    on_chip = log.cached_tokens[2] - log.host_hit_tokens
+    blocks = log.host_caches[0].loaded_blocks
+    assert blocks == 30 - on_chip // 16
+    step_s = 1e-3 + 16 * 1e-5
+    copy_s = 1e-4 + blocks * block_s
+    assert (copy_s > step_s) == waits
+    assert log.first_token_s[2] - log.finished_s[1] == pytest.approx(max(step_s, copy_s), abs=1e-9)
+
+
+BASE = {
+    "model": "llama-3.1-8b",
+    "hardware": {"chip": "h100-sxm"},
+    "engine": {"enable_prefix_caching": True, "num_kv_blocks": 1500, "kv_offloading_bytes": 64e9},
+    "workload": {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 10, "num_requests": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("engine.enable_prefix_caching", False, "enable_prefix_caching is false"),
+        ("engine.kv_offloading_bytes", 1e3, "holds no block"),
+        ("engine.kv_offloading_bytes", -1.0, "kv_offloading_bytes"),
+        ("engine.host_link", "pcie9", "engine.host_link"),
+        ("hardware.pipeline_parallel", 2, "pipeline stages"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(path, value, message):
+    with pytest.raises((ForerunError, ProfileError), match=message):
+        simulate(scenario_from(BASE, "test").with_values({path: value}))
+
+
+def test_prefill_and_decode_apart_are_refused():
+    pools = {"a": {"role": "prefill"}, "b": {"role": "decode"}}
+    with pytest.raises(ForerunError, match=r"pools\.a\.engine\.kv_offloading_bytes: not modelled"):
+        simulate(scenario_from({**BASE, "pools": pools}, "test"))
+
+
+def test_the_summary_tells_hits_by_tier():
+    scenario = scenario_from(BASE, "test")
+    alone = run_document(simulate(scenario))
+    assert alone["kv_cache"]["host"]["hit_tokens"] is None
+    assert any("kv_offloading_bytes changes nothing" in note for note in alone["notes"])
+    turns = {"turns": 6, "think_time_s": 5.0}
+    sessions = {
+        "arrivals": {"process": "poisson", "request_rate": 3}, "input_tokens": 600, "output_tokens": 100,
+        "num_requests": 200, "sessions": turns,
+    }  # fmt: skip
+    scenario = scenario_from({**BASE, "workload": sessions}, "test")
+    found = run_document(simulate(scenario))["kv_cache"]
+    without = run_document(simulate(scenario.with_values({"engine.kv_offloading_bytes": None})))["kv_cache"]
+    assert "host" not in without
+    assert found["host"]["hit_tokens"] > 0
+    assert found["host"]["peak_blocks"] <= found["host"]["num_blocks"]
+    assert found["prefix_hit_tokens"] >= found["host"]["hit_tokens"]
+    assert found["prefix_hit_rate"] > without["prefix_hit_rate"]
+    assert found["host"]["hit_rate"] <= found["prefix_hit_rate"]

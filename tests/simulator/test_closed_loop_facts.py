@@ -1,0 +1,67 @@
+"""What any closed loop obeys, whatever the model and the chip."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.metrics import summarise
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+
+
+def summary(concurrency, requests, seed=0, prompt=(10, 600), output=(2, 150), **changes):
+    workload = {
+        "arrivals": {"process": "closed-loop", "max_concurrency": concurrency},
+        "input_tokens": {"distribution": "uniform", "min": prompt[0], "max": prompt[1]},
+        "output_tokens": {"distribution": "uniform", "min": output[0], "max": output[1]},
+        "num_requests": requests,
+    }
+    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}, "workload": workload, **changes}
+    return summarise(simulate(scenario_from(data, "test"), seed))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 150),
+    st.integers(0, 999),
+    st.sampled_from([{}, {"engine": {"num_kv_blocks": 60}}, {"engine": {"stepping": "exact-steps"}}]),
+    st.sampled_from([None, {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.5}}]),
+)
+def test_throughput_times_latency_stays_within_the_loop(concurrency, requests, seed, changes, speculation):
+    found = summary(concurrency, requests, seed, **changes, **({"speculation": speculation} if speculation else {}))
+    held = found["request_throughput"] * found["mean_e2el_ms"] * 1e-3
+    assert held <= min(concurrency, requests) * (1 + 1e-9)
+
+
+def test_a_long_run_fills_the_loop():
+    """Only start and end hold fewer than N; their share falls as 1 / requests."""
+    gaps = []
+    for requests in (200, 800, 3200):
+        found = summary(20, requests)
+        gaps.append(1.0 - found["request_throughput"] * found["mean_e2el_ms"] * 1e-3 / 20)
+    assert gaps[0] > gaps[1] > gaps[2] > 0
+    assert gaps[2] < 0.02
+    assert gaps[0] / gaps[2] == pytest.approx(16, rel=0.6)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+def test_gaps_are_as_many_times_longer_as_tokens_arrive_together(alpha):
+    """Mean ITL = acceptance length x TPOT where the tokens of a verify step are delivered at once."""
+    drafted = {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"alpha": alpha}}
+    found = summary(16, 200, output=(400, 600), speculation=drafted)
+    length = found["spec_decode_acceptance_length"]
+    assert length == pytest.approx(np.sum(alpha ** np.arange(5)), rel=0.03)
+    assert found["mean_itl_ms"] / found["mean_tpot_ms"] == pytest.approx(length, rel=0.03)
+    plain = summary(16, 200, output=(400, 600))
+    assert plain["mean_itl_ms"] == pytest.approx(plain["mean_tpot_ms"], rel=0.01)
+
+
+def test_decoding_is_slower_in_a_longer_run_where_prompts_are_long():
+    """All prompts of a run as long as its loop are computed first; later on each prompt holds up those that decode."""
+    tpot = [summary(32, n, prompt=(6000, 8000), output=(200, 300))["mean_tpot_ms"] for n in (32, 64, 320, 1280)]
+    assert tpot[0] < tpot[1] < tpot[2]
+    assert tpot[3] == pytest.approx(tpot[2], rel=0.05), "a steady state in the end"
+    flat = [summary(32, n, prompt=(6, 8), output=(200, 300))["mean_tpot_ms"] for n in (32, 1280)]
+    assert flat[0] == pytest.approx(flat[1], rel=0.06)

@@ -1,0 +1,72 @@
+"""A run that keeps no step records says the same about itself."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import simulator.serving.log
+from simulator.cli.app import main
+from simulator.metrics import run_document
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.step_rows import joined, summed
+
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+
+
+def scenario(**changes):
+    workload = {
+        "arrivals": {"process": "poisson", "request_rate": 60},
+        "input_tokens": {"distribution": "uniform", "min": 20, "max": 600},
+        "output_tokens": {"distribution": "uniform", "min": 2, "max": 200},
+        "num_requests": 600,
+    }
+    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm", "replicas": 3}, "workload": workload}
+    return scenario_from({**data, **changes}, "test")
+
+
+@pytest.mark.parametrize("changes", [{}, {"engine": {"stepping": "exact-steps"}}, {"speculation": SPECULATION}])
+def test_sums_on_the_way_say_what_all_rows_say(changes, monkeypatch):
+    monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 500)
+    one, other = (simulate(scenario(**changes), full_step_rows=rows) for rows in (None, 0))
+    assert other.engine.steps == other.steps.steps.sum() == one.engine.steps
+    whole, thin = (json.loads(json.dumps(run_document(run))) for run in (one, other))
+    for document in (whole, thin):
+        del document["engine"]
+    assert close(thin, whole)
+
+
+def close(left, right):
+    """Whether two documents hold the same, numbers to rounding."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(close(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(close, left, right))
+    return left == (pytest.approx(right, rel=1e-9) if isinstance(right, float) else right)
+
+
+def test_joining_rows_keeps_sums_replicas_and_time():
+    steps = simulate(scenario()).steps
+    for size in (1, 2, 7, 10**6):
+        rows = summed(steps, size)
+        for replica in range(3):
+            own = rows.replica == replica
+            assert own.sum() == -(-(steps.replica == replica).sum() // size)
+            assert np.all(np.diff(rows.start_s[own]) > 0)
+        assert rows.flops.sum() == pytest.approx(steps.flops.sum())
+        assert rows.steps.sum() == steps.steps.sum()
+    assert len(joined([steps, steps])) == 2 * len(steps)
+
+
+def test_no_step_records_means_none_in_the_files(tmp_path, capsys):
+    text = "model: llama-3.2-1b\nhardware: {chip: h100-sxm}\nworkload: {arrivals: {process: burst}, input_tokens: 9, "
+    (tmp_path / "a.yaml").write_text(text + "output_tokens: 9, num_requests: 3}\n")
+    assert main(["run", str(tmp_path / "a.yaml"), "--no-steps", "--out", str(tmp_path / "o"), "--no-progress"]) == 0
+    table = pq.read_table(tmp_path / "o" / "steps.parquet")
+    assert table.num_rows == 0
+    assert "seconds" in table.column_names
+    summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+    assert any("no step records" in note for note in summary["notes"])
+    assert (tmp_path / "o" / "report.html").exists()

@@ -1,0 +1,66 @@
+"""Which kernels experts stored in 4 bits run on."""
+
+import numpy as np
+import pytest
+
+from hwprofiles import KernelLibrary
+from simulator.build import build_cluster
+from simulator.errors import ForerunError
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+
+
+def scenario(**engine):
+    return scenario_from(
+        {
+            "model": "gpt-oss-120b",
+            "hardware": {"chip": "h200-sxm", "expert_routing": "zipf-1.0"},
+            "engine": engine,
+            "workload": {
+                "arrivals": {"process": "closed-loop", "max_concurrency": 64},
+                "input_tokens": {"distribution": "uniform", "min": 6554, "max": 8192},
+                "output_tokens": {"distribution": "uniform", "min": 820, "max": 1024},
+                "num_requests": 64,
+            },
+        },
+        "test",
+    )
+
+
+@pytest.mark.parametrize(
+    ("chip", "framework", "backend", "like"),
+    [
+        ("h200-sxm", "vllm", "auto", "int4"),
+        ("h200-sxm", "vllm", "triton", "mxfp4"),
+        ("h200-sxm", "trtllm", "auto", "mxfp4"),
+        ("h200-sxm", "trtllm", "marlin", "int4"),
+        ("b200-sxm", "vllm", "auto", "mxfp4"),
+    ],
+)
+def test_kernels_by_engine_and_chip(chip, framework, backend, like):
+    """The weights stay those of the format; only the kernel's parameters and what it multiplies in change."""
+    made = build_cluster(
+        scenario(framework=framework, moe_backend=backend).with_values({"hardware.chip": chip}), 0
+    ).cluster.timer.target.deployment.kernels
+    plain = KernelLibrary(chip, framework)
+    assert made.parameters("moe", "mxfp4") == plain.parameters("moe", like)
+    shape = {"tokens": np.array([1, 64, 8192]), "num_experts": 128, "experts_per_token": 4, "hidden": 2880}
+    shape |= {"intermediate": 2880, "dtype": "mxfp4"}
+    assert np.array_equal(made.moe(**shape).bytes, plain.moe(**shape).bytes)
+
+
+def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
+    """gpt-oss-120b on an H200, 64 at once: 32 ms with 64 requests, 43 ms with 2,560 (Nebius, vLLM 0.22;
+    GloriaXimingLu/inferencex-profiling @237385b). Nothing is fitted on that table but the law of expert popularity."""
+    measured = {64: 32.0, 2560: 43.0}
+    for requests, tpot_ms in measured.items():
+        run = simulate(scenario(enable_prefix_caching=False).with_values({"workload.num_requests": requests}))
+        records = run.requests
+        tpot = (records.finished_s - records.first_token_s) / (records.output_tokens - 1)
+        assert tpot.mean() * 1e3 == pytest.approx(tpot_ms, rel=0.06)
+
+
+@pytest.mark.parametrize(("model", "message"), [("llama-3.1-8b", "no experts"), ("mixtral-8x7b", "experts in bf16")])
+def test_marlin_needs_experts_in_four_bits(model, message):
+    with pytest.raises(ForerunError, match=f"engine.moe_backend: marlin .* {message}"):
+        build_cluster(scenario(moe_backend="marlin").with_values({"model": model}), 0)

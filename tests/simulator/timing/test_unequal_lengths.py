@@ -1,0 +1,59 @@
+"""Steps whose sequences differ in length, on cards whose kernels wait for the longest."""
+
+import numpy as np
+import pytest
+from test_step import arrays, decode, deployment
+
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.timing import ModelTimer, StepTimer, longest_asked, one_step, some_steps
+from simulator.workload import RequestStream
+
+
+def timer(chip):
+    return StepTimer(deployment("llama-3.1-8b", chip), 2048)
+
+
+def test_only_cards_with_such_kernels_ask():
+    assert timer("h100-sxm").longest_asked == longest_asked(ModelTimer(timer("h100-sxm"))) == 0
+    asked = timer("rtx-4090").longest_asked
+    assert 4 <= asked <= 12
+    assert longest_asked(object()) == 0
+
+
+@pytest.mark.parametrize("seqs", [8, 64])
+def test_table_and_formula_agree(seqs):
+    found = timer("rtx-4090")
+    plain = decode(seqs, 1000)
+    work = plain._replace(longest_kv=6000, beyond_kv=3500.0)
+    extra = found.seconds(work) - found.seconds(plain)
+    fewest, key_s = found.deployment.kernels.alone_key_seconds(found._attention[0][0])
+    assert extra == pytest.approx(32 * key_s * 3500 if seqs >= fewest else 0.0)
+    costs = found.costs(arrays(work)).device_s - found.costs(arrays(plain)).device_s
+    assert float(costs[0]) == pytest.approx(extra, abs=1e-12)
+
+
+def test_some_steps_and_one_step_take_what_is_there():
+    steps = arrays(decode(3, 100))._replace(longest_kv=np.array([200]), beyond_kv=np.array([50.5]))
+    assert one_step(steps, 0) == decode(3, 100)._replace(longest_kv=200, beyond_kv=50.5)
+    bare = steps._replace(longest_kv=0)
+    assert some_steps(bare, np.array([0])).longest_kv == 0
+
+
+def test_a_mixture_of_lengths_takes_longer_than_its_mean():
+    """The same tokens in all, once in equal lengths and once with a few long sequences among short ones."""
+    base = {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "rtx-pro-6000"},
+        "workload": {"arrivals": {"process": "burst"}, "output_tokens": 400, "num_requests": 64, "input_tokens": 1000},
+    }
+    even = simulate(scenario_from(base, "test"))
+    stream_inputs = np.where(np.arange(64) % 16 == 0, 8500, 500)
+    stream = RequestStream(np.zeros(64), stream_inputs, np.full(64, 400), None)
+    uneven = simulate(scenario_from(base, "test"), stream=stream)
+    assert stream_inputs.sum() == 64 * 1000
+    mean = [(r.requests.finished_s - r.requests.first_token_s).min() for r in (even, uneven)]
+    assert mean[1] > 1.05 * mean[0]
+    exact = scenario_from(base, "test").with_values({"engine.stepping": "exact-steps"})
+    stepped = simulate(exact, stream=stream)
+    assert np.allclose(stepped.requests.finished_s, uneven.requests.finished_s, rtol=1e-9)
