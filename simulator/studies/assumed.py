@@ -94,7 +94,7 @@ def _framework(scenario: Scenario) -> list[AssumedParameter]:
 
 def _kernels(scenario: Scenario) -> list[AssumedParameter]:
     chip = load_chip(scenario.hardware.chip)
-    kernels = KernelLibrary(chip, scenario.engine.framework)
+    kernels = KernelLibrary(chip, load_framework(scenario.engine.framework).library)
     uncalibrated = [f for f, dtype in _kernel_kinds(scenario) if kernels.basis(f, dtype) != "calibrated"]
     found = []
     for name, fields in KERNEL_FIELDS.items():

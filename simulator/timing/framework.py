@@ -32,6 +32,8 @@ class Framework(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
+    kernels: str | None = None
+    """Kernel library of a chip's profile that it runs on; None: the one of its own name."""
     step_s: float = Field(ge=0)
     per_sequence_s: float = Field(ge=0)
     kernels_per_layer: int = Field(ge=0)
@@ -59,7 +61,17 @@ class Framework(BaseModel):
     scheduling_s: float = Field(default=0.0, ge=0)
     """Part of the host work of a step that asynchronous scheduling runs beside the device."""
     scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
+    scores: Literal["queries", "sequences"] = "queries"
+    """How draft tokens are verified: as several queries of one sequence, or each as a sequence of its own that reads
+    the whole context again (vLLM's batch expansion of 2024)."""
+    scored_row_s: float = Field(default=0.0, ge=0)
+    """Host time for each verified draft token that is a sequence of its own."""
     source: FrameworkSource
+
+    @property
+    def library(self) -> str:
+        """Kernel library of a chip's profile."""
+        return self.kernels or self.name
 
     def without_front_end(self) -> Framework:
         """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""
@@ -114,6 +126,8 @@ class Framework(BaseModel):
             sizes: what the user asks for in place of the defaults; empty captures none.
         """
         wanted = self._default_sizes() if sizes is None else sorted(set(sizes))
+        if self.scores == "sequences":
+            query_len = 1
         if self.captured_unit == "sequences":
             limit = float(max_num_seqs * query_len)
             found = [size * query_len for size in wanted]
