@@ -80,6 +80,9 @@ ENGINE_FRAMEWORKS = (
     ("SGLang", "sglang"),
     ("sglang", "sglang"),
 )
+GROUP_FRAMEWORKS = {"eagle3_t5": "vllm-2024"}
+"""Groups whose source names an engine but no version. EAGLE-3 (2025-03-03) is older than the plan for trained heads in
+vLLM's V1 engine (vllm-project/vllm#14719, 2025-03-13), so its table 5 ran V0."""
 RESEARCH = "transformers"
 """Framework of rows whose source ran its own PyTorch code."""
 CHAT_TOKENS = (128, 256)
@@ -170,7 +173,9 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
     if served is not None:
         speculation["draft"] = served["draft"]
     prompt, output = row.input_tokens or CHAT_TOKENS[0], row.output_tokens or CHAT_TOKENS[1]
-    framework = next((name for text, name in ENGINE_FRAMEWORKS if text in row.engine), RESEARCH)
+    framework = GROUP_FRAMEWORKS.get(row.group) or next(
+        (name for text, name in ENGINE_FRAMEWORKS if text in row.engine), RESEARCH
+    )
     if row.engine.startswith(COMPILED):
         framework = "generic"
     plain: dict[str, Any] = {
