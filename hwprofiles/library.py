@@ -1,22 +1,23 @@
 """Kernel times of one chip under one kernel library: the interface the simulator calls."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from hwprofiles.attention import decode_time, prefill_time
-from hwprofiles.catalogue import load_chip, load_defaults, load_link
+from hwprofiles.catalogue import load_chip, load_link
+from hwprofiles.choice import find_parameters
 from hwprofiles.collectives import collective_time
 from hwprofiles.dtypes import dtype_bytes
 from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.evaluate import evaluate
 from hwprofiles.gemm import gemm_time
 from hwprofiles.mixed import one_pass_time
 from hwprofiles.moe import moe_time
 from hwprofiles.numeric import ARRAY, SCALAR, Num
 from hwprofiles.parameters import (
-    FAMILIES,
     CollectiveParameters,
     DecodeParameters,
     ElementwiseParameters,
@@ -32,20 +33,7 @@ from hwprofiles.schema import Chip, Link
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
-_SAME = {"fp16": "bf16", "bf16": "fp16", "mxfp8": "fp8"}
-_NEAREST = {
-    "mxfp8": ("fp8",),
-    "int8": ("fp8",),
-    "fp4": ("fp8",),
-    "mxfp4": ("int4",),
-    "int4": ("mxfp4",),
-    "bfp4": ("bfp8",),
-    "bfp8": ("bfp4",),
-}
 _CACHE_ENTRIES = 100_000
-_T = TypeVar("_T", KernelTime, CollectiveTime)
-
-
 LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl")
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
@@ -121,7 +109,7 @@ class KernelLibrary:
         native = self.chip.math_dtype(dtype) == dtype
         weight = dtype_bytes(dtype)
         activation = weight if native else wide
-        result = _evaluate(
+        result = evaluate(
             (m, n, k),
             lambda xp, m, n, k: gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide),
         )
@@ -148,7 +136,7 @@ class KernelLibrary:
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        return _evaluate(
+        return evaluate(
             (seqs, q_tokens, pairs, kv_tokens),
             lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
         )
@@ -172,7 +160,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
         if _all_scalar(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
             return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
-        return _evaluate(
+        return evaluate(
             (seqs, q_len, kv_tokens),
             lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm),
         )
@@ -258,7 +246,7 @@ class KernelLibrary:
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
         if parameters.mixed == "one-pass":
             limits = self._attention_limit(shape.dtype, parameters.native_math)
-            return _evaluate(
+            return evaluate(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
                 lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes),
             )
@@ -317,7 +305,7 @@ class KernelLibrary:
         )
         if active_experts is not None:
             sizes = (*sizes, active_experts)
-        return _evaluate(
+        return evaluate(
             sizes,
             lambda xp, n, e, k, h, i, ep, tp, active=None: moe_time(
                 xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread
@@ -336,7 +324,7 @@ class KernelLibrary:
         """
         parameters = cast(ElementwiseParameters, self.parameters("elementwise", "any"))
         limits = self._attention_limit("bf16", False)
-        return _evaluate((bytes_moved, launches), lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n))
+        return evaluate((bytes_moved, launches), lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n))
 
     def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:
         """Time of one collective between ``world_size`` chips.
@@ -354,7 +342,7 @@ class KernelLibrary:
             raise ProfileError(f"world_size is {world_size}; it must be at least 1")
         connection = load_link(link) if isinstance(link, str) else link
         parameters = cast(CollectiveParameters, self.parameters("collective", "any"))
-        result = _evaluate(
+        result = evaluate(
             (message_bytes,), lambda xp, size: collective_time(xp, parameters, connection, op, size, max(world_size, 2))
         )
         return CollectiveTime(*(0.0 * part for part in result)) if world_size == 1 else result
@@ -362,50 +350,11 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            found, basis = self._find(family, dtype)
+            found, basis = find_parameters(self.chip, self.library, family, dtype)
             if isinstance(found, DecodeParameters) and not self._split_kv:
                 found = found.model_copy(update={"max_splits": 1.0})
             self._chosen[key] = (found, basis)
         return self._chosen[key]
-
-    def _find(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
-        if family not in FAMILIES:
-            raise ProfileError(
-                f"no kernel family '{family}'{did_you_mean(family, FAMILIES)} (one of {', '.join(FAMILIES)})"
-            )
-        if dtype != "any":
-            dtype_bytes(dtype)
-        libraries = tuple(dict.fromkeys((self.library, "generic")))
-        exact = (dtype, _SAME.get(dtype, dtype), "any")
-        near = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
-        for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
-            found = _first(self.chip, libraries, family, names)
-            if found is not None:
-                found = self._widening(found, self.chip, libraries, dtype) if names is near else found
-                return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
-        if self.chip.like is not None:
-            model = load_chip(self.chip.like)
-            found = _first(model, libraries, family, exact)
-            other = _first(model, libraries, family, near)
-            if found is None and other is not None:
-                found = self._widening(other, model, libraries, dtype)
-            if found is not None:
-                found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz, "fit": None})
-                found = found.carried(model.compute.asynchronous, self.chip.compute.asynchronous)
-                return found.at_clock(self.chip.compute.clock_hz), "datasheet"
-        defaults = load_defaults(self.chip.kind)[family]
-        name = next(name for name in (*exact, *near, *defaults) if name in defaults)
-        return defaults[name].at_clock(self.chip.compute.clock_hz), "datasheet"
-
-    def _widening(
-        self, found: FamilyParameters, chip: Chip, libraries: tuple[str, ...], dtype: str
-    ) -> FamilyParameters:
-        """A 16-bit product's set that stands in for weights stored narrower and multiplied in 16 bits."""
-        if not isinstance(found, GemmParameters) or dtype == "any" or dtype_bytes(dtype) >= 2:
-            return found
-        plain = _first(chip, libraries, "gemm", ("bf16", "fp16"))
-        narrow = self.chip.math_dtype(dtype) in ("bf16", "fp16")
-        return found.dequantising() if found is plain and narrow else found
 
     def limits(self, dtype: str) -> Limits:
         """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.
@@ -439,36 +388,5 @@ class KernelLibrary:
 _PLAIN = (int, float)
 
 
-def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[str, ...]) -> FamilyParameters | None:
-    """The first parameter set a chip has, by library and then by dtype."""
-    for library in libraries:
-        sets = chip.kernels.get(library, {}).get(family, {})
-        for dtype in dtypes:
-            if dtype in sets:
-                return sets[dtype]
-    return None
-
-
 def _all_scalar(first: Num, second: Num, third: Num) -> bool:
     return first.__class__ in _PLAIN and second.__class__ in _PLAIN and third.__class__ in _PLAIN
-
-
-def _evaluate(values: tuple[Num, ...], formula: Callable[..., _T]) -> _T:
-    """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the
-    time."""
-    if not any(isinstance(value, np.ndarray) for value in values):
-        numbers = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
-        if not all(number >= 0 for number in numbers):
-            raise ProfileError(f"kernel sizes must be numbers >= 0, got {numbers}")
-        if not all(numbers):
-            result = formula(SCALAR, *(number or 1 for number in numbers))
-            return type(result)(*(0.0 for _ in result))
-        return formula(SCALAR, *numbers)
-    arrays = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in values))
-    work = np.ones(arrays[0].shape, dtype=bool)
-    for array in arrays:
-        if not np.all(array >= 0):
-            raise ProfileError(f"kernel sizes must be numbers >= 0, got {array[~(array >= 0)].flat[0]}")
-        work &= array > 0
-    result = formula(ARRAY, *(np.where(array > 0, array, 1.0) for array in arrays))
-    return type(result)(*(np.where(work, part, 0.0) for part in result))

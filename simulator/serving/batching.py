@@ -24,7 +24,10 @@ class UnifiedScheduler(Scheduler):
         return [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
 
     def _plan(self) -> StepPlan:
-        """Decodes, then the unfinished prompt, then new prompts, until the budget is spent."""
+        """Decodes, then the unfinished prompt, then new prompts, until the budget is spent.
+
+        What a pipeline has in flight waits, but for the next chunk of a prompt.
+        """
         limits = self.limits
         plan = StepPlan()
         budget = limits.max_num_batched_tokens
@@ -32,6 +35,9 @@ class UnifiedScheduler(Scheduler):
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
             tokens = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
+            if sequence.in_flight and (sequence.decoding or not tokens):
+                position += 1
+                continue
             tokens = min(tokens, budget)
             if sequence.decoding:
                 fits = self._allocate_decode(sequence)

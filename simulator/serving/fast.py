@@ -7,67 +7,28 @@ structural events (an admission, a completion, a block shortage) are priced toge
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
-from simulator.serving.adaptive import AdaptiveDrafting
 from simulator.serving.clock import PLAN, Phase, on_grid
-from simulator.serving.drafting import DraftingRule, ReplicaDrafting
+from simulator.serving.decoding import DecodingBatch
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.feed import Feed
-from simulator.serving.future import FutureTotals, LiveRequest
+from simulator.serving.future import LiveRequest
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+from simulator.serving.planned import Planned, Span, step_work
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import DraftStep, EngineTimer, StepWork, causal_pairs, keys_read
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from simulator.timing import EngineTimer
 
 SHORT_SPAN = 12
 """Pure decode runs of at most so many steps are priced one by one: vectors cost more than they save."""
-
-
-@dataclass(slots=True)
-class _Span:
-    """Equal decode steps advanced together; arrays over the steps, of which only the first ``len(ends)`` are run."""
-
-    ends: FloatArray
-    seconds: FloatArray
-    keys: tuple[IntArray, ...]
-    """Keys read, per window."""
-    blocks: IntArray
-    """KV blocks in use."""
-    admits: bool
-    """Whether a request that arrives now would be admitted, which ends the span."""
-
-
-class _Planned:
-    """What a replica is about to do, or doing: one step, or a span that begins with it. Filled anew for each."""
-
-    __slots__ = ("chunks", "delivered", "draft", "end", "held", "seconds", "span", "start", "work")
-
-    chunks: list[tuple[LiveRequest, int]]
-    """Sequences in prefill and their tokens."""
-    delivered: int
-    """Tokens for the decoding requests."""
-    draft: DraftStep[int] | None
-    """What a policy has the drafter do; None where it always proposes the same."""
-    end: float
-    held: int
-    """KV blocks in use."""
-    seconds: float
-    span: _Span | None
-    start: float
-    work: StepWork[Any]
 
 
 class FastReplica:
@@ -101,34 +62,17 @@ class FastReplica:
         self._caching = isinstance(cache, PrefixCache)
         self._log = log
         self._windows = timer.windows
-        self._zeros = (0,) * len(timer.windows)
-        longest = max(map(sum, zip(log.input_tokens, log.output_tokens, strict=True)), default=0)
-        longest = min(longest, limits.num_blocks * limits.block_size) + limits.query_len + limits.lookahead_tokens + 2
-        context = np.arange(longest, dtype=np.int64)
-        keys = [context if w is None else np.minimum(context, w + limits.query_len - 1) for w in self._windows]
-        blocks = -(-(context + limits.lookahead_tokens) // limits.block_size)
-        self._query_len = limits.query_len
-        self._needs = np.vstack([*keys, blocks])
-        """Keys read (per window) and blocks held by a sequence whose decode step ends at each context length."""
-        self._block_row = len(self._windows)
-        self._token_row = self._block_row + 1
-        self._future = FutureTotals(
-            self._token_row + (sampler is not None), min(max(log.output_tokens, default=1), longest) + 1
-        )
+        self._batch = DecodingBatch(limits, timer.windows, log, sampler, rule)
+        self._future = self._batch.future
+        self._block_row = self._batch.block_row
+        self._ending = self._batch.ending
         self._waiting: deque[LiveRequest] = deque()
         self._running: dict[int, LiveRequest] = {}
         self._partial: LiveRequest | None = None
-        self._decoding = 0
         self._step = 0
-        self._finishing: dict[int, list[LiveRequest]] = {}
-        self._finish_steps: list[int] = []
-        self._planned = _Planned()
+        self._planned = Planned()
         self._last_start = 0.0
         """When the last step that was run began."""
-        self._adaptive = None
-        if rule is not None:
-            self._adaptive = AdaptiveDrafting(ReplicaDrafting(rule, limits, timer.windows), limits, longest)
-            self._verify(self._adaptive)
         self._in_step = False
         """Whether a planned step or span is on its way."""
 
@@ -174,12 +118,12 @@ class FastReplica:
 
     def _plan(self, now: float) -> None:
         """Decide on one step at ``now``, or on that and the equal steps that follow, and price it."""
-        limits, planned = self._limits, self._planned
+        limits, planned, batch = self._limits, self._planned, self._batch
         totals, preempted = self._future.at(self._step), False
         if totals[self._block_row] + self._partial_blocks - self._cache.shared_blocks > limits.num_blocks:
             totals, preempted = self._make_room(now), True
         held = totals[self._block_row]
-        budget = limits.max_num_batched_tokens - self._decoding * self._query_len
+        budget = limits.max_num_batched_tokens - batch.size * batch.query_len
         chunks: list[tuple[LiveRequest, int]] = []
         partial = self._partial
         if partial is not None:
@@ -198,9 +142,11 @@ class FastReplica:
             held = self._admit(chunks, budget, held)
         planned.chunks, planned.start = chunks, now
         planned.held = held - self._cache.shared_blocks
-        planned.delivered = self._decoding if self._sampler is None else totals[-1]
-        planned.work = self._work(chunks, totals)
-        planned.draft = draft = None if self._adaptive is None else self._propose(self._adaptive, chunks)
+        planned.delivered = batch.size if self._sampler is None else totals[-1]
+        keys = tuple(totals[: self._block_row])
+        planned.work = step_work(chunks, self._windows, batch.size, batch.query_len, keys)
+        draft = None if batch.adaptive is None else batch.propose(self._running, chunks, self._step)
+        planned.draft = draft
         if draft is None:
             planned.seconds = on_grid(self._timer.seconds(planned.work))
         else:
@@ -210,10 +156,10 @@ class FastReplica:
         if not chunks and not preempted and (draft is None or not draft.switched):
             self._plan_span(planned)
 
-    def _plan_span(self, planned: _Planned) -> None:
+    def _plan_span(self, planned: Planned) -> None:
         """Extend a pure decode step to the steps after it, if nothing structural comes too soon."""
         first, now = self._step, planned.start
-        stop = self._next_finish() + 1
+        stop = self._batch.next_end(first) + 1
         admits = not self._waiting and len(self._running) < self._limits.max_num_seqs
         arrival = self._feed.next_s() if admits else inf
         if arrival < inf:
@@ -234,7 +180,7 @@ class FastReplica:
         ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
         if arrival < inf:
             ends = ends[: int(np.searchsorted(ends, arrival)) + 1]
-        planned.span = _Span(ends, seconds, keys, blocks + beside, admits)
+        planned.span = Span(ends, seconds, keys, blocks + beside, admits)
         planned.end = float(ends[-1])
 
     def _spend(self) -> Generator[simpy.Event, Any, None]:
@@ -267,7 +213,7 @@ class FastReplica:
         if self._caching:
             self._evict_idle(planned.held)
         if planned.draft is not None and planned.draft.switched:
-            self._switch(planned.draft.tokens, end)
+            self._batch.switch(planned.draft.tokens, self._running.values(), self._step, end)
         if chunks:
             self._partial = None
             for live, tokens in chunks:
@@ -280,7 +226,7 @@ class FastReplica:
                 else:
                     delivered += 1
                     self._first_token(live, end)
-        if step in self._finishing:
+        if step in self._ending:
             self._complete(step, end)
         log.steps.step(
             self._index,
@@ -295,7 +241,7 @@ class FastReplica:
         )
         return end
 
-    def _commit_span(self, planned: _Planned, span: _Span) -> None:
+    def _commit_span(self, planned: Planned, span: Span) -> None:
         first, count = self._step, len(span.ends)
         self._step = first + count
         starts = np.concatenate(((planned.start,), span.ends[:-1]))
@@ -303,9 +249,9 @@ class FastReplica:
         if self._limits.schedules_ahead:
             seen = np.concatenate(((self._last_start,), starts[:-1]))
         self._last_start = float(starts[-1])
-        delivered: Any = self._decoding
+        delivered: Any = self._batch.size
         if self._sampler is not None:
-            delivered = self._future.range(self._token_row, first, self._step)
+            delivered = self._future.range(self._batch.token_row, first, self._step)
         self._log.steps.span(
             self._index,
             starts,
@@ -314,7 +260,7 @@ class FastReplica:
             len(self._running),
             len(self._waiting) + self._feed.pending(seen),
             span.blocks[:count],
-            self._decoding,
+            self._batch.size,
             planned.work.query_len,
             tuple(keys[:count] for keys in span.keys),
             planned.draft,
@@ -348,18 +294,9 @@ class FastReplica:
     def _preempt_decoding(self, now: float) -> None:
         """Throw out the latest decoding request: take its remaining future off the totals."""
         index, victim = self._running.popitem()
-        done = self._step - victim.start
-        self._contribute(victim, done, np.subtract)
-        self._finishing[victim.start + victim.steps - 1].remove(victim)
-        self._decoding -= 1
+        done, delivered = self._batch.withdraw(victim, self._step)
         self._evict_idle(self._limits.num_blocks)
         self._cache.release(victim.units)
-        delivered = done
-        if self._sampler is not None:
-            assert victim.path is not None
-            taken = victim.path[:done]
-            self._count_drafts(index, taken)
-            delivered += int(taken.sum())
         generated = victim.generated + delivered
         target = self._log.input_tokens[index] + generated
         last = now if done else victim.last_token_s
@@ -404,38 +341,6 @@ class FastReplica:
         """Evict cached blocks that no request uses for the ``held`` blocks that requests do use."""
         self._cache.shrink(self._limits.num_blocks - held)
 
-    def _work(self, chunks: list[tuple[LiveRequest, int]], totals: list[int]) -> StepWork[Any]:
-        """What a step with these prompt chunks beside the decoding batch computes."""
-        decode_keys = tuple(totals[: self._block_row])
-        zeros, decoding, query_len = self._zeros, self._decoding, self._query_len
-        if not chunks:
-            return StepWork(0, 0, zeros, zeros, 0, zeros, decoding, query_len, decode_keys)
-        windows = self._windows
-        size = len(windows)
-        pairs, keys, sampled_keys = [0] * size, [0] * size, [0] * size
-        tokens = sampled = 0
-        for live, chunk in chunks:
-            tokens += chunk
-            computed = live.computed
-            completes = computed + chunk == live.target
-            sampled += completes
-            for w, window in enumerate(windows):
-                pairs[w] += causal_pairs(chunk, computed, window)
-                keys[w] += keys_read(computed + chunk, chunk, window)
-                if completes:
-                    sampled_keys[w] += keys_read(live.target + 1, 1, window)
-        return StepWork(
-            len(chunks),
-            tokens,
-            tuple(pairs),
-            tuple(keys),
-            sampled,
-            tuple(sampled_keys),
-            decoding,
-            query_len,
-            decode_keys,
-        )
-
     def _first_token(self, live: LiveRequest, now: float) -> None:
         """The prompt is in the cache: deliver a token, and enter the decoding batch unless it was the last."""
         log = self._log
@@ -445,117 +350,28 @@ class FastReplica:
             log.gaps_s.append(now - live.last_token_s)
         live.last_token_s = now
         live.generated += 1
-        remaining = log.output_tokens[live.index] - live.generated
-        if not remaining:
-            del self._running[live.index]
-            self._cache.finish(live.index, live.units)
-            log.finish(live.index, now)
-            self._feed.finished(live.index, now)
-            return
-        self._decoding += 1
-        self._decode(live, remaining)
-
-    def _decode(self, live: LiveRequest, remaining: int) -> None:
-        """Add the future of a request that decodes ``remaining`` tokens from the present step on."""
-        live.start = self._step
-        live.steps = remaining
-        if self._sampler is not None:
-            most = None if self._adaptive is None else self._adaptive.tokens
-            live.path = self._sampler.path(live.index, remaining, live.verify_steps, most, live.target)
-            live.steps = len(live.path)
-        self._contribute(live, 0, np.add)
-        last = live.start + live.steps - 1
-        if last in self._finishing:
-            self._finishing[last].append(live)
+        if live.generated == log.output_tokens[live.index]:
+            self._leave(live, now)
         else:
-            self._finishing[last] = [live]
-            heapq.heappush(self._finish_steps, last)
-
-    def _contribute(self, live: LiveRequest, done: int, apply: np.ufunc) -> None:
-        """Add or subtract the keys, blocks and tokens of a request's decode steps from the ``done``-th on."""
-        future = self._future.window(live.start + done, live.steps - done)
-        if self._sampler is None:
-            needs = self._needs[:, live.target + 1 + done : live.target + 1 + live.steps]
-            apply(future, needs, out=future)
-            return
-        assert live.path is not None
-        delivered = live.path + 1
-        context = live.target + self._query_len + np.cumsum(delivered) - delivered
-        remaining = self._log.output_tokens[live.index] - live.generated
-        delivered[-1] -= int(delivered.sum()) - remaining
-        apply(future[:-1], self._needs[:, context[done:]], out=future[:-1])
-        apply(future[-1], delivered[done:], out=future[-1])
-
-    def _propose(self, adaptive: AdaptiveDrafting, chunks: list[tuple[LiveRequest, int]]) -> DraftStep[int]:
-        """What the policy has the drafter do at the end of the planned step."""
-        return adaptive.propose(self._decoding + len(chunks), self._running, chunks, self._step)
-
-    def _switch(self, tokens: int, now: float) -> None:
-        """From the next step on, ``tokens`` are verified: derive the futures of the decoding requests anew."""
-        adaptive = self._adaptive
-        assert adaptive is not None
-        leaving = self._finishing.pop(self._step - 1, [])
-        for live in leaving:  # they go last, as in any step; their drafts count under the old number
-            assert live.path is not None
-            self._count_drafts(live.index, live.path)
-            live.path = live.path[:0]
-        decoding = [live for live in self._running.values() if live.start >= 0 and live not in leaving]
-        for live in decoding:
-            done = self._step - live.start
-            self._contribute(live, done, np.subtract)
-            self._finishing[live.start + live.steps - 1].remove(live)
-            assert live.path is not None
-            taken = live.path[:done]
-            self._count_drafts(live.index, taken)
-            delivered = done + int(taken.sum())
-            live.generated += delivered
-            live.target += delivered
-            live.verify_steps += done
-            if done:
-                live.last_token_s = now
-        adaptive.drafting.tokens = tokens
-        self._verify(adaptive)
-        for live in decoding:
-            self._decode(live, self._log.output_tokens[live.index] - live.generated)
-        if leaving:
-            self._finishing[self._step - 1] = leaving
-
-    def _verify(self, adaptive: AdaptiveDrafting) -> None:
-        """Take over what the policy's present choice means for a step."""
-        self._query_len = adaptive.drafting.query_len
-        self._needs = adaptive.needs(self._query_len)
-
-    def _count_drafts(self, request: int, accepted: IntArray) -> None:
-        """Note the verify steps of a request under the present number of draft tokens."""
-        if self._adaptive is not None:
-            if not self._adaptive.tokens:
-                return
-            self._log.draft_tokens[request] += len(accepted) * (self._query_len - 1)
-        self._log.count_drafts(request, accepted)
+            self._batch.add(live, self._step)
 
     @property
     def _partial_blocks(self) -> int:
         """Blocks of the prompt that is half in the cache."""
         return 0 if self._partial is None else self._limits.blocks(self._partial.computed)
 
-    def _next_finish(self) -> int:
-        """Step in which the next decoding request ends."""
-        while self._finish_steps[0] < self._step:
-            heapq.heappop(self._finish_steps)
-        return self._finish_steps[0]
-
     def _complete(self, step: int, now: float) -> None:
         """Requests whose last decode step was ``step`` leave."""
-        log = self._log
-        for live in self._finishing.pop(step, ()):
-            del self._running[live.index]
-            self._decoding -= 1
-            self._cache.finish(live.index, live.units)
-            if self._sampler is not None:
-                assert live.path is not None
-                self._count_drafts(live.index, live.path)
-            log.finish(live.index, now)
-            self._feed.finished(live.index, now)
+        for live in self._ending.pop(step, ()):
+            self._batch.end(live)
+            self._leave(live, now)
+
+    def _leave(self, live: LiveRequest, now: float) -> None:
+        """A request has all of its answer."""
+        del self._running[live.index]
+        self._cache.finish(live.index, live.units)
+        self._log.finish(live.index, now)
+        self._feed.finished(live.index, now)
 
     def _wait(self, event: simpy.Event) -> Generator[simpy.Event, Any, None]:
         """Wait for ``event``; arrivals meanwhile are noticed at the next plan."""

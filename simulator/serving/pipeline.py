@@ -32,42 +32,18 @@ class PipelinedScheduler(UnifiedScheduler):
 
     def _plan(self) -> StepPlan:
         """What can run now beside the batches in flight; may be empty."""
-        limits = self.limits
-        plan = StepPlan()
-        budget = limits.max_num_batched_tokens
-        position = 0
-        while position < len(self.running) and budget > 0:
-            sequence = self.running[position]
-            tokens = limits.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
-            if not tokens or (sequence.decoding and sequence.in_flight):
-                position += 1
-                continue
-            tokens = min(tokens, budget)
-            blocks = limits.blocks(sequence.computed_tokens + tokens)
-            if sequence.decoding:
-                blocks = limits.decode_blocks(sequence.computed_tokens)
-            if not self._allocate(sequence, blocks):
-                break
+        plan = super()._plan()
+        for sequence in plan.decodes:
             sequence.in_flight += 1
-            if sequence.decoding:
-                plan.decodes.append(sequence)
-            else:
-                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
-                plan.chunks.append((sequence, tokens))
-            budget -= tokens
-            position += 1
-        if not self.preempted:
-            started = len(plan.chunks)
-            self._admit(plan, budget, whole_prompts=not limits.chunked_prefill)
-            for sequence, _ in plan.chunks[started:]:
-                sequence.in_flight += 1
+        for sequence, _ in plan.chunks:
+            sequence.in_flight += 1
         return plan
 
     def _allocate(self, sequence: Sequence, blocks: int) -> bool:
-        """Blocks for a sequence, preempting from the end those that are not in flight."""
+        """Blocks for a sequence, preempting from the end, up to itself, those that are not in flight."""
         while not self._grow(sequence, blocks):
-            victim = next((one for one in reversed(self.running) if not one.in_flight), None)
-            if victim is None:
+            victim = next(one for one in reversed(self.running) if one is sequence or not one.in_flight)
+            if victim.in_flight:
                 return False
             self.running.remove(victim)
             self.running.append(victim)

@@ -67,8 +67,9 @@ class PlanTask:
     def __call__(self, folder: Path, tell: Tell) -> None:
         """Make the plan, and write what ``forerun plan --out`` writes."""
         from simulator.cli.plans import command_text, write_outputs
+        from simulator.studies.candidates import PlanOptions
         from simulator.studies.objectives import objective_of
-        from simulator.studies.plan import PlanOptions, make_plan
+        from simulator.studies.plan import make_plan
         from simulator.studies.plan_document import plan_document
         from simulator.studies.study_file import StudyFile
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from simulator.cli.app import main
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario, load_scenario
+from simulator.studies.candidates import PlanOptions
 from simulator.studies.layouts import layouts, search_axes
 from simulator.studies.loads import load_of
 from simulator.studies.objectives import objective_of
-from simulator.studies.plan import PlanOptions, make_plan
+from simulator.studies.plan import make_plan
 from simulator.studies.plan_document import plan_document
 from simulator.studies.pruning import hopeless, overload
 from simulator.studies.study_file import StudyFile, parse_vary

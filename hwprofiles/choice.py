@@ -1,0 +1,83 @@
+"""Which parameter set predicts a kernel: the chip's own fit, else what comes nearest, and what it rests on."""
+
+from hwprofiles.catalogue import load_chip, load_defaults
+from hwprofiles.dtypes import dtype_bytes
+from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.parameters import FAMILIES, FamilyParameters, GemmParameters
+from hwprofiles.schema import Chip
+
+_SAME = {"fp16": "bf16", "bf16": "fp16", "mxfp8": "fp8"}
+"""Formats whose fits are the same."""
+_NEAREST = {
+    "mxfp8": ("fp8",),
+    "int8": ("fp8",),
+    "fp4": ("fp8",),
+    "mxfp4": ("int4",),
+    "int4": ("mxfp4",),
+    "bfp4": ("bfp8",),
+    "bfp8": ("bfp4",),
+}
+"""Formats whose fits stand in, nearest first."""
+
+
+def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[FamilyParameters, str]:
+    """Find the parameter set for a kernel family and the dtype of its stored operand.
+
+    The fit of ``library``, else the chip's ``generic`` one, else that of the chip it is ``like``, else the defaults of
+    its class; within each the set of the dtype, else the nearest one.
+
+    Returns:
+        The set, and what it rests on: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.
+
+    Raises:
+        ProfileError: no such family or dtype.
+    """
+    if family not in FAMILIES:
+        raise ProfileError(
+            f"no kernel family '{family}'{did_you_mean(family, FAMILIES)} (one of {', '.join(FAMILIES)})"
+        )
+    if dtype != "any":
+        dtype_bytes(dtype)
+    libraries = tuple(dict.fromkeys((library, "generic")))
+    exact = (dtype, _SAME.get(dtype, dtype), "any")
+    near = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
+    for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
+        found = _first(chip, libraries, family, names)
+        if found is not None:
+            found = _widening(found, chip, chip, libraries, dtype) if names is near else found
+            return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
+    if chip.like is not None:
+        model = load_chip(chip.like)
+        found = _first(model, libraries, family, exact)
+        other = _first(model, libraries, family, near)
+        if found is None and other is not None:
+            found = _widening(other, chip, model, libraries, dtype)
+        if found is not None:
+            found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz, "fit": None})
+            found = found.carried(model.compute.asynchronous, chip.compute.asynchronous)
+            return found.at_clock(chip.compute.clock_hz), "datasheet"
+    defaults = load_defaults(chip.kind)[family]
+    name = next(name for name in (*exact, *near, *defaults) if name in defaults)
+    return defaults[name].at_clock(chip.compute.clock_hz), "datasheet"
+
+
+def _widening(
+    found: FamilyParameters, chip: Chip, fitted: Chip, libraries: tuple[str, ...], dtype: str
+) -> FamilyParameters:
+    """A 16-bit product's set of the chip that was ``fitted``, for weights that ``chip`` stores narrower and
+    multiplies in 16 bits."""
+    if not isinstance(found, GemmParameters) or dtype == "any" or dtype_bytes(dtype) >= 2:
+        return found
+    plain = _first(fitted, libraries, "gemm", ("bf16", "fp16"))
+    narrow = chip.math_dtype(dtype) in ("bf16", "fp16")
+    return found.dequantising() if found is plain and narrow else found
+
+
+def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[str, ...]) -> FamilyParameters | None:
+    """The first parameter set a chip has, by library and then by dtype."""
+    for library in libraries:
+        sets = chip.kernels.get(library, {}).get(family, {})
+        for dtype in dtypes:
+            if dtype in sets:
+                return sets[dtype]
+    return None
