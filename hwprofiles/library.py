@@ -271,6 +271,7 @@ class KernelLibrary:
         gated: bool = True,
         active_experts: Num | None = None,
         routing: str = "uniform",
+        alike: float = 1.0,
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -286,6 +287,7 @@ class KernelLibrary:
             gated: gate and up projections instead of up alone.
             active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
             routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
+            alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
 
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
@@ -308,7 +310,7 @@ class KernelLibrary:
         return evaluate(
             sizes,
             lambda xp, n, e, k, h, i, ep, tp, active=None: moe_time(
-                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread
+                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, alike
             ),
         )
 

@@ -11,6 +11,7 @@ from hwprofiles import KernelTime
 from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.experts import alike_tokens
 from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer
 from simulator.timing.work import StepWork
 
@@ -46,7 +47,7 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     found = [_kernel("embedding", "elementwise", "", 1, deployment.kernels.elementwise(2 * rows))]
     found += _collective("embedding all-reduce", deployment, "all_reduce", rows, 1)
     for group in deployment.architecture.layer_groups:
-        for kernel in _layer(deployment, group.layer, padded):
+        for kernel in _layer(deployment, group.layer, padded, timer.together(work)):
             found.append(kernel._replace(times=kernel.times * group.count))
         found += _attention(timer, group.layer, group.count, work)
         found += _collective("layer all-reduce", deployment, "all_reduce", rows, 2 * group.count)
@@ -54,7 +55,7 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     return [kernel for kernel in (*found, *_head(deployment, sampled)) if kernel.times]
 
 
-def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKernel]:
+def _layer(deployment: Deployment, layer: Layer, tokens: int, query_len: int) -> Iterator[StepKernel]:
     """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them."""
     kernels, tp = deployment.kernels, deployment.tensor_parallel
     hidden = deployment.architecture.hidden_size
@@ -75,6 +76,7 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int) -> Iterator[StepKe
             dtype=dtype,
             tensor_parallel=tp,
             gated=mlp.gated,
+            alike=alike_tokens(query_len),
         )
         yield _kernel("experts", "moe", dtype, 1, time)
         activated = mlp.shared_intermediate_size / tp

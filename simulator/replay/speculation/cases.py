@@ -102,7 +102,7 @@ SERVED_EXPERTS = {
     "gptoss_h200": {
         "chip": str(resources.files("simulator.replay.speculation").joinpath("gptoss-h200.yaml")),
         "expert_routing": "zipf-1.0",
-        "draft": {"step_s": 3.9e-4},
+        "draft": {"step_s": 4.7e-4, "draft_vocab_size": 201088},
     }
 }
 """Groups whose routed experts were fitted to what was served without speculation (K = 0, concurrency 1 to 128: five
