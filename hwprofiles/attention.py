@@ -171,6 +171,9 @@ def decode_time(
     stream = xp.maximum(moved / bandwidth, waves * moved / items * row_tiles / splits / core_bandwidth)
     core_flops = limits.peak_flops * parameters.compute_efficiency / cores
     busy = waves * length / splits * (2.0 * rows * width / core_flops + parameters.key_s)
+    if parameters.further_query:
+        longer = 1.0 + parameters.further_query * (q_len - 1.0)
+        busy, stream = busy * longer, stream * longer
     overhead = (waves - 1.0) * parameters.wave_s + seqs * parameters.sequence_s
     launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
     if parameters.regroup_s:

@@ -217,6 +217,9 @@ class DecodeParameters(FamilyParameters):
     """Multiply in the format of the KV cache instead of bf16."""
     key_s: NonNegative = 0.0
     """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
+    further_query: NonNegative = 0.0
+    """Share of the time of one query that each further query of the same sequence adds (verify steps); 0 = none beyond
+    what its rows and products take."""
 
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
         """Return the set for a chip of another generation.

@@ -38,6 +38,10 @@ class DraftOverhead(BaseModel):
     source: OverheadSource
 
 
+VLLM_2025 = "vllm-2025"
+"""Entry of vLLM's drafters before their passes were captured (July 2025)."""
+
+
 @cache
 def load_draft_overhead(framework: str, method: str) -> DraftOverhead:
     """The engine's entry for a method, or that of any engine.

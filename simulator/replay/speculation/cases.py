@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from hwprofiles import load_chip
 from simulator.llm import architecture_names, load_architecture
-from simulator.replay.speculation.open_loop import OPEN_LOOP, VLLM_2025, OpenLoopCase, open_loop_case
+from simulator.replay.speculation.open_loop import OPEN_LOOP, OpenLoopCase, open_loop_case, vllm_2025
 from simulator.replay.speculation.published import PublishedSpeedup
 from simulator.speculation import expected_tokens, load_curve
+from simulator.speculation.config import DRAFT_FIELDS
 
 CHIPS = {
     "H100": "h100-sxm",
@@ -98,9 +99,10 @@ OTHER_BASELINES = {
     "trtllm_dsr1_relaxed": "the baseline is strict MTP",
 }
 """Groups whose baseline is not plain decoding."""
+PROFILES = resources.files("simulator.replay.speculation")
 SERVED_EXPERTS = {
     "gptoss_h200": {
-        "chip": str(resources.files("simulator.replay.speculation").joinpath("gptoss-h200.yaml")),
+        "chip": str(PROFILES.joinpath("gptoss-h200.yaml")),
         "expert_routing": "zipf-1.0",
         "draft": {"step_s": 4.7e-4, "draft_vocab_size": 201088},
     }
@@ -116,6 +118,12 @@ MAGICDEC = {
 }
 """A target that drafts for itself from 512 tokens of KV: acceptance of LLaMA-3.1-8B on PG-19 from 4k tokens on
 (Infini-AI-Lab/MagicDec); taken for LLaMA-2-7B-32K too, whose acceptance is not published."""
+RESEARCH_LOOPS = ("specbench", "hass")
+RESEARCH_PASS_S = 2.8e-3
+"""Host seconds per draft pass of Spec-Bench's Python loop, beside the launches: fitted to EAGLE on Vicuna-7B and one
+A100 only (``specbench-097``); HASS, measured with the same kind of loop, is predicted with it."""
+MAGICDEC_CHIPS = {"A100": "magicdec-a100.yaml", "H100": "magicdec-h100.yaml"}
+"""Its verify attention: one constant per GPU, fitted to one row of each (``magicdec-05`` and ``magicdec-14``)."""
 COMPILED = ("MagicDec",)
 """Research code that runs captured graphs, priced as framework ``generic``."""
 MEMORY_SHARE = 0.75
@@ -167,8 +175,10 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
     if length > depth + 1:
         return Unpredicted(row, f"{length:g} tokens per step from {depth} draft positions")
     speculation["acceptance"] = {"acceptance_length": length}
-    if row.engine.startswith("vLLM V1 2025") and speculation["method"] in VLLM_2025:
-        speculation["draft"] = VLLM_2025[speculation["method"]]
+    if row.engine.startswith("vLLM V1 2025") and speculation["method"] in ("eagle", "eagle3"):
+        speculation["draft"] = vllm_2025(speculation["method"])
+    if row.group in RESEARCH_LOOPS and "pass_s" in DRAFT_FIELDS[speculation["method"]]:
+        speculation["draft"] = {"pass_s": RESEARCH_PASS_S}
     served = SERVED_EXPERTS.get(row.group)
     if served is not None:
         speculation["draft"] = served["draft"]
@@ -190,6 +200,8 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
         },
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     }
+    if row.group == "magicdec" and row.hardware in MAGICDEC_CHIPS:
+        plain["hardware"]["chip"] = str(PROFILES.joinpath(MAGICDEC_CHIPS[row.hardware]))
     if served is not None:
         plain["hardware"] |= {"chip": served["chip"], "expert_routing": served["expert_routing"]}
     if row.model in WEIGHTS:
