@@ -271,7 +271,7 @@ class KernelLibrary:
         gated: bool = True,
         active_experts: Num | None = None,
         routing: str = "uniform",
-        alike: float = 1.0,
+        alike: Num = 1.0,
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -304,13 +304,14 @@ class KernelLibrary:
             intermediate,
             expert_parallel,
             tensor_parallel,
+            alike,
         )
         if active_experts is not None:
             sizes = (*sizes, active_experts)
         return evaluate(
             sizes,
-            lambda xp, n, e, k, h, i, ep, tp, active=None: moe_time(
-                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, alike
+            lambda xp, n, e, k, h, i, ep, tp, same, active=None: moe_time(
+                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same
             ),
         )
 

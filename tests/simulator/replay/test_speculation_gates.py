@@ -45,8 +45,8 @@ def test_speculation_of_2024_crosses_over_where_it_did(method, below, above):
 
 
 def test_tables_of_engines_that_were_measured_elsewhere():
-    """SGLang's and vLLM V0's tables, to which nothing was fitted, and Spec-Bench's, to one row: mean error in percent of
-    every fourth row."""
+    """SGLang's and vLLM V0's tables, to which nothing was fitted, and Spec-Bench's, to one row: mean error of every
+    fourth row, in percent."""
     for group, most in (("eagle3_t3", 15), ("eagle3_t5", 20), ("specbench", 12), ("hass", 12)):
         compared, _ = compare_published(rows(group)[::4])
         assert group_scores(compared)[0].mape < most, group
