@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SCENARIO ?= examples/chat-h100-draft.yaml
+MUTANTS ?= 400
+SEED ?= 1
 
-.PHONY: demo test lint types docs package clean
+.PHONY: demo test lint types docs package mutants clean
 
 demo: .venv/ready
 	$(BIN)/forerun run $(SCENARIO) --out out/demo
@@ -25,6 +27,10 @@ package: .venv/ready-docs
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python tests/package/smoke.py dist --dashboard
+
+mutants: .venv/ready-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray==8.7.*' 'coverage>=7.6'
+	nice $(BIN)/python tests/mutation/sample.py --count $(MUTANTS) --seed $(SEED)
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Forerun needs Python 3.11 or newer (make PYTHON=python3.12 ...)")'

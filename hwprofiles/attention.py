@@ -1,5 +1,6 @@
 """Attention kernels: prefill (many queries per sequence) and decode (one, or a few when verifying)."""
 
+from hwprofiles.decode_kernel import PASS_TOKENS, DecodeKernel, UnpackedKernel
 from hwprofiles.numeric import Functions, Num, smooth_maximum
 from hwprofiles.parameters import DecodeParameters, PrefillParameters
 from hwprofiles.results import AttentionShape, KernelTime, Limits
@@ -100,7 +101,7 @@ def prefill_time(
     return KernelTime(seconds, launch, busy, stream + write, flops, moved)
 
 
-def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeParameters, kv_bytes: Num, bandwidth: float) -> Num:
+def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeKernel, kv_bytes: Num, bandwidth: float) -> Num:
     """Bandwidth of KV that was read just before: part of it from the on-chip store, the rest from memory.
 
     All of it hits up to ``warm_share`` of the store; beyond, a cyclic read evicts its own data, and at ``WARM_FADE``
@@ -129,7 +130,7 @@ def decode_time(
     once per sequence however many tokens are verified (more items re-read it from the on-chip store once the rows
     overflow a tile). Independent items are sequences times KV heads times splits of the KV axis; few items cannot
     draw the chip's bandwidth, and splitting the axis to get more costs a combining pass. Further waves of items cost
-    their fill, hidden in part.
+    their fill, hidden in part. A library with an ``unpacked`` kernel runs some batches in that one (``packs``).
 
     Args:
         xp: scalar or array functions.
@@ -146,6 +147,63 @@ def decode_time(
     the terms
         were chosen on NVIDIA's aiconfigurator measurements.
     """
+    packed = _kernel_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    other = parameters.unpacked
+    if other is None:
+        return packed
+    use = packs(xp, other, limits.cores, shape, seqs, q_len, kv_tokens)
+    if use is True:
+        return packed
+    single = _kernel_time(xp, limits, other, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    return single if use is False else KernelTime(*(xp.where(use, a, b) for a, b in zip(packed, single, strict=True)))
+
+
+def packs(
+    xp: Functions,
+    unpacked: UnpackedKernel,
+    cores: float,
+    shape: AttentionShape,
+    seqs: Num,
+    q_len: Num,
+    kv_tokens: Num,
+) -> Num:
+    """Whether a library runs a batch in its packed kernel, which serves the query heads of a KV head together.
+
+    Absorbed MLA and several queries per sequence always do. Else the group of heads must be one that kernel has, and
+    its work items (sequences times KV heads times pieces of KV) must fill ``least_fill`` of the cores.
+
+    Source: NVIDIA TensorRT-LLM, ``DecoderXQAImplJIT::mayHavePerfGain`` (release 1.0, Apache-2.0).
+    """
+    group = shape.num_heads / shape.num_kv_heads
+    pieces = xp.maximum(1.0, (kv_tokens / seqs) // unpacked.piece_tokens)
+    fits = (group >= unpacked.least_group) & (group <= unpacked.most_group)
+    filled = seqs * shape.num_kv_heads * pieces >= unpacked.least_fill * cores
+    return (shape.qk_dim != shape.v_dim) | (q_len > 1) | (filled & fits)
+
+
+def _most_splits(xp: Functions, parameters: DecodeKernel, length: Num) -> Num:
+    """Parts a KV axis of ``length`` tokens is worth, whatever the number of cores.
+
+    Source: the root is TensorRT-LLM's, ``computeMultiBlockCount`` of its XQA kernels (release 1.0, Apache-2.0).
+    """
+    if not parameters.split_root:
+        return xp.ceil(length / parameters.split_tokens)
+    whole = length // parameters.split_tokens
+    return xp.minimum(whole, xp.ceil((parameters.split_root * whole) ** 0.5 - 0.5))
+
+
+def _kernel_time(
+    xp: Functions,
+    limits: Limits,
+    parameters: DecodeKernel,
+    shape: AttentionShape,
+    seqs: Num,
+    q_len: Num,
+    kv_tokens: Num,
+    warm: bool,
+    activation_bytes: float,
+) -> KernelTime:
+    """Time of one decode attention kernel; see ``decode_time``."""
     width = shape.qk_dim + shape.v_dim
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     cores = limits.cores
@@ -157,9 +215,9 @@ def decode_time(
     rows = xp.minimum(parameters.tile_rows, xp.ceil(packed / parameters.row_step) * parameters.row_step)
     items = seqs * kv_heads * row_tiles
     length = kv_tokens / seqs
-    most = xp.minimum(xp.ceil(length / parameters.split_tokens), parameters.max_splits)
+    most = xp.minimum(_most_splits(xp, parameters, length), parameters.max_splits)
     most = xp.where(heads >= parameters.min_group_to_split * kv_heads, most, 1.0)
-    splits = xp.maximum(1.0, xp.minimum(cores // items, most))
+    splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * cores // items, most))
     pieces = items * splits
     waves = xp.ceil(pieces / cores)
     bandwidth = limits.bandwidth * parameters.memory_efficiency
@@ -174,7 +232,10 @@ def decode_time(
     if parameters.further_query:
         longer = 1.0 + parameters.further_query * (q_len - 1.0)
         busy, stream = busy * longer, stream * longer
-    overhead = (waves - 1.0) * parameters.wave_s + seqs * parameters.sequence_s
+    wave_s = parameters.wave_s + parameters.row_wave_s * (rows / parameters.row_step - 1.0)
+    if parameters.pass_s:
+        wave_s = wave_s + xp.where(length / splits >= PASS_TOKENS, parameters.pass_s, 0.0)
+    overhead = xp.maximum(0.0, (waves - 1.0) * wave_s - parameters.hidden_s) + seqs * parameters.sequence_s
     launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
     if parameters.regroup_s:
         launch = launch + xp.where((heads > kv_heads) & (kv_heads > 1) & (seqs > 1), parameters.regroup_s, 0.0)

@@ -20,6 +20,16 @@ _NEAREST = {
 """Formats whose fits stand in, nearest first."""
 
 
+PORTABLE = "portable"
+"""Kernels written before the chip: they leave its asynchronous copies and thread block clusters unused."""
+
+
+def as_older_kernels_see(chip: Chip) -> Chip:
+    """The chip without asynchronous copies and without clusters that share operand reads."""
+    compute = chip.compute.model_copy(update={"asynchronous": False})
+    return chip.model_copy(update={"compute": compute, "on_chip": chip.on_chip.model_copy(update={"multicast": 1.0})})
+
+
 def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[FamilyParameters, str]:
     """Find the parameter set for a kernel family and the dtype of its stored operand.
 

@@ -117,3 +117,50 @@ def gemm_time(
         best = best + quantise
         memory = memory + quantise
     return KernelTime(launch + best, launch, compute, memory, flops, moved)
+
+
+AMAX_S = 7.2e-6
+"""Least time of the kernel that finds the largest activation of a whole matrix before it is quantised, in seconds."""
+AMAX_BYTES_PER_S = 1.18e12
+"""Bytes per second at which it reads matrices that take longer than that.
+
+Source: tables ``computescale`` of NVIDIA aiconfigurator-core 0.12.0 (trtllm 1.3.0rc20, H100 and H200; 7.0-7.3 us up to
+256 rows, 56-57 us for 8192 x 4096).
+"""
+
+
+def amax_time(xp: Functions, m: Num, k: Num) -> Num:
+    """Seconds to find the largest magnitude among ``m x k`` 16-bit activations.
+
+    Kernels of TensorRT-LLM's FP8 products were measured with it; a server whose checkpoint states the scale of every
+    layer's activations (NVIDIA ModelOpt's FP8) does not run it.
+
+    Args:
+        xp: scalar or array functions.
+        m: rows, > 0.
+        k: columns, > 0.
+    """
+    return xp.maximum(AMAX_S, 2.0 * m * k / AMAX_BYTES_PER_S)
+
+
+def with_static_scales(
+    xp: Functions, limits: Limits, parameters: GemmParameters, time: KernelTime, m: Num, k: Num
+) -> KernelTime:
+    """The product without the search for its activations' scale, never faster than light.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip, for the math format used.
+        parameters: the set that priced it; nothing changes where no quantising kernel was part of what was fitted.
+        time: as measured.
+        m: rows, > 0.
+        k: input features, > 0.
+    """
+    if not parameters.quantise_s:
+        return time
+    spared = amax_time(xp, m, k)
+    fixed = min(parameters.quantise_s, AMAX_S)
+    stream = spared - AMAX_S
+    light = xp.maximum(time.flops / limits.peak_flops, time.bytes / limits.bandwidth)
+    seconds = xp.maximum(time.seconds - fixed - stream, light)
+    return time._replace(seconds=seconds, launch_s=time.launch_s - fixed)

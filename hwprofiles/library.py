@@ -7,16 +7,16 @@ import numpy as np
 
 from hwprofiles.attention import decode_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_link
-from hwprofiles.choice import find_parameters
+from hwprofiles.choice import PORTABLE, as_older_kernels_see, find_parameters
 from hwprofiles.collectives import collective_time
 from hwprofiles.dtypes import dtype_bytes
 from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.evaluate import evaluate
-from hwprofiles.gemm import gemm_time
+from hwprofiles.gemm import gemm_time, with_static_scales
 from hwprofiles.mixed import one_pass_time
 from hwprofiles.moe import moe_time
-from hwprofiles.numeric import ARRAY, SCALAR, Num
+from hwprofiles.numeric import ARRAY, SCALAR, Functions, Num
 from hwprofiles.parameters import (
     CollectiveParameters,
     DecodeParameters,
@@ -34,7 +34,7 @@ NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
 _CACHE_ENTRIES = 100_000
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl")
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE)
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
@@ -49,12 +49,15 @@ class KernelLibrary:
         chip: a profile, a catalogue name or a path.
         library: generic, vllm, sglang, trtllm ...
         split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
+        static_scales: whether the checkpoint states the scales of 8-bit activations, so that none is searched for.
 
     Raises:
         ProfileError: no such chip.
     """
 
-    def __init__(self, chip: Chip | str, library: str = "generic", split_kv: bool = True) -> None:
+    def __init__(
+        self, chip: Chip | str, library: str = "generic", split_kv: bool = True, static_scales: bool = False
+    ) -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
         if library not in known:
@@ -62,7 +65,12 @@ class KernelLibrary:
                 f"no kernel library '{library}'{did_you_mean(library, known)} (one of {', '.join(known)})"
             )
         self.library = library
+        self._older = library == PORTABLE and self.chip.compute.asynchronous
+        self._fitted = self.chip
+        if self._older:
+            self.chip = as_older_kernels_see(self.chip)
         self._split_kv = split_kv
+        self._static_scales = static_scales
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
@@ -109,10 +117,12 @@ class KernelLibrary:
         native = self.chip.math_dtype(dtype) == dtype
         weight = dtype_bytes(dtype)
         activation = weight if native else wide
-        result = evaluate(
-            (m, n, k),
-            lambda xp, m, n, k: gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide),
-        )
+
+        def priced(xp: Functions, m: Num, n: Num, k: Num) -> KernelTime:
+            time = gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide)
+            return with_static_scales(xp, limits, parameters, time, m, k) if self._static_scales else time
+
+        result = evaluate((m, n, k), priced)
         if scalar:
             if len(self._gemms) >= _CACHE_ENTRIES:
                 self._gemms.clear()
@@ -353,9 +363,11 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            found, basis = find_parameters(self.chip, self.library, family, dtype)
+            found, basis = find_parameters(self._fitted, self.library, family, dtype)
+            if self._older:
+                found, basis = found.carried(True, False), "extrapolated" if basis == "calibrated" else basis
             if isinstance(found, DecodeParameters) and not self._split_kv:
-                found = found.model_copy(update={"max_splits": 1.0})
+                found = found.without_splits()
             self._chosen[key] = (found, basis)
         return self._chosen[key]
 

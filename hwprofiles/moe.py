@@ -39,8 +39,8 @@ def moe_time(
 
     ``tokens`` are those of the whole expert-parallel group; a chip holds ``num_experts / expert_parallel`` experts,
     and the one that the routing loads most is priced. Weights of every touched expert are read once; the tokens of
-    each expert fill whole tiles of their own (the library picks the tile rows that are fastest); activations are
-    gathered and scattered around the products.
+    each expert fill whole tiles of their own (the library picks the tiles that are fastest), and few tiles draw less
+    than the memory's bandwidth; activations are gathered and scattered around the products.
 
     Args:
         xp: scalar or array functions.
@@ -76,20 +76,32 @@ def moe_time(
     moved = weight_bytes * active * matrix + 2.0 * activation_bytes * xp.minimum(tokens, assignments) * hidden
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     core_on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency / limits.cores
-    busy: Num = None
+    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    drawn = bandwidth * parameters.core_bandwidth_ratio / limits.cores
+    edge = activation_bytes * xp.minimum(tokens, assignments) * hidden
+    phases = ((first, hidden), (hidden, width))
+    best: Num = None
     for rows, columns in parameters.tiles:
         arithmetic = 2.0 * rows * columns / core_flops
         operands = (activation_bytes * rows + weight_bytes * columns) / core_on_chip
         blocks = active * sum(xp.ceil(load / rows) for load in reached.loads) / len(reached.loads)
-        steps = xp.maximum(1.0, blocks * xp.ceil(first / columns) / limits.cores) * hidden
-        steps = steps + xp.maximum(1.0, blocks * xp.ceil(hidden / columns) / limits.cores) * width
+        steps: Num = 0.0
+        read: Num = 0.0
+        for outputs, depth in phases:
+            items = blocks * xp.ceil(outputs / columns)
+            steps = steps + xp.maximum(1.0, items / limits.cores) * depth
+            reach = xp.minimum(bandwidth, items * drawn) if drawn else bandwidth
+            read = read + (weight_bytes * active * outputs * depth + edge) / reach
         choice = steps * xp.maximum(arithmetic, operands)
-        busy = choice if busy is None else xp.minimum(busy, choice)
-    bandwidth = limits.bandwidth * parameters.memory_efficiency
-    stream = moved / bandwidth
+        total = smooth_maximum(xp, choice, read, parameters.overlap)
+        if best is None:
+            best, busy, stream = total, choice, read
+        else:
+            better = total < best
+            best, busy = xp.where(better, total, best), xp.where(better, choice, busy)
+            stream = xp.where(better, read, stream)
     handled = assignments if parameters.local_only else tokens * experts_per_token
     scattered = activation_bytes * handled * (2.0 * hidden + first + 2.0 * width)
     scatter = scattered / (limits.bandwidth * parameters.scatter_efficiency)
     launch = parameters.launch_s
-    seconds = launch + scatter + smooth_maximum(xp, busy, stream, parameters.overlap)
-    return KernelTime(seconds, launch, busy, stream + scatter, flops, moved)
+    return KernelTime(launch + scatter + best, launch, busy, stream + scatter, flops, moved)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from hwprofiles.decode_kernel import DecodeKernel, UnpackedKernel
 from hwprofiles.records import Fit, Fraction, NonNegative, Positive, Record, Share, Source
 
 Bound = tuple[float, float]
@@ -162,7 +163,7 @@ class PrefillParameters(FamilyParameters):
     """Share of the on-chip store that keeps KV from one query head to the next that reads it too (one-pass)."""
 
 
-class DecodeParameters(FamilyParameters):
+class DecodeParameters(DecodeKernel, FamilyParameters):
     """Decode attention (1 or a few queries per sequence), the write of the new K and V included."""
 
     family: ClassVar[str] = "attention_decode"
@@ -179,47 +180,30 @@ class DecodeParameters(FamilyParameters):
         "warm_efficiency": (0.1, 1.0),
     }
 
-    launch_s: NonNegative
-    """Fixed time inside a captured graph, the first wave's fill included, in seconds."""
-    memory_efficiency: Share
-    """Share of the memory bandwidth a saturating stream of KV reaches."""
-    core_bandwidth_ratio: Positive
-    """Bandwidth one work item can draw, over one core's equal share of the chip's."""
-    combine_s: NonNegative
-    """Fixed time of combining the parts of a split KV axis, in seconds."""
-    split_s: NonNegative
-    """Time of combining per part, in seconds."""
-    wave_s: NonNegative
-    """Filling and draining per further wave of work items, in seconds."""
-    sequence_s: NonNegative
-    """Metadata and page-table time per sequence, in seconds."""
-    overlap: Positive
-    """Sharpness p >= 1 of the smooth maximum of those overheads and the stream of KV."""
-    warm_share: NonNegative = 0.7
-    """Share of the on-chip store that still holds KV when the same call is repeated."""
-    warm_efficiency: Share = 0.6
-    """Share of the on-chip bandwidth at which such KV is read."""
-    regroup_s: NonNegative = 0.0
-    """Extra kernel that regroups query heads by KV head (several sequences, several KV heads), in seconds; 0 = none."""
-    compute_efficiency: Share = 0.5
-    """Share of the dense peak that full rows of queries reach."""
-    split_tokens: Positive = 256.0
-    """Fewest tokens of KV worth a split of their own."""
-    max_splits: Positive = 128.0
-    """Most parts a KV axis is cut into; on a Tenstorrent chip the cores that may share one KV head."""
-    min_group_to_split: float = 1.0
-    """Fewest query heads per KV head for which the library splits the KV axis."""
-    tile_rows: float = 64.0
-    """Query rows (heads that share a KV head, times queries) that one work item serves."""
-    row_step: float = 16.0
-    """Rows are padded to a multiple of this."""
-    native_math: bool = False
-    """Multiply in the format of the KV cache instead of bf16."""
-    key_s: NonNegative = 0.0
-    """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
-    further_query: NonNegative = 0.0
-    """Share of the time of one query that each further query of the same sequence adds (verify steps); 0 = none beyond
-    what its rows and products take."""
+    unpacked: UnpackedKernel | None = None
+    """The kernel that serves query heads one by one where the packed kernel is not used; None = there is none."""
+
+    def vector(self) -> dict[str, float]:
+        """Return the free parameters by name, those of the unpacked kernel with its name before them."""
+        own = super().vector()
+        if self.unpacked is None:
+            return own
+        return own | {f"unpacked.{name}": float(getattr(self.unpacked, name)) for name in UNPACKED}
+
+    def without_splits(self) -> "DecodeParameters":
+        """Return the set of kernels that never split the KV axis."""
+        whole = {"max_splits": 1.0}
+        other = None if self.unpacked is None else self.unpacked.model_copy(update=whole)
+        return self.model_copy(update={**whole, "unpacked": other})
+
+    def at_clock(self, clock_hz: float | None) -> "FamilyParameters":
+        """Return the set with its times, those of the unpacked kernel too, scaled to a chip's clock."""
+        scaled = super().at_clock(clock_hz)
+        if self.unpacked is None or self.reference_clock_hz is None or clock_hz is None:
+            return scaled
+        ratio = self.reference_clock_hz / clock_hz
+        times = {name: getattr(self.unpacked, name) * ratio for name in UNPACKED if name.endswith("_s")}
+        return scaled.model_copy(update={"unpacked": self.unpacked.model_copy(update=times)})
 
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
         """Return the set for a chip of another generation.
@@ -244,6 +228,22 @@ class DecodeParameters(FamilyParameters):
             changes |= {"regroup_s": 0.0, "min_group_to_split": 1.0}
         return self.model_copy(update=changes)
 
+
+UNPACKED: Mapping[str, Bound] = {
+    "launch_s": (1e-6, 6e-5),
+    "memory_efficiency": (0.3, 1.0),
+    "core_bandwidth_ratio": (0.7, 6.0),
+    "combine_s": (0.0, 1e-5),
+    "split_s": (0.0, 2e-7),
+    "wave_s": (0.0, 1e-5),
+    "pass_s": (0.0, 1e-5),
+    "hidden_s": (0.0, 1e-5),
+    "overlap": (1.0, 10.0),
+    "warm_share": (0.1, 1.5),
+    "warm_efficiency": (0.1, 1.0),
+    "compute_efficiency": (0.001, 0.2),
+}
+"""Parameters of an unpacked kernel that a calibration may move, with the interval it may search."""
 
 ASYNCHRONOUS_LOSS, ASYNCHRONOUS_DRAW, ASYNCHRONOUS_COMBINE, ASYNCHRONOUS_LAUNCH = 2.3, 2.7, 3.3, 1.12
 """What asynchronous copies change in decode attention: bandwidth lost (divided by), bandwidth one core draws (times),
@@ -278,6 +278,9 @@ class MoeParameters(FamilyParameters):
     local_only: bool = False
     """Whether only assignments to this chip's experts are gathered and combined, not all tokens' (expert
     parallelism)."""
+    core_bandwidth_ratio: NonNegative = 0.0
+    """Bandwidth one core can draw, over its equal share of the chip's: the tiles of few experts cannot saturate the
+    memory; 0 = they can."""
     tiles: tuple[tuple[int, int], ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
     """Tiles (rows of one expert's tokens, columns) the library chooses from."""
 

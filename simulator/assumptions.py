@@ -50,11 +50,13 @@ class Assumptions:
         on_chip = chip.on_chip.model_copy(update={"bandwidth_bytes_per_s": bandwidth})
         return chip.model_copy(update={"on_chip": on_chip})
 
-    def kernels(self, chip: Chip, library: str, split_kv: bool = True) -> KernelLibrary:
+    def kernels(self, chip: Chip, library: str, split_kv: bool = True, static_scales: bool = False) -> KernelLibrary:
         """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; what was calibrated stays as it is."""
         own = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
         moved = {name: factor for name, factor in own.items() if factor != 1.0}
-        return _ScaledKernels(chip, library, moved, split_kv) if moved else KernelLibrary(chip, library, split_kv)
+        if moved:
+            return _ScaledKernels(chip, library, moved, split_kv, static_scales)
+        return KernelLibrary(chip, library, split_kv, static_scales)
 
     def _scaled(self, owner: str, values: Mapping[str, float]) -> dict[str, float]:
         found = {name: self.factors.get(f"{owner}.{name}", 1.0) for name in values}
@@ -64,8 +66,8 @@ class Assumptions:
 class _ScaledKernels(KernelLibrary):
     """Kernels whose parameters are multiplied where they were not fitted on this chip's own measurements."""
 
-    def __init__(self, chip: Chip, library: str, factors: Factors, split_kv: bool) -> None:
-        super().__init__(chip, library, split_kv)
+    def __init__(self, chip: Chip, library: str, factors: Factors, split_kv: bool, static_scales: bool) -> None:
+        super().__init__(chip, library, split_kv, static_scales)
         self._factors = dict(factors)
         self._scaled: dict[tuple[str, str], FamilyParameters] = {}
 

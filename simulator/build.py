@@ -129,7 +129,7 @@ def build_cluster(
         framework = framework.sorting(load_architecture(scenario.model).vocab_size)
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
     framework = framework.scheduled(engine.async_scheduling)
-    kernels = assumed.kernels(chip, framework.library, engine.flash_decoding)
+    kernels = assumed.kernels(chip, framework.kernel_library, engine.flash_decoding, framework.static_activation_scales)
 
     def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
         return Deployment(

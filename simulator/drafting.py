@@ -99,7 +99,9 @@ class DraftRequest:
             weight_dtypes=dtypes,
             tensor_parallel=draft.tensor_parallel or 1,
             chip=chip,
-            kernels=KernelLibrary(chip, target.framework.library),
+            kernels=KernelLibrary(
+                chip, target.framework.kernel_library, static_scales=target.framework.static_activation_scales
+            ),
             link=load_link(chip.links.scale_up) if chip.links.scale_up else None,
         )
 

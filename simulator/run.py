@@ -14,7 +14,7 @@ from simulator.build import Build, PoolBuild
 from simulator.build_fleet import build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError
-from simulator.laws import check_laws
+from simulator.laws import Outcome, check_laws
 from simulator.scenario import Scenario
 from simulator.serving import (
     FULL_ROWS,
@@ -116,8 +116,7 @@ def simulate(
     steps = _steps(log, build)
     kv = _kv_report(build, steps, requests, log)
     speculation = _speculation(log, build.cluster) if build.cluster.sampler is not None else None
-    chip = build.pools[0].chip if build.fleet is None else None
-    check_laws(scenario, seed, chip, build.chips, requests, steps, kv, speculation, stream.max_concurrency)
+    check_laws(scenario, seed, _outcome(build, log, requests, steps, speculation))
     ends = steps.start_s + steps.seconds
     notes = [*build.notes, *stream.notes]
     if log.stage_open_s:
@@ -153,6 +152,24 @@ def simulate(
         transfers=transfer_report(log) if any(pool.role == "prefill" for pool in build.pools) else None,
         restarts=restarts,
         detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 else None,
+    )
+
+
+def _outcome(
+    build: Build, log: RunLog, requests: RequestRecords, steps: StepRecords, speculation: SpeculationCounters | None
+) -> Outcome:
+    return Outcome(
+        pools=build.pools,
+        requests=requests,
+        steps=steps,
+        speculation=speculation,
+        max_concurrency=log.stream.max_concurrency,
+        restarts=np.asarray(log.restarts, dtype=np.int64),
+        prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
+        transfers=log.transfers,
+        blocks_left=log.blocks_left,
+        stage_busy_s=log.stage_busy_s,
+        stage_open_s=log.stage_open_s,
     )
 
 

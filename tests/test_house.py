@@ -16,6 +16,7 @@ FLOORS = (
     ("simulator.laws",),
     ("simulator.step_detail",),
     ("simulator.build_fleet",),
+    ("simulator.names",),
     ("simulator.build",),
     ("simulator.assumptions",),
     ("simulator.drafting",),

@@ -41,7 +41,9 @@ WhereOption = Annotated[
 def kernels(
     files: FilesArgument,
     chip: Annotated[str, typer.Option(help="Catalogue name or profile file.", show_default=False)],
-    library: Annotated[str, typer.Option(help="Kernel library: generic, vllm, sglang, trtllm ...")] = "generic",
+    library: Annotated[
+        str, typer.Option(help="Kernel library: generic, vllm, sglang, trtllm, portable (older than the chip) ...")
+    ] = "generic",
     format: FormatOption = "auto",
     split: Annotated[
         str | None, typer.Option(metavar="train=SHARE,seed=N", help="Score only shapes this split holds out.")
@@ -66,6 +68,7 @@ def kernels(
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
     from simulator.replay import broken, load_residuals, parse_limit, parse_split, replay_kernels, report_document
+    from simulator.replay.kernels import trace_library
     from traces.kernels import concatenate, read_kernels
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -73,6 +76,7 @@ def kernels(
     with checked_outputs(out, json_file):
         chosen = KernelLibrary(load_chip(chip), library)
         table = concatenate([read_kernels(file, format, device=device) for file in files])
+        chosen = KernelLibrary(chosen.chip, trace_library(table, library))
         corrections = load_residuals(chip) if residual else None
         report = replay_kernels(table, chosen, held_out, where or [], corrections)
         document = report_document(report)

@@ -32,6 +32,9 @@ GEMM = (
 )
 """What else decides which GEMM kernel a library picks and how well it fits: last waves, log of outputs and of
 multiplications, log of n over k, divisibility, and what is left over of whole tiles."""
+DECODE = ("items", "heads", "reads")
+"""What else decides how a decode kernel runs: log of sequences times KV heads, of sequences times query heads, and of
+KV tokens read over all KV heads."""
 _ALIGNED = ("m", "q_len", "kv_len", "tokens")
 """Sizes whose divisibility by powers of two matters to tiles."""
 
@@ -43,7 +46,7 @@ def feature_names(family: str) -> tuple[str, ...]:
     extra = ["uneven"] if family == "moe" else ["warm"] if family == "attention_decode" else []
     aligned = [f"align:{name}" for name in sizes if name in _ALIGNED]
     group = ["group"] if family.startswith("attention") else []
-    gemm = GEMM if family == "gemm" else ()
+    gemm = GEMM if family == "gemm" else DECODE if family == "attention_decode" else ()
     return (*sizes, *aligned, *group, *extra, *gemm, *PHYSICS)
 
 
@@ -77,6 +80,8 @@ def feature_matrix(
             columns.append(np.minimum(9.0, np.log2(np.maximum(1, size & -size))))
         elif name in GEMM:
             columns.append(_gemm_feature(name, table, chip.compute.usable_cores))
+        elif name in DECODE:
+            columns.append(_decode_feature(name, table))
         elif name == "group":
             columns.append(np.log2(np.maximum(1, table.size("num_heads")) / np.maximum(1, table.size("num_kv_heads"))))
         elif name == "uneven":
@@ -101,6 +106,13 @@ def _gemm_feature(name: str, table: KernelTable, cores: int) -> FloatArray:
         size, tile = {"m": m, "n": n}[what[0]], float(what[1:])
         return np.asarray((size % tile) / tile)
     return {"outputs": np.log2(m * n), "work": np.log2(m * n * k), "wide": np.log2(n / k)}[kind]
+
+
+def _decode_feature(name: str, table: KernelTable) -> FloatArray:
+    """One of the features in ``DECODE``."""
+    heads = table.size("num_heads" if name == "heads" else "num_kv_heads")
+    count = np.maximum(1, table.size("batch") * heads).astype(np.float64)
+    return np.asarray(np.log2(count * table.size("kv_len") if name == "reads" else count), dtype=np.float64)
 
 
 def _tiles(names: tuple[str, ...], table: KernelTable) -> FloatArray:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles.parameters import FamilyParameters
+from hwprofiles.decode_kernel import UnpackedKernel
+from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters
 from simulator.replay.fit_problem import FitProblem
 
 FloatArray = NDArray[np.float64]
@@ -62,9 +63,14 @@ EXTRA: Mapping[str, Sequence[Coordinate]] = {
 }
 """Parameters a fit moves besides those the family names as free."""
 
+VECTOR_SHARE = 0.02
+"""Share of the matrix units' peak at which a kernel on the vector units starts in a fit."""
+NESTED = "unpacked."
+"""What precedes the name of a parameter of the unpacked decode kernel."""
 QUANTISE = Coordinate("quantise_s", 1e-7, 2e-5)
 """Free where the library quantises activations in a kernel of its own."""
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
+ROW_WAVE = Coordinate("row_wave_s", 1e-8, 1e-5)
 
 
 CPU_TIMES = 10.0
@@ -77,7 +83,9 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
     if kind == "cpu":
         found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
     found += EXTRA.get(parameters.family, ())
-    for optional in (QUANTISE, REGROUP):
+    if isinstance(parameters, DecodeParameters) and parameters.unpacked is not None:
+        found += [Coordinate(f"{NESTED}{name}", *bounds) for name, bounds in UNPACKED.items()]
+    for optional in (QUANTISE, REGROUP, ROW_WAVE):
         if getattr(parameters, optional.name, 0.0):
             found.append(optional)
     return tuple(found)
@@ -102,13 +110,33 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
         options += [{"regroup_s": 4e-6}, {"regroup_s": 0.0}]
         return options + ([{"native_math": True}, {"native_math": False}] if narrow else [])
     if parameters.family == "attention_decode":
-        options = [{"split_tokens": tokens} for tokens in (64.0, 128.0, 256.0, 512.0, 1024.0)]
-        options += [{"max_splits": parts} for parts in (1.0, 16.0, 32.0, 128.0)]
-        options += [{"min_group_to_split": 1.0}, {"min_group_to_split": 2.0}, {"regroup_s": 2e-6}, {"regroup_s": 0.0}]
-        return options + [{"tile_rows": rows} for rows in (16.0, 64.0)]
+        return _decode_alternatives(parameters, few)
     if parameters.family == "moe":
         return [{"local_only": True}, {"local_only": False}]
     return []
+
+
+def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[str, Any]]:
+    """Ways to split the KV axis and to pack query heads; kernels beside the packed one only where rows are many."""
+    tokens: list[dict[str, Any]] = [{"split_tokens": number} for number in (64.0, 128.0, 256.0, 512.0, 1024.0)]
+    options = [*tokens, *({"max_splits": parts} for parts in (1.0, 16.0, 32.0, 128.0))]
+    options += [{"min_group_to_split": 1.0}, {"min_group_to_split": 2.0}, {"regroup_s": 2e-6}, {"regroup_s": 0.0}]
+    options += [{"tile_rows": rows} for rows in (16.0, 64.0)]
+    if few:
+        return options
+    beside: list[dict[str, Any]] = [{"unpacked": unpacked_start(parameters, fill)} for fill in (0.25, 0.0)]
+    beside += [{"split_tokens": 128.0, "split_root": 8.0, "split_fill": 8.0}]
+    beside += [{"row_wave_s": 1e-6}, {"row_step": 8.0}]
+    inner = [*tokens, *({"split_fill": fill} for fill in (1.0, 2.0, 4.0))]
+    return beside + options + [{NESTED + name: value for name, value in change.items()} for change in inner]
+
+
+def unpacked_start(parameters: FamilyParameters, least_fill: float) -> UnpackedKernel:
+    """An unpacked kernel to start a fit from: the packed one's numbers, on the vector units."""
+    names = [name for name in UNPACKED if name != "compute_efficiency"]
+    own = {name: getattr(parameters, name) for name in names}
+    own |= {"compute_efficiency": VECTOR_SHARE, "hidden_s": own["wave_s"], "pass_s": 0.3 * own["wave_s"]}
+    return UnpackedKernel(**own, least_fill=least_fill)
 
 
 def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyParameters:
@@ -128,10 +156,10 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
     error = loss(search, best)
     few = len(problem) < FEW_ROWS
     for change in alternatives(start, problem.dtype, few, problem.chip.kind):
-        if all(getattr(best, name) == value for name, value in change.items()):
+        if not _applies(best, change):
             continue
-        prior = start.model_copy(update=change)
-        candidate = _solve(search, best.model_copy(update=change), prior)
+        prior = _changed(start.model_copy(update=_structure(best)), change)
+        candidate = _solve(search, _changed(best, change), prior, _concerned(best, change))
         now = loss(search, candidate)
         if now < error * (WORTH_FEW if few else WORTH):
             best, error = candidate, now
@@ -139,6 +167,18 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
         return best
     chosen = {name: getattr(best, name) for name in type(best).model_fields if name not in best.free}
     return _solve(sampled(problem, FINAL_ROWS, generator), best, start.model_copy(update=chosen))
+
+
+def _applies(parameters: FamilyParameters, change: Mapping[str, Any]) -> bool:
+    """Whether a change is one: not yet so, and of a kernel the library has."""
+    if getattr(parameters, NESTED[:-1], None) is None and any(name.startswith(NESTED) for name in change):
+        return False
+    return any(_field(parameters, name) != value for name, value in change.items())
+
+
+def _structure(parameters: FamilyParameters) -> dict[str, Any]:
+    """The kernel a library falls back to, where a fit has found one."""
+    return {"unpacked": parameters.unpacked} if isinstance(parameters, DecodeParameters) else {}
 
 
 def loss(problem: FitProblem, parameters: FamilyParameters) -> float:
@@ -155,22 +195,50 @@ def sampled(problem: FitProblem, rows: int, generator: np.random.Generator) -> F
     return problem.where(chosen)
 
 
-def _solve(problem: FitProblem, start: FamilyParameters, prior: FamilyParameters) -> FamilyParameters:
+def _field(parameters: FamilyParameters, name: str) -> Any:
+    """A field by name; those of the unpacked kernel have its name before theirs."""
+    owner: Any = getattr(parameters, NESTED[:-1]) if name.startswith(NESTED) else parameters
+    return getattr(owner, name.removeprefix(NESTED))
+
+
+def _changed(parameters: FamilyParameters, values: Mapping[str, Any]) -> FamilyParameters:
+    """``parameters`` with other values by name."""
+    own = {name: value for name, value in values.items() if not name.startswith(NESTED)}
+    inner = {name.removeprefix(NESTED): value for name, value in values.items() if name.startswith(NESTED)}
+    if inner:
+        own[NESTED[:-1]] = getattr(parameters, NESTED[:-1]).model_copy(update=inner)
+    return parameters.model_copy(update=own)
+
+
+def _concerned(parameters: FamilyParameters, change: Mapping[str, Any]) -> bool | None:
+    """Whether a change is one of the unpacked kernel (True) or of the packed one (False), which share no rows; None
+    where there is no second kernel, or where it is new."""
+    if getattr(parameters, NESTED[:-1], None) is None or NESTED[:-1] in change:
+        return None
+    return any(name.startswith(NESTED) for name in change)
+
+
+def _solve(
+    problem: FitProblem, start: FamilyParameters, prior: FamilyParameters, nested: bool | None = None
+) -> FamilyParameters:
+    """Least squares from ``start``, over the parameters of one kernel of two (``nested``) or over all."""
     from scipy.optimize import least_squares
 
     moved = coordinates(start, problem.chip.kind)
+    if nested is not None:
+        moved = tuple(coordinate for coordinate in moved if coordinate.name.startswith(NESTED) is nested)
     measured = np.log(problem.table.measured_s)
-    centre = np.array([coordinate.scaled(float(getattr(prior, coordinate.name))) for coordinate in moved])
+    centre = np.array([coordinate.scaled(float(_field(prior, coordinate.name))) for coordinate in moved])
 
     def parameters_at(position: FloatArray) -> FamilyParameters:
         values = {coordinate.name: coordinate.value(float(x)) for coordinate, x in zip(moved, position, strict=True)}
-        return start.model_copy(update=values)
+        return _changed(start, values)
 
     def errors(position: FloatArray) -> FloatArray:
         predicted = np.log(problem.seconds(parameters_at(position)))
         return np.concatenate([predicted - measured, PRIOR * (position - centre)])
 
-    first = np.array([coordinate.scaled(float(getattr(start, coordinate.name))) for coordinate in moved])
+    first = np.array([coordinate.scaled(float(_field(start, coordinate.name))) for coordinate in moved])
     first = np.clip(first, 1e-3, 1.0 - 1e-3)
     found = least_squares(
         errors,

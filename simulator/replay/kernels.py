@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import KernelLibrary
+from hwprofiles.choice import PORTABLE
 from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.light_speed import impossible_rows
@@ -107,6 +108,14 @@ def replay_kernels(
         split,
         residuals is not None,
     )
+
+
+def trace_library(table: KernelTable, library: str) -> str:
+    """The kernel library to predict a trace with: ``portable`` instead of ``generic`` where all its rows were timed
+    with kernels older than the chip (collectives of NCCL aside); else ``library`` as given."""
+    column = table.word("library")
+    named = {column.names[code] for code in np.unique(column.codes)} - {"nccl"}
+    return PORTABLE if library == "generic" and named == {PORTABLE} else library
 
 
 def check_devices(table: KernelTable) -> None:

@@ -11,20 +11,27 @@ from hwprofiles import chip_names, load_chip
 from simulator.build import build_cluster
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
-from simulator.replay.serving_names import chip_name, dtype_name, framework_name, model_name
+from simulator.replay.serving_names import (
+    chip_name,
+    dtype_name,
+    framework_name,
+    framework_of_version,
+    model_name,
+)
 from simulator.run import simulate
 from simulator.scenario import Scenario, scenario_from
+from simulator.timing import load_framework
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.servings import METRICS, MeasuredRun, PromptPool
 from traces.servings.silicon import closed_loop_throughput
 
-ENGINE_LIMITS = {
+ENGINE_LIMITS: dict[str, dict[str, int | str]] = {
     "trtllm": {"max_num_seqs": 2048, "max_num_batched_tokens": 8192},
     "vllm": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
-    "sglang": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192},
+    "sglang": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "scheduler": "sglang"},
 }
-"""Limits of an engine where neither the run nor the scenario states them.
+"""Limits of an engine, and its batching rule, where neither the run nor the scenario states them.
 
 Source: TensorRT-LLM 1.0 ``max_batch_size`` 2048 and ``max_num_tokens`` 8192; vLLM V1 behind its API server on chips of
 70 GB and more; SGLang's ``chunked_prefill_size`` 8192 and a running-request limit set by memory.
@@ -70,7 +77,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if "chip" in found and load_chip(base.hardware.chip).name != found["chip"]:
         hardware["chip"] = found["chip"]
     if "framework" in found:
-        engine["framework"] = found["framework"]
+        engine["framework"] = framework_of_version(found["framework"], run.framework_version)
     if run.data_parallel_attention not in (None, 1):
         raise ForerunError("data-parallel attention is not modelled")
     _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
@@ -79,7 +86,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
          max_model_len=run.max_model_len, num_kv_blocks=run.num_kv_blocks, block_size=run.block_size,
          gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
          enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
-    for limit, value in ENGINE_LIMITS.get(engine.get("framework", "vllm"), {}).items():
+    limits = ENGINE_LIMITS.get(load_framework(engine.get("framework", "vllm")).kernel_library, {})
+    for limit, value in limits.items():
         engine.setdefault(limit, value)
     _set_speculation(data, run)
     data["workload"] = _workload(run, data["workload"])
@@ -98,7 +106,7 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
     """
     scenario = run_scenario(run, base)
     stream = _stream(run, scenario, seed)
-    if scenario.engine.framework == "trtllm":
+    if load_framework(scenario.engine.framework).kernel_library == "trtllm":
         scenario = _never_evicting(scenario, stream)
     result = simulate(scenario, seed, stream=stream)
     summary = summarise(result)

@@ -31,6 +31,8 @@ _CHIPS = (
 )
 """Patterns of device names, most telling first, and the chip each means; None = a chip the catalogue does not have."""
 _ENGINES = {"trtllm": r"trt|tensorrt", "sglang": r"sglang|^sgl", "vllm": r"vllm"}
+_OLDER = {"trtllm": (16, "trtllm-0.14"), "vllm": (13, "vllm-0.11")}
+"""Last minor version of an engine's earlier parameter set, and that set."""
 _NOT_ONE_ENGINE = r"dynamo|mori|atom|mindie|lmdeploy|metal"
 _SUFFIXES = ("-fp8-dynamic", "-fp8", "-nvfp4", "-fp4", "-bf16", "-instruct", "-chat", "-it", "-hf", "-0528", "-v0.1",
              "-awq", "-gptq")  # fmt: skip
@@ -65,6 +67,16 @@ def framework_name(text: str) -> str | None:
     return next((name for name, pattern in _ENGINES.items() if re.search(pattern, word)), None)
 
 
+def framework_of_version(framework: str, version: str | None) -> str:
+    """The parameter set of an engine's version.
+
+    TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it.
+    """
+    found = re.match(r"v?0\.(\d+)", version or "")
+    last, older = _OLDER.get(framework, (-1, framework))
+    return older if found and int(found.group(1)) <= last else framework
+
+
 def dtype_name(text: str) -> str | None:
     """A weight format in the catalogue's words; None for one that is not known."""
     return _DTYPES.get(text.strip().lower())
@@ -91,6 +103,8 @@ def _spellings(word: str) -> list[str]:
             if tail.endswith(suffix):
                 tail, changed = tail.removesuffix(suffix), True
                 found.append(tail)
+    if re.fullmatch(r"llama-\d+b", tail):
+        found.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
     plain = tail.replace("llama-v", "llama-").replace("llama2", "llama-2").replace("llama3", "llama-3")
     return [*found, plain, re.sub(r"^meta-", "", plain)]
 

@@ -64,8 +64,10 @@ class PrefillFirstScheduler(Scheduler):
         """New prompts if any fit, else one decode step of the whole batch."""
         plan = StepPlan()
         self._admit(plan, self.limits.max_num_batched_tokens, whole_prompts=True)
-        if plan.chunks:
-            return plan
+        return plan if plan.chunks else self._decode(plan)
+
+    def _decode(self, plan: StepPlan) -> StepPlan:
+        """One decode step of the whole batch."""
         position = 0
         while position < len(self.running):
             sequence = self.running[position]
@@ -74,6 +76,35 @@ class PrefillFirstScheduler(Scheduler):
             plan.decodes.append(sequence)
             position += 1
         return plan
+
+
+class SglangScheduler(PrefillFirstScheduler):
+    """SGLang's rule: prompts go first, cut where the token budget of a step ends; a step decodes where none waits.
+
+    Source: ``get_next_batch_to_run`` and ``get_new_batch_prefill`` of python/sglang/srt/managers/scheduler.py (v0.5)
+    with its defaults: ``chunked_prefill_size`` counts all prompts of a step, ``enable_mixed_chunk`` is off.
+    """
+
+    def _plan(self) -> StepPlan:
+        """The prompt that was cut, then new prompts, until the budget is spent; else one decode step."""
+        limits = self.limits
+        plan = StepPlan()
+        budget = limits.max_num_batched_tokens
+        position = 0
+        while position < len(self.running) and budget > 0:
+            sequence = self.running[position]
+            position += 1
+            if sequence.decoding:
+                continue
+            tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
+            if not self._allocate(sequence, limits.blocks(sequence.computed_tokens + tokens)):
+                break
+            self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+            plan.chunks.append((sequence, tokens))
+            budget -= tokens
+        if not self.preempted:
+            self._admit(plan, budget, whole_prompts=not limits.chunked_prefill)
+        return plan if plan.chunks else self._decode(plan)
 
 
 class StaticScheduler(Scheduler):
@@ -127,5 +158,6 @@ class StaticScheduler(Scheduler):
 SCHEDULERS: dict[str, type[Scheduler]] = {
     "vllm-v1": UnifiedScheduler,
     "prefill-first": PrefillFirstScheduler,
+    "sglang": SglangScheduler,
     "static": StaticScheduler,
 }

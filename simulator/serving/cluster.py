@@ -77,14 +77,17 @@ class Cluster:
         log = new_log(pool, stream, progress, full_step_rows)
         served = log.admit(pool.refusal)
         env = simpy.Environment()
+        replicas = []
         for index in range(self.replicas):
             own = served[index :: self.replicas]
             feed: Feed = OpenFeed(own, log, self.limits)
             if stream.max_concurrency is not None:
                 feed = ClosedFeed(own, stream.max_concurrency, log, self.limits)
-            replica = pool.fast_replica if pool.fast else pool.exact_replica
-            env.process(replica(env, index, feed, log).serve())
+            make_replica = pool.fast_replica if pool.fast else pool.exact_replica
+            replicas.append(make_replica(env, index, feed, log))
+            env.process(replicas[-1].serve())
         env.run()
+        log.blocks_left = sum(replica.held_blocks for replica in replicas)
         log.settle()
         return log
 

@@ -15,9 +15,10 @@ class EngineConfig(Section):
 
     framework: str = "vllm"
     """Kernel library and host costs: vllm, sglang, trtllm or generic."""
-    scheduler: Literal["vllm-v1", "prefill-first", "static"] = "vllm-v1"
+    scheduler: Literal["vllm-v1", "prefill-first", "sglang", "static"] = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
-    decoding. ``static``: a batch runs until all of its requests are done."""
+    decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its
+    requests are done."""
     stepping: Literal["fast", "exact-steps"] = "fast"
     """``fast`` advances equal steps together; ``exact-steps`` runs one event per engine step (the oracle)."""
     max_num_seqs: PositiveInt = 256

@@ -92,6 +92,11 @@ class ExactReplica:
         """Prompt tokens of a request that the prefix cache holds now."""
         return self.scheduler.cached_tokens(request, self._log.input_tokens[request])
 
+    @property
+    def held_blocks(self) -> int:
+        """KV blocks that requests hold now."""
+        return self.scheduler.used_blocks
+
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Plan a step, spend its time, hand out its tokens, until no request will ever come."""
         now = 0.0

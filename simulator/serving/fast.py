@@ -85,6 +85,11 @@ class FastReplica:
             self._evict_idle(held)
         return self._cache.match(request, self._log.input_tokens[request])[1]
 
+    @property
+    def held_blocks(self) -> int:
+        """KV blocks that requests hold now."""
+        return self._future.at(self._step)[self._block_row] + self._partial_blocks - self._cache.shared_blocks
+
     def serve(self) -> Generator[simpy.Event, None, None]:
         """Advance from structural event to structural event until no request will ever come."""
         now = seen = 0.0

@@ -9,6 +9,7 @@ import simpy
 
 from simulator.errors import ForerunError
 from simulator.serving.exact import ExactReplica
+from simulator.serving.fast import FastReplica
 from simulator.serving.faults import Faults, break_down
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet_config import RouterConfig
@@ -90,6 +91,7 @@ class FleetRun:
 
     def __init__(self, fleet: Fleet, log: RunLog) -> None:
         self.log = log
+        self.replicas: list[FastReplica | ExactReplica] = []
         self.exact: dict[int, ExactReplica] = {}
         """Replicas on the step-by-step path, by number."""
         self._env = env = simpy.Environment()
@@ -107,6 +109,7 @@ class FleetRun:
             for index in range(len(self._feeds)):
                 self._break_down(fleet.faults, index)
         env.run(until=self._router.done)
+        log.blocks_left = sum(replica.held_blocks for replica in self.replicas)
         log.settle()
 
     def _make_transfers(self, fleet: Fleet) -> Transfers:
@@ -124,13 +127,12 @@ class FleetRun:
         left = transfers.left if transfers is not None and pool.role == "decode" else router.left
         feed = RoutedFeed(env, index, log, pool.limits, left, router.ended)
         if fleet.fast:
-            fast = pool.fast_replica(env, index, feed, log)
-            feed.cached_tokens = fast.cached_tokens
-            feed.process = env.process(fast.serve())
+            replica: FastReplica | ExactReplica = pool.fast_replica(env, index, feed, log)
         else:
-            exact = self.exact[index] = pool.exact_replica(env, index, feed, log, self._resumed, transfers)
-            feed.cached_tokens = exact.cached_tokens
-            feed.process = env.process(exact.serve())
+            replica = self.exact[index] = pool.exact_replica(env, index, feed, log, self._resumed, transfers)
+        self.replicas.append(replica)
+        feed.cached_tokens = replica.cached_tokens
+        feed.process = env.process(replica.serve())
         return feed
 
     def _break_down(self, faults: Faults, index: int) -> None:

@@ -253,6 +253,8 @@ class RunLog:
     transfer_s: float = 0.0
     """Sum over transfers of the seconds from the end of the prompt to the arrival of its KV."""
     exact_steps: int = 0
+    blocks_left: int = 0
+    """KV blocks that requests still held when the last of them had ended."""
     stage_busy_s: float = 0.0
     """Seconds that pipeline stages worked, over all stages."""
     stage_open_s: float = 0.0

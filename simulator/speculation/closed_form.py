@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import expm1, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,10 @@ def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
     """
     if alpha == 1.0:
         return num_speculative_tokens + 1.0
-    return float((1.0 - alpha ** (num_speculative_tokens + 1)) / (1.0 - alpha))
+    if alpha == 0.0:
+        return 1.0
+    # 1 - a^(g+1) without the cancellation near a = 1.
+    return -expm1((num_speculative_tokens + 1) * log(alpha)) / (1.0 - alpha)
 
 
 def expected_length(conditional: Sequence[float] | NDArray[np.float64]) -> float:
@@ -97,7 +101,7 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
         return 1.0
     from scipy.optimize import brentq  # slow to import, and most runs do without
 
-    return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0 - 1e-12))
+    return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0))
 
 
 def time_ratio(

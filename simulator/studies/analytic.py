@@ -216,7 +216,7 @@ def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> Replica:
         cluster.limits,
         traffic(lengths, cluster.limits, cluster.replicas, cluster.prefix_caching),
         survival,
-        prefill_first=scenario.engine.scheduler == "prefill-first",
+        prefill_first=scenario.engine.scheduler in ("prefill-first", "sglang"),
     )
 
 

@@ -91,7 +91,7 @@ def _framework(scenario: Scenario) -> list[AssumedParameter]:
 
 def _kernels(scenario: Scenario) -> list[AssumedParameter]:
     chip = load_chip(scenario.hardware.chip)
-    kernels = KernelLibrary(chip, load_framework(scenario.engine.framework).library)
+    kernels = KernelLibrary(chip, load_framework(scenario.engine.framework).kernel_library)
     uncalibrated = [f for f, dtype in _kernel_kinds(scenario) if kernels.basis(f, dtype) != "calibrated"]
     found = []
     for name, fields in KERNEL_FIELDS.items():

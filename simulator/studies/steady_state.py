@@ -230,7 +230,8 @@ class Replica:
         share = float(self._at(np.array([batch]), self.prices.budget_share)[0])
         joining = min(others * batch / steps, 1.0 / share)
         priced = self._added_s(np.full(len(self.prices.batches), joining))
-        added = float(self._at(np.array([others * batch]), priced)[0])
+        # Prompts lengthen the steps that decode, in each of which there is at least one that does.
+        added = float(self._at(np.array([others * max(batch, 1.0)]), priced)[0])
         decode = float(self._at(np.array([max(batch, 1.0)]), self.prices.decode_s)[0])
         return 1.0 / (steps * decode / batch + others * added)
 
@@ -346,12 +347,13 @@ def make_replica(
     # A place is also held while the prompt is computed.
     held = work.decode_steps / (work.decode_steps + float(prices.chunks[-1]))
     places = max(1.0, places * held)
-    # Prompts that a batch of B needs to stay full: B / n per step. They must fit what it leaves of the budget.
+    # A batch of B needs B / n prompts per step to stay full, and leaves T - B q tokens of the budget for them. Where
+    # prompts are spread over several steps, that may hold less than one request on average.
     if not prefill_first and work.decode_steps:
-        needed = prices.batches / work.decode_steps * prices.budget_share
-        fitting = np.interp(np.arange(most + 1), prices.batches, needed) <= 1.0
-        if not fitting[math.floor(places)]:
-            places, limited_by = max(1.0, float(np.flatnonzero(fitting)[-1])), "tokens"
+        new_tokens = float(traffic.new_tokens.mean())
+        fitting = limits.max_num_batched_tokens / (new_tokens / work.decode_steps + limits.query_len)
+        if fitting < places:
+            places, limited_by = fitting, "tokens"
     length = 1.0 if survival is None else 1.0 + float(survival.sum())
     seen = limits.intake_work_s + limits.intake_per_token_s * traffic.input_tokens
     front_end = FrontEnd(limits.intake_s, float(seen.mean()), float((seen**2).mean()), limits.schedules_ahead)

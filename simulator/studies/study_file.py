@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from simulator.errors import ForerunError, did_you_mean
+from simulator.names import check_names
 from simulator.scenario import (
     Scenario,
     load_scenario,
@@ -148,7 +149,7 @@ def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: P
     """``scenario`` with values set by dotted path; file names in them count from ``folder``, then from here.
 
     Raises:
-        ForerunError: a path or a value that a scenario does not have.
+        ForerunError: a path or a value that a scenario does not have, or a name that no catalogue and no file has.
     """
     if not settings:
         return scenario
@@ -157,7 +158,12 @@ def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: P
         set_value(data, path, value, place + ":")
     if folder is not None:
         resolve_paths(data, folder)
-    return scenario_from(data, place)
+    changed = scenario_from(data, place)
+    try:
+        check_names(changed)
+    except ForerunError as error:
+        raise ForerunError(f"{place}: {error}") from None
+    return changed
 
 
 def settings_name(settings: Settings) -> str:

@@ -16,6 +16,7 @@ from simulator.timing.drafters import (
 )
 from simulator.timing.engine import EngineTimer, ModelTimer
 from simulator.timing.framework import Framework, load_framework
+from simulator.timing.light_speed import LightSpeed, light_speed, stage_light_speeds
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
 from simulator.timing.pipeline import PipelineTimer, StagedTimer, stage_timers
 from simulator.timing.remote_drafter import RemoteDrafter
@@ -39,6 +40,7 @@ __all__ = [
     "HeadsDrafter",
     "HostDrafter",
     "HostOverhead",
+    "LightSpeed",
     "MemoryPlan",
     "ModelTimer",
     "ParallelDrafter",
@@ -55,9 +57,11 @@ __all__ = [
     "fusion_table",
     "keys_read",
     "layer_weight_bytes",
+    "light_speed",
     "load_draft_overhead",
     "load_framework",
     "plan_memory",
     "resolve_weight_dtypes",
+    "stage_light_speeds",
     "stage_timers",
 ]

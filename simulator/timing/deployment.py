@@ -71,6 +71,11 @@ class Deployment:
         return self.tensor_parallel * self.attention_data_parallel
 
     @property
+    def skew_s(self) -> float:
+        """What every collective waits for the last of the ranks that share a layer."""
+        return self.framework.rank_skew_s * (self.tensor_parallel - 1)
+
+    @property
     def expert_tensor_parallel(self) -> int:
         """Chips that share one expert."""
         return self.group_chips // self.expert_parallel

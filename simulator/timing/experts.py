@@ -141,7 +141,11 @@ class ExpertTable:
 
     def seconds(self, everyone: int, fullest: int) -> float:
         """Seconds when all groups have ``everyone`` tokens and the fullest has ``fullest``."""
-        return self._seconds[max(everyone, self._padded_list[fullest])]
+        return self._seconds[self.tokens(everyone, fullest)]
+
+    def tokens(self, everyone: int, fullest: int) -> int:
+        """Tokens that the experts then compute."""
+        return max(everyone, self._padded_list[fullest])
 
     def rows(self, everyone: IntArray, fullest: IntArray) -> Costs:
         """Costs of many steps, on one chip."""

@@ -32,8 +32,6 @@ class Framework(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    kernels: str | None = None
-    """Kernel library of a chip's profile that it runs on; None: the one of its own name."""
     step_s: float = Field(ge=0)
     per_sequence_s: float = Field(ge=0)
     kernels_per_layer: int = Field(ge=0)
@@ -49,6 +47,14 @@ class Framework(BaseModel):
     captured: tuple[int, ...] = ()
     """Sizes in tokens under an engine's limits (``for_engine``); empty = the defaults."""
     reserved_bytes: float = Field(ge=0)
+    library: str | None = None
+    """Kernel library, where it is not named like the engine."""
+    rank_skew_s: float = Field(default=0.0, ge=0)
+    """What every all-reduce waits for each further rank."""
+    static_activation_scales: bool = False
+    """Whether its 8-bit checkpoints state the scales of activations, so that no kernel searches for them."""
+    kv_share_of: Literal["all", "free"] = "all"
+    """What ``engine.gpu_memory_utilization`` is a share of: a chip's memory, or what weights and activations leave."""
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
     sorted_logit_s: float = Field(default=0.0, ge=0)
@@ -69,9 +75,9 @@ class Framework(BaseModel):
     source: FrameworkSource
 
     @property
-    def library(self) -> str:
-        """Kernel library of a chip's profile."""
-        return self.kernels or self.name
+    def kernel_library(self) -> str:
+        """Library whose kernels it runs."""
+        return self.library or self.name
 
     def without_front_end(self) -> Framework:
         """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""

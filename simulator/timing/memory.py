@@ -144,6 +144,8 @@ def _plan_stage(
     activations = activation_bytes(deployment, max_tokens, max_sampled)
     per_token = deployment.cached_kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0.0)
     left = budget - weights - draft_weights - activations
+    if deployment.framework.kv_share_of == "free":
+        left = (deployment.chip.memory.capacity_bytes - weights - draft_weights - activations) * gpu_memory_utilization
     left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
     blocks = deployment.attention_data_parallel * int(left // (per_token * block_size)) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:

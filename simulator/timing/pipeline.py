@@ -128,13 +128,17 @@ class PipelineTimer(ModelTimer):
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many batches over all stages, host included; work on one chip of each stage."""
-        total = self.target.costs(work)
-        for stage in self.later:
-            total.add(stage.costs(work))
+        parts = [stage.costs(work) for stage in (self.target, *self.later)]
+        last = parts[-1]
+        if self.drafter is not None:
+            last.add(self.drafter.costs(self._seen_by_draft(work)))
+        beside = self._beside_s + self._beside_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        last.host_s += np.maximum(0.0, beside - last.device_s - last.host_s)
+        total = parts[0]
+        for part in parts[1:]:
+            total.add(part)
         total.interconnect_s += len(self.later) * self._send[self._sent_tokens(work)]
         total.host_s += self.host_seconds(work)
-        if self.drafter is not None:
-            total.add(self.drafter.costs(self._seen_by_draft(work)))
         return total
 
     def _sent_tokens(self, work: StepWork[Any]) -> Any:

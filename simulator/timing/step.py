@@ -299,15 +299,20 @@ class StepTimer:
         for time in self._layer_kernels(layer, tokens):
             one.add_kernel(time)
         deployment, mlp = self.deployment, layer.mlp
-        reductions = 2
-        if isinstance(mlp, MoeMlp):
-            if deployment.attention_data_parallel == 1:
-                one.add_kernel(expert_kernel(deployment, mlp, tokens, query_len))
-            elif not mlp.shared_intermediate_size:
-                reductions = 1
+        if isinstance(mlp, MoeMlp) and deployment.attention_data_parallel == 1:
+            one.add_kernel(expert_kernel(deployment, mlp, tokens, query_len))
         message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
-        self._add_collective(one, "all_reduce", message, reductions)
+        self._add_collective(one, "all_reduce", message, self.reductions(layer))
         return one
+
+    def reductions(self, layer: Layer) -> int:
+        """All-reduces of one layer: after attention, and after whatever of the MLP no other group shares."""
+        mlp, groups = layer.mlp, self.deployment.attention_data_parallel
+        return 1 if groups > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size else 2
+
+    def expert_tokens(self, everyone: int, fullest: int) -> int:
+        """Tokens that routed experts compute where all attention groups have ``everyone``, the fullest ``fullest``."""
+        return everyone if self._experts is None else self._experts.tokens(everyone, fullest)
 
     def _layer_kernels(self, layer: Layer, tokens: IntArray) -> Iterator[KernelTime]:
         """Kernels of one layer apart from attention itself and routed experts."""
@@ -351,7 +356,8 @@ class StepTimer:
         if deployment.tensor_parallel == 1 or deployment.link is None:
             return
         time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
-        total.interconnect_s += count * np.where(message_bytes > 0, time.seconds, 0.0)
+        seconds = time.seconds + deployment.skew_s
+        total.interconnect_s += count * np.where(message_bytes > 0, seconds, 0.0)
 
 
 def _expose(

@@ -10,8 +10,8 @@ import numpy as np
 from hwprofiles import KernelTime
 from simulator.llm import MoeMlp
 from simulator.llm.layers import Layer
-from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
-from simulator.timing.experts import alike_tokens
+from simulator.timing.deployment import Deployment
+from simulator.timing.experts import exchange_seconds, expert_kernel, fullest_group
 from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, NORM_PASSES, StepTimer
 from simulator.timing.work import StepWork
 
@@ -36,27 +36,35 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     """The kernels of ``work`` in the order in which they run, layer kinds one after the other.
 
     Host work and the drafter are left out. ``times x seconds`` over all kernels is the device time that
-    ``StepTimer.costs`` gives the same step.
+    ``StepTimer.costs`` gives the same step. Of several attention groups the fullest is meant.
     """
     deployment = timer.deployment
+    groups = deployment.attention_data_parallel
+    everyone = int(work.prefill_tokens + work.decode_seqs * work.query_len)
+    if groups > 1:
+        work = fullest_group(work, groups)
     tokens = int(work.prefill_tokens + work.decode_seqs * work.query_len)
     captured = deployment.framework.padded_tokens(np.array([tokens]), deployment.cuda_graphs)
     padded = int(captured[0])
+    routed = padded if groups == 1 else timer.expert_tokens(everyone, tokens)
     hidden = deployment.architecture.hidden_size
-    rows = padded * hidden * ACTIVATION_BYTES
-    found = [_kernel("embedding", "elementwise", "", 1, deployment.kernels.elementwise(2 * rows))]
-    found += _collective("embedding all-reduce", deployment, "all_reduce", rows, 1)
+    rows = padded * hidden * deployment.activation_bytes
+    found = []
+    if deployment.first_stage:
+        found.append(_kernel("embedding", "elementwise", "", 1, deployment.kernels.elementwise(2 * rows)))
+        found += _collective("embedding all-reduce", deployment, "all_reduce", rows, 1)
     for group in deployment.architecture.layer_groups:
-        for kernel in _layer(deployment, group.layer, padded, timer.together(work)):
+        for kernel in _layer(deployment, group.layer, padded, routed, timer.together(work)):
             found.append(kernel._replace(times=kernel.times * group.count))
         found += _attention(timer, group.layer, group.count, work)
-        found += _collective("layer all-reduce", deployment, "all_reduce", rows, 2 * group.count)
+        reductions = timer.reductions(group.layer)
+        found += _collective("layer all-reduce", deployment, "all_reduce", rows, reductions * group.count)
     sampled = int(work.decode_seqs * work.query_len + work.sampled_prefills)
     return [kernel for kernel in (*found, *_head(deployment, sampled)) if kernel.times]
 
 
-def _layer(deployment: Deployment, layer: Layer, tokens: int, query_len: int) -> Iterator[StepKernel]:
-    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them."""
+def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int, query_len: int) -> Iterator[StepKernel]:
+    """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them; ``routed``: tokens of experts."""
     kernels, tp = deployment.kernels, deployment.tensor_parallel
     hidden = deployment.architecture.hidden_size
     for gemm in deployment.gemms(layer):
@@ -67,25 +75,19 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int, query_len: int) ->
     launches = 4 if attention.qk_norm else 3
     if isinstance(mlp, MoeMlp):
         dtype = deployment.weight_dtypes["expert"]
-        time = kernels.moe(
-            tokens=tokens,
-            num_experts=mlp.num_experts,
-            experts_per_token=mlp.experts_per_token,
-            hidden=hidden,
-            intermediate=mlp.intermediate_size,
-            dtype=dtype,
-            tensor_parallel=tp,
-            gated=mlp.gated,
-            alike=alike_tokens(query_len),
-        )
+        experts = expert_kernel(deployment, mlp, np.array([routed]), query_len)
+        time = KernelTime(*(float(np.atleast_1d(part)[0]) for part in experts))
         yield _kernel("experts", "moe", dtype, 1, time)
+        if deployment.attention_data_parallel > 1:
+            seconds = float(exchange_seconds(deployment, mlp, np.array([routed]))[0])
+            yield StepKernel("expert exchange", "collective", "", 1, seconds, 0.0, 0.0, "interconnect")
         activated = mlp.shared_intermediate_size / tp
     else:
         activated = mlp.intermediate_size / tp
     if activated:
         passes += (3 if mlp.gated else 2) * activated
         launches += 1
-    moved = tokens * passes * ACTIVATION_BYTES
+    moved = tokens * passes * deployment.activation_bytes
     yield _kernel("norms, rotary, activation", "elementwise", "", 1, kernels.elementwise(moved, launches=launches))
 
 
@@ -113,17 +115,17 @@ def _attention(timer: StepTimer, layer: Layer, count: int, work: StepWork[int]) 
 
 
 def _head(deployment: Deployment, sampled: int) -> Iterator[StepKernel]:
-    if not sampled:
+    if not sampled or not deployment.last_stage:
         return
     architecture, kernels = deployment.architecture, deployment.kernels
     vocabulary = -(-architecture.vocab_size // deployment.tensor_parallel)
     dtype = deployment.weight_dtypes["embedding" if architecture.tie_word_embeddings else "lm_head"]
     time = kernels.gemm(sampled, vocabulary, architecture.hidden_size, dtype)
     yield _kernel("LM head", "gemm", dtype, 1, time)
-    norm = NORM_PASSES * architecture.hidden_size * ACTIVATION_BYTES
+    norm = NORM_PASSES * architecture.hidden_size * deployment.activation_bytes
     logits = LOGIT_PASSES * architecture.vocab_size * LOGIT_BYTES
     yield _kernel("sampling", "elementwise", "", 1, kernels.elementwise(sampled * (norm + logits), launches=3))
-    gathered = sampled * architecture.vocab_size * ACTIVATION_BYTES
+    gathered = sampled * architecture.vocab_size * deployment.activation_bytes
     yield from _collective("logits all-gather", deployment, "all_gather", gathered, 1)
 
 
@@ -137,4 +139,5 @@ def _collective(name: str, deployment: Deployment, op: str, message_bytes: float
     if deployment.tensor_parallel == 1 or deployment.link is None:
         return []
     time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
-    return [StepKernel(name, "collective", "", count, float(time.seconds), 0.0, message_bytes, "interconnect")]
+    seconds = float(time.seconds) + deployment.skew_s
+    return [StepKernel(name, "collective", "", count, seconds, 0.0, message_bytes, "interconnect")]

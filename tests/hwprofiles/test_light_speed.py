@@ -9,7 +9,7 @@ from hwprofiles import AttentionShape, KernelLibrary, chip_names, dtype_bytes, l
 from hwprofiles.dtypes import DTYPES
 from hwprofiles.errors import ProfileError
 
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm")
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "portable")
 LIBRARY_CACHE = {(chip, name): KernelLibrary(chip, name) for chip in chip_names() for name in LIBRARIES}
 
 kernels_of = st.tuples(st.sampled_from(chip_names()), st.sampled_from(LIBRARIES)).map(LIBRARY_CACHE.__getitem__)

@@ -224,7 +224,7 @@ def test_a_clock_that_runs_backwards_changes_nothing(place, out, monkeypatch, ca
         ("dash", ("dash", "--port", "0"), "forerun[dashboard]"),
         ("dash_mantine_components", ("dash", "--port", "0"), "forerun[dashboard]"),
         ("torch", ("measure", "--quick", "--output", "k.csv"), "forerun[measure]"),
-        ("distributed", ("sweep", "SCENARIO", "--vary", "model=a", "--cluster", "local"), "forerun[cluster]"),
+        ("distributed", ("sweep", "SCENARIO", "--vary", "weights_dtype=fp8", "--cluster", "local"), "forerun[cluster]"),
         ("aiconfigurator_core", ("replay", "kernels", "silicon:h100_sxm", "--chip", "h100-sxm"), "forerun[silicon]"),
     ],
 )  # fmt: skip

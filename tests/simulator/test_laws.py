@@ -6,37 +6,60 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from random_scenarios import fleet_scenarios, scenarios
 from tiny_scenario import tiny_data
 
-from hwprofiles import load_chip
+from hwprofiles import ProfileError, load_chip
 from simulator.cli import main
-from simulator.errors import LawBrokenError
+from simulator.errors import ForerunError, LawBrokenError
 from simulator.laws import check_laws
+from simulator.llm import load_architecture
 from simulator.run import simulate
 from simulator.scenario import scenario_from
+from simulator.timing import stage_light_speeds
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+CLOSED = {"process": "closed-loop", "max_concurrency": 3}
+APART = {
+    "prompts": {"role": "prefill", "hardware": {"replicas": 2}},
+    "answers": {"role": "decode", "hardware": {"chip": "a100-sxm-80gb"}},
+}
 
 
 def scenario(**changes):
     return scenario_from(tiny_data() | changes, "tiny")
 
 
+def outcome_of(run, seed=1):
+    """What the laws are shown of a run."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("simulator.run.check_laws", lambda *arguments: seen.append(arguments[-1]))
+        simulate(run, seed)
+    return seen[0]
+
+
 @pytest.fixture(scope="module")
 def closed():
-    workload = tiny_data()["workload"] | {"arrivals": {"process": "closed-loop", "max_concurrency": 3}}
-    return simulate(scenario(workload=workload, speculation=SPECULATION), seed=1)
+    return outcome_of(scenario(workload=tiny_data(arrivals=CLOSED)["workload"], speculation=SPECULATION))
 
 
-def judged(result, chips=None, max_concurrency=3, **changes):
-    """The law that records break, None if they keep all."""
-    chip = load_chip(result.scenario.hardware.chip)
-    parts = {"requests": result.requests, "steps": result.steps, "kv": result.kv, "speculation": result.speculation}
-    parts |= changes
+@pytest.fixture(scope="module")
+def apart():
+    return outcome_of(scenario(pools=APART, kv_transfer={"link": "pcie5-x16"}))
+
+
+@pytest.fixture(scope="module")
+def staged():
+    return outcome_of(scenario(hardware={"chip": "h100-sxm", "pipeline_parallel": 2}))
+
+
+def judged(outcome, **changes):
+    """The law that an outcome breaks with some of it changed, None if it keeps all."""
     try:
-        check_laws(result.scenario, result.seed, chip, chips or result.chips, **parts, max_concurrency=max_concurrency)
+        check_laws(scenario(), 0, replace(outcome, **changes))
     except LawBrokenError as error:
         return error.law
     return None
@@ -49,8 +72,9 @@ def changed(records, column, row, value):
     return replace(records, **{column: values})
 
 
-def test_a_good_run_keeps_every_law(closed):
-    assert judged(closed) is None
+def test_a_good_run_keeps_every_law(closed, apart, staged):
+    for outcome in (closed, apart, staged):
+        assert judged(outcome) is None
 
 
 @pytest.mark.parametrize(
@@ -58,6 +82,7 @@ def test_a_good_run_keeps_every_law(closed):
     [
         ("finished_s", lambda t: np.nan, "neither finished nor refused"),
         ("failed", lambda f: True, "neither finished nor refused"),
+        ("replica", lambda r: 7, "ended at replica 7, there are 1"),
         ("scheduled_s", lambda t: t - 1e6, "scheduled_s"),
         ("first_token_s", lambda t: t - 1e6, "first_token_s"),
         ("finished_s", lambda t: 0.0, "finished_s 0 is before first_token_s"),
@@ -66,6 +91,9 @@ def test_a_good_run_keeps_every_law(closed):
         ("input_tokens", lambda n: n + 1, "prompt tokens"),
         ("input_tokens", lambda n: n - 1, "prompt tokens"),
         ("cached_tokens", lambda n: n - 1, "prompt tokens"),
+        ("drafts", lambda n: n + 1, "drafts, their tokens and the accepted ones"),
+        ("draft_tokens", lambda n: n - 1, "drafts, their tokens and the accepted ones"),
+        ("accepted_tokens", lambda n: n + 1, "drafts, their tokens and the accepted ones"),
     ],
 )
 def test_a_broken_request_is_told(closed, column, value, told):
@@ -73,16 +101,34 @@ def test_a_broken_request_is_told(closed, column, value, told):
     assert told in judged(closed, requests=changed(closed.requests, column, row, value))
 
 
+def test_more_prompt_tokens_cached_than_there_are(closed):
+    """Sums that still add up do not hide it."""
+    records = changed(closed.requests, "cached_tokens", 3, lambda n: n + 10_000)
+    records = changed(records, "cached_tokens", 4, lambda n: n - 10_000)
+    assert "prompt tokens cached" in judged(closed, requests=records)
+
+
+def test_more_verify_steps_than_tokens(closed):
+    """Verify steps moved from one request to another: the sums hold, the request cannot be."""
+    records = changed(closed.requests, "drafts", 3, lambda n: n + 1000)
+    records = changed(records, "drafts", 4, lambda n: n - 1000)
+    assert "verify steps, there can be" in judged(closed, requests=records)
+    records = changed(closed.requests, "accepted_tokens", 3, lambda n: n + 1000)
+    records = changed(records, "accepted_tokens", 4, lambda n: n - 1000)
+    assert "draft tokens accepted, there can be" in judged(closed, requests=records)
+
+
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [
-        ("seconds", lambda t: t / 1e4, "at the peak of 1 x h100-sxm"),
-        ("seconds", lambda t: 0.0, "its FLOPs need"),
-        ("seconds", lambda t: np.nan, "need"),
-        ("flops", lambda n: n * 1e4, "its FLOPs need"),
-        ("bytes", lambda n: n * 1e3, "its bytes need"),
+        ("seconds", lambda t: t / 1e4, "at the peak"),
+        ("seconds", lambda t: 0.0, "takes no time"),
+        ("seconds", lambda t: np.nan, "takes no time"),
+        ("flops", lambda n: n * 1e4, "its FLOPs of 1 x h100-sxm need"),
+        ("bytes", lambda n: n * 1e3, "its bytes of 1 x h100-sxm need"),
         ("kv_blocks", lambda n: 10**9, "KV blocks"),
         ("kv_blocks", lambda n: -1, "KV blocks"),
+        ("kv_blocks", lambda n: 1, "from 1 blocks"),
         ("running", lambda n: 17, "17 sequences, there are 16"),
         ("output_tokens", lambda n: n + 1, "handed out"),
         ("prefill_tokens", lambda n: n + 1, "prompt tokens"),
@@ -95,24 +141,89 @@ def test_a_broken_step_is_told(closed, column, value, told):
     assert told in judged(closed, steps=changed(closed.steps, column, row, value))
 
 
+def test_a_step_hands_out_no_more_than_it_computed(closed):
+    """Tokens moved from one step to another: the sum holds, the step cannot be."""
+    steps = changed(closed.steps, "output_tokens", 3, lambda n: n + 50)
+    steps = changed(steps, "output_tokens", 4, lambda n: n - 50)
+    assert "handed out" in judged(closed, steps=steps)
+
+
+def test_weights_are_read_in_their_dtype():
+    """On an H100, whose fp8 is twice as fast as its bf16, 16-bit weights take twice as long to read and to multiply; an
+    LM head in 16 bits takes what it takes."""
+    chip, model = load_chip("h100-sxm"), load_architecture("llama-3.2-1b")
+    speeds = {}
+    for dtype in ("bf16", "fp8"):
+        run = outcome_of(scenario(weights_dtype={"default": dtype, "lm_head": "bf16", "embedding": "bf16"}))
+        (speeds[dtype],) = stage_light_speeds(run.pools[0].cluster.timer)
+    layers = sum(
+        group.count * sum(tensor.elements for tensor in group.layer.tensors(model.hidden_size))
+        for group in model.layer_groups
+    )
+    assert speeds["bf16"].weights_s == pytest.approx(2 * layers / chip.memory.bandwidth_bytes_per_s)
+    assert speeds["bf16"].token_s == pytest.approx(2 * layers / chip.peak_flops("bf16"))
+    for name in ("token_s", "weights_s"):
+        assert getattr(speeds["bf16"], name) == pytest.approx(2 * getattr(speeds["fp8"], name), rel=1e-3)
+    assert speeds["bf16"].head_s == speeds["fp8"].head_s
+    heads = model.layer_groups[0].layer.attention
+    keys = model.num_layers * 2 * heads.num_kv_heads * heads.head_dim * 2
+    assert speeds["bf16"].key_s == pytest.approx(keys / chip.memory.bandwidth_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("weights_s", "its weights need"), ("token_s", "its products with weights"), ("key_s", "its keys and values")],
+)
+def test_the_architecture_is_a_second_witness(closed, monkeypatch, name, told):
+    """A model whose weights or keys would take a thousand times as long cannot have run so fast."""
+
+    def slower(timer):
+        return tuple(replace(one, **{name: 1e4 * getattr(one, name)}) for one in stage_light_speeds(timer))
+
+    monkeypatch.setattr("simulator.laws.physics.stage_light_speeds", slower)
+    assert told in judged(closed)
+
+
 def test_no_step_may_pass_a_whole_machine(closed):
     """As many FLOPs as the peak allows in each step, but more steps side by side than there are chips."""
     steps, chip = closed.steps, load_chip("h100-sxm")
     full = steps.seconds * max(chip.compute.dense_flops_per_s.values())
-    two, handed = np.concatenate, ("output_tokens", "prefill_tokens")
+    two, handed = np.concatenate, ("output_tokens", "prefill_tokens", "running", "waiting")
     doubled = replace(
         steps,
         **{name: two((column, column)) for name, column in steps.columns().items()}
         | {"replica": two((steps.replica, steps.replica + 1)), "flops": two((full, full))}
         | {name: two((column, 0 * column)) for name, column in steps.columns().items() if name in handed},
     )
-    assert "of the FLOP/s of 1 x h100-sxm" in judged(closed, steps=doubled, chips=1)
-    assert judged(closed, steps=doubled, chips=2) is None
+    assert "of the FLOP/s of 1 x h100-sxm" in judged(closed, steps=doubled)
+    assert judged(closed, steps=doubled, pools=(replace(closed.pools[0], replicas=2),)) is None
 
 
 def test_more_requests_at_once_than_the_loop_holds(closed):
     """Little's law: the same latencies within a loop of one client cannot be."""
     assert "in a closed loop of 1" in judged(closed, max_concurrency=1)
+
+
+def test_a_request_sent_while_the_loop_was_full(closed):
+    """On average there is room for it, at that moment there was none."""
+    requests = closed.requests
+    last = int(np.argmax(requests.arrival_s))
+    earlier = changed(requests, "arrival_s", last, lambda t: np.partition(requests.finished_s, -4)[-4] - 1e-4)
+    assert "sent while a closed loop of 3 was full" in judged(closed, requests=earlier)
+
+
+def test_engines_hold_no_more_requests_than_there_are(closed):
+    steps = changed(closed.steps, "waiting", 5, lambda n: n + 100_000)
+    assert "engines held requests for" in judged(closed, steps=steps)
+
+
+def test_a_replica_is_not_busy_longer_than_the_run_lasts(staged):
+    """Pipeline stages, too."""
+    assert "pipeline stages worked" in judged(staged, stage_busy_s=2.0 * staged.stage_open_s)
+    steps = staged.steps
+    earlier = replace(steps, start_s=steps.start_s - 10.0, seconds=steps.seconds + 0.0)
+    earlier = changed(earlier, "start_s", 0, lambda t: t - 1e3)
+    assert "was busy for" in judged(staged, steps=changed(earlier, "seconds", 0, lambda t: t + 1e3))
 
 
 def test_draft_tokens_accepted_beyond_those_drafted(closed):
@@ -122,22 +233,63 @@ def test_draft_tokens_accepted_beyond_those_drafted(closed):
     assert "by position" in judged(closed, speculation=replace(counters, accepted_per_position=rising))
 
 
-@settings(max_examples=10, deadline=None)
-@given(
-    st.sampled_from(["h100-sxm", "rtx-4090", "n150", "mi300x"]),
-    st.sampled_from([None, SPECULATION]),
-    st.sampled_from(["vllm-v1", "prefill-first", "static"]),
-    st.sampled_from([{}, {"tensor_parallel": 2}, {"replicas": 3}]),
-    st.sampled_from([None, 40]),
-    st.integers(0, 99),
-)
-def test_no_sound_run_is_accused(chip, speculation, scheduler, layout, blocks, seed):
-    """``simulate`` raises by itself where a law is broken."""
-    engine = {"max_num_seqs": 4, "scheduler": scheduler, "num_kv_blocks": blocks and 10 * blocks}
-    result = simulate(
-        scenario(hardware={"chip": chip, **layout}, speculation=speculation, engine=engine, weights_dtype="bf16"), seed
-    )
+def test_blocks_that_nobody_gave_back(apart):
+    assert "still held 3 KV blocks" in judged(apart, blocks_left=3)
+
+
+def test_prompts_that_were_handed_over(apart):
+    assert "were sent between replicas" in judged(apart, transfers=apart.transfers - 1)
+    assert "were sent between replicas" in judged(apart, transfers=apart.transfers + 1)
+    here = changed(apart.requests, "replica", 3, lambda r: 0)
+    assert "ended in pool prompts, which only computes prompts" in judged(apart, requests=here)
+    computed = changed(apart.steps, "prefill_tokens", 0, lambda n: n + 1)
+    assert "that were handed over one more each" in judged(apart, steps=computed)
+
+
+def test_each_pool_is_held_against_its_own_limits(apart):
+    """What the H100s may do in a step, the A100 may not; steps are named by pool."""
+    steps, first = apart.steps, int(np.argmax(apart.steps.replica == 2))
+    full = load_chip("h100-sxm").peak_flops("fp8") * 0.9
+    told = judged(apart, steps=changed(steps, "flops", first, lambda n: full * steps.seconds[first]))
+    assert told.startswith(f"step {first} of pool answers takes")
+    prompt = int(np.argmax(steps.replica == 0))
+    assert judged(apart, steps=changed(steps, "flops", prompt, lambda n: full * steps.seconds[prompt])) is None
+    most = apart.pools[1].cluster.limits.num_blocks + 1
+    assert "of pool answers holds" in judged(apart, steps=changed(steps, "kv_blocks", first, lambda n: most))
+
+
+def test_batches_in_a_pipeline_are_held_against_light_together(staged):
+    seconds = staged.steps.seconds
+    fast = replace(staged.steps, start_s=staged.steps.start_s / 1e3, seconds=seconds / 1e3)
+    assert "the steps of replica 0 take" in judged(staged, steps=fast)
+
+
+def keeps_the_laws(data, seed):
+    """Run what is not refused; ``simulate`` raises by itself where a law is broken."""
+    try:
+        result = simulate(scenario_from(data, "random"), seed)
+    except (ForerunError, ProfileError):
+        event("refused")
+        return
+    event("failures" if result.restarts else "preempted" if result.kv.preemptions else "undisturbed")
     assert result.engine.steps > 0
+
+
+RANDOM = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@RANDOM
+@given(scenarios(), st.integers(0, 99))
+def test_no_sound_run_is_accused(data, seed):
+    """Schedulers, layouts, pipelines, token and attention-level speculation at random."""
+    keeps_the_laws(data, seed)
+
+
+@RANDOM
+@given(fleet_scenarios(), st.integers(0, 99))
+def test_no_sound_fleet_is_accused(data, seed):
+    """Pools of unlike chips, prompts apart from answers, failures, at random."""
+    keeps_the_laws(data, seed)
 
 
 def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, capsys):
@@ -145,7 +297,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
     data = tiny_data()
     (tmp_path / "tiny.json").write_text(json.dumps(data))
     with monkeypatch.context() as patched:
-        patched.setattr("simulator.laws.LIGHT_TOLERANCE", -0.9999)
+        patched.setattr("simulator.laws.physics.LIGHT_TOLERANCE", -0.9999)
         assert main(["run", "tiny.json", "--seed", "5"]) == 3
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -158,7 +310,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
 
 def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
-    monkeypatch.setattr("simulator.laws.LIGHT_TOLERANCE", -0.9999)
+    monkeypatch.setattr("simulator.laws.physics.LIGHT_TOLERANCE", -0.9999)
 
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -19,6 +19,10 @@ PROMPTS, GROUPS = 100, 10
 the prompt lengths that it reports have the same mean over any multiple of 100 requests)."""
 MAX_NUM_SEQS = 128
 """``max_num_seqs`` of every run whose command line is published."""
+CLIENT_PLACES = 440
+"""Requests that the client of the KubeCon sweep keeps in flight at most: 44 workers of 10."""
+SATURATED = 1.05
+"""Asked over sent requests per second from which on that client has all its places taken."""
 
 SAMPLED = re.compile(r"Llama-(2-|3\.\d-.*Instruct|4-)|Qwen", re.IGNORECASE)
 """Checkpoints whose ``generation_config.json`` sets top_p or top_k (Meta's Llama-2, Llama-3.x Instruct and Llama-4,
@@ -150,6 +154,8 @@ def kubecon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     for cells in rows:
         arguments = cells.text("server_args") or ""
         inputs, outputs = cells.number("mean_input_len"), cells.number("mean_output_len")
+        sent, asked = cells.positive("achieved_send_rate_rps"), cells.positive("requested_rate_rps")
+        saturated = sent is not None and asked is not None and asked > SATURATED * sent
         yield MeasuredRun(
             name=f"{cells.text('config')} stage {cells.text('stage')}",
             place=cells.place,
@@ -158,8 +164,9 @@ def kubecon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             framework=cells.text("framework"),
             framework_version=cells.text("framework_version"),
             tensor_parallel=cells.count("tp"),
-            process="constant",
-            request_rate=cells.positive("achieved_send_rate_rps"),
+            process="closed-loop" if saturated else "constant",
+            request_rate=None if saturated else sent,
+            max_concurrency=CLIENT_PLACES if saturated else None,
             input_tokens=None if inputs is None else round(inputs),
             output_tokens=None if outputs is None else 64,
             num_requests=cells.count("completed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from traces.servings.cells import Cells, latencies_ms
@@ -11,17 +12,28 @@ SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system"
 SPREAD = 0.1
 """Share by which output lengths are taken to spread around their nominal value: equal ones would keep all requests of
 a closed loop in step for ever, which no server shows. How the lengths were drawn is not stated."""
-EMPTY_SLOTS = {"trtllm": 1}
-"""Requests that wait although the engine was set up for as many sequences as the client sends. In the TensorRT-LLM
-rows mean TTFT exceeds a prefill by latency / concurrency at every TP and length: by Little's law one request waits."""
+_EMPTY_SLOT = ("trtllm", "1.0.0rc3", "llama-3.1-8b-instruct")
+"""Engine, version and model of the file in whose rows one request waits although the engine was set up for as many
+sequences as the client sends: mean TTFT exceeds a prefill by latency / concurrency at every TP and length, which by
+Little's law is one request. Rows of other models of the same engine show nothing of the kind."""
+_INFERENCEX = re.compile(r"^db-dump/|; model=.*; wip=")
+"""Origins that are exports of InferenceX: 23 of their rows stand in its published results too, with equal means."""
+_INFERENCEX_SHARE = 0.8
+"""InferenceX draws lengths evenly from this share of the nominal one up to it, and sends ten requests per place."""
+_INFERENCEX_WAVES = 10
+_BLACKWELL = ("b200", "b300", "gb200", "gb300")
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 
 
 def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
-    """Runs of the table: closed loops of ``batch_size`` requests of fixed lengths.
+    """Runs of the table: closed loops of ``batch_size`` requests, of fixed lengths or as InferenceX draws them.
 
     The engine is set up for ``batch_size`` sequences. The output throughput is not in the table; it
-    follows from the two means (see ``closed_loop_throughput``).
+    follows from the two means (see ``closed_loop_throughput``). InferenceX keeps KV in FP8 under TensorRT-LLM
+    (``kv_cache_config`` of its recipes), and under vLLM on Blackwell (``kv-cache-dtype`` there).
+
+    Outputs of SGLang's own runs of Qwen3 are all equally long: their mean TTFT is that of a prompt batch of every place
+    at once, whatever the output length, so requests stay in step.
 
     Raises:
         TraceError: a cell that is no number.
@@ -29,11 +41,16 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     for cells in rows:
         measured = latencies_ms(cells, _KEYS)
         concurrency, output = cells.count("batch_size"), cells.count("osl")
+        public = _INFERENCEX.search(cells.text("silicon_data_source") or "") is not None
+        facts = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
+        empty = 1 if facts == _EMPTY_SLOT else 0
+        prompt = cells.count("isl")
+        equal = cells.text("backend") == "sglang" and (_tail(cells.text("model_path")) or "").startswith("qwen3-")
         if len(measured) == 2 and concurrency and output and output > 1:
+            tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
             measured["output_throughput"] = closed_loop_throughput(
-                concurrency, output, measured["mean_ttft_ms"], measured["mean_tpot_ms"]
+                concurrency, tokens, measured["mean_ttft_ms"], measured["mean_tpot_ms"]
             )
-        empty = EMPTY_SLOTS.get(cells.text("backend") or "", 0)
         yield MeasuredRun(
             name=cells.text("id") or "",
             place=cells.place,
@@ -48,8 +65,10 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             weights_dtype=cells.text("precision") or cells.text("gemm_quant_mode"),
             process="closed-loop",
             max_concurrency=concurrency,
-            input_tokens=cells.count("isl"),
-            output_tokens=None if output is None else _spread(output),
+            kv_cache_dtype="fp8" if public and _narrow_cache(cells) else None,
+            input_tokens=_drawn(prompt) if public else prompt,
+            output_tokens=_drawn(output) if public else output if equal else _spread(output),
+            num_requests=_INFERENCEX_WAVES * concurrency if public and concurrency else None,
             max_num_seqs=None if concurrency is None else max(1, concurrency - empty),
             prefix_caching=False,
             measured=measured,
@@ -58,7 +77,22 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         )
 
 
-def _spread(tokens: int) -> tuple[int, int]:
+def _tail(name: str | None) -> str | None:
+    return None if name is None else name.rsplit("/", 1)[-1].lower()
+
+
+def _narrow_cache(cells: Cells) -> bool:
+    blackwell = (cells.text("system") or "").startswith(_BLACKWELL)
+    return cells.text("backend") == "trtllm" or (cells.text("backend") == "vllm" and blackwell)
+
+
+def _drawn(tokens: int | None) -> tuple[int, int] | None:
+    return None if tokens is None else (max(1, int(tokens * _INFERENCEX_SHARE)), tokens)
+
+
+def _spread(tokens: int | None) -> tuple[int, int] | None:
+    if tokens is None:
+        return None
     return (max(1, round(tokens * (1 - SPREAD))), max(1, round(tokens * (1 + SPREAD))))
 
 

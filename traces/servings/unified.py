@@ -16,6 +16,8 @@ _KEYS = {f"{s}_{name}_ms": f"{s}_{name}_ms" for name in LATENCIES for s in STATI
 )
 OFFLINE_TOOLS = ("trtllm-bench throughput", "profile_throughput.py", "profile_generation.py")
 """Benchmarks that call the engine without a server."""
+STATIC_TOOLS = ("static batch gptSessionBenchmark/gptManagerBenchmark", "static batch first-token benchmark")
+"""Benchmarks that run one batch until all of its requests are done."""
 _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
 
 
@@ -38,6 +40,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         if cells.text("tool") == "inference-perf":
             measured = {name: value for name, value in measured.items() if "_tpot_" not in name and "_itl_" not in name}
         measured = {name: value for name, value in measured.items() if "_itl_" not in name or _one_token_chunks(cells)}
+        static = cells.text("tool") in STATIC_TOOLS
         chips, tensor, pipeline = cells.count("n_gpus"), cells.several("tp"), cells.several("pp")
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
@@ -61,15 +64,23 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             max_concurrency=cells.count("max_concurrency") if process == "closed-loop" else None,
             input_tokens=_tokens(cells, "input_len", share),
             output_tokens=_tokens(cells, "output_len", share),
-            num_requests=cells.count("num_requests"),
+            num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
             prefix_caching=False if cells.text("dataset") == "random" else None,
             speculation=cells.text("spec_method"),
             num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
             acceptance_length=cells.positive("accept_length"),
-            settings={"engine.front_end": "offline"} if cells.text("tool") in OFFLINE_TOOLS else {},
+            settings=_settings(cells),
             measured=measured,
             unusable=_unusable(cells),
         )
+
+
+def _settings(cells: Cells) -> dict[str, object]:
+    """What the tool implies for the engine."""
+    tool = cells.text("tool")
+    if tool in STATIC_TOOLS:
+        return {"engine.front_end": "offline", "engine.scheduler": "static"}
+    return {"engine.front_end": "offline"} if tool in OFFLINE_TOOLS else {}
 
 
 def _one_token_chunks(cells: Cells) -> bool:
@@ -102,7 +113,9 @@ def _kv_dtype(cells: Cells) -> str | None:
     """FP8 where the source says so, and for NVIDIA's FP8 and FP4 checkpoints, which quantise the KV cache too."""
     precision = (cells.text("weight_precision") or "").lower()
     told = "FP8 KV cache" in (cells.text("notes") or "") and precision == "fp8"
-    return "fp8" if told or (cells.text("tool") == "trtllm-bench throughput" and precision in ("fp8", "fp4")) else None
+    own = cells.text("tool") in ("trtllm-bench throughput", *STATIC_TOOLS)
+    nvidia = precision in ("fp8", "fp4") and (own or (cells.text("framework") or "").startswith("NIM"))
+    return "fp8" if told or nvidia else None
 
 
 def _data_parallel(cells: Cells) -> int | None:

@@ -7,6 +7,9 @@ from importlib.resources import files
 
 from simulator.replay.validation.errors import SECTIONS, ErrorRow
 
+SPLIT_WORDS = ("held out (train=0.7,seed=1)", "on the other 70% of the shapes")
+"""How a profile says that its fit left out what ``SPLIT`` of the kernels holds out."""
+
 
 def trust_page(rows: Sequence[ErrorRow], version: str) -> str:
     """The page in Markdown.
@@ -31,14 +34,28 @@ def _tables(rows: Sequence[ErrorRow]) -> Iterator[str]:
         dates = sorted({row.date for row in part if row.date})
         yield f"### {title}{f' ({dates[-1]})' if dates else ''}"
         yield ""
-        yield "| comparison | predicted | n | MAPE | median | bias | basis | fitted |"
-        yield "|---|---|---:|---:|---:|---:|---|---|"
+        kernels = part[0].section == "kernels"
+        more = " scored shapes |" if kernels else ""
+        yield f"| comparison | predicted | n | MAPE | median | bias | basis |{more} fitted |"
+        yield f"|---|---|---:|---:|---:|---:|---|{'---|' if kernels else ''}---|"
         for row in part:
+            scored = f" {scored_shapes(row.fitted)} |" if kernels else ""
             yield (
                 f"| {row.name} | {row.metric} | {row.n:,} | {_percent(row.mape)} | {_percent(row.median_ape)} | "
-                f"{_percent(row.bias, '+')} | {row.basis or ''} | {row.fitted} |"
+                f"{_percent(row.bias, '+')} | {row.basis or ''} |{scored} {row.fitted} |"
             )
         yield ""
+
+
+def scored_shapes(fitted: str) -> str:
+    """Whether a fit of kernels saw the shapes that are scored.
+
+    Args:
+        fitted: what it was fitted on, in the words of its profile, which names the split that it obeyed.
+    """
+    if fitted == "nothing":
+        return "nothing fitted"
+    return "left out" if any(words in fitted for words in SPLIT_WORDS) else "may be in the fit"
 
 
 def _percent(value: float | None, sign: str = "") -> str:

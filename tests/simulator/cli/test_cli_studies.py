@@ -102,7 +102,7 @@ def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_f
         ((), "there is nothing to compare"),
         (("--vary", "engine.max_seqs=1,2"), "engine.max_seqs: unknown field"),
         (("--vary", "engine.max_num_seqs=0,2"), "max_num_seqs"),
-        (("--vary", "hardware.chip=h100-sxm,h10"), "chip=h10: hardware.chip: no chip 'h10'"),
+        (("--vary", "hardware.chip=h100-sxm,h10"), "chat.yaml: hardware.chip: no chip 'h10'"),
         ((*VARY, "--metric", "mean_latency"), "no metric 'mean_latency'"),
         ((*VARY, "--metric", "request_goodputt"), "did you mean 'request_goodput'"),
         ((*VARY, "--crossover", "engine.scheduler"), "--crossover"),
@@ -119,7 +119,7 @@ def test_bad_comparisons_are_one_line(forerun, scenario_file, arguments, words):
 def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
     store, out = tmp_path / "s.sweep", tmp_path / "out"
     outcome = forerun(
-        *("sweep", scenario_file, *VARY, "--vary", "hardware.chip=h100-sxm,h10", "--store", store, "--jobs", 2),
+        *("sweep", scenario_file, *VARY, "--vary", "hardware.tensor_parallel=1,3", "--store", store, "--jobs", 2),
         *("--json", "-", "--out", out),
     )
     assert outcome.code == 0, outcome.err
@@ -127,15 +127,17 @@ def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
     assert {"store", "points", "scenario", "seed", "version", "basis"} <= set(document)
     assert document["store"] == str(store)
     assert [point["status"] for point in document["points"]] == ["done", "failed", "done", "failed"]
-    assert document["points"][0]["set"] == {"engine.max_num_seqs": 2, "hardware.chip": "h100-sxm"}
+    assert document["points"][0]["set"] == {"engine.max_num_seqs": 2, "hardware.tensor_parallel": 1}
     assert document["points"][0]["summary"]["completed"] == 30
-    assert "no chip 'h10'" in document["points"][1]["error"]
+    assert "do not divide by 3" in document["points"][1]["error"]
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.md", "study.yaml", "sweep.json"]
     assert "2 of 4 points failed" in (out / "report.md").read_text()
 
 
 def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_path):
-    outcome = forerun("sweep", scenario_file, "--vary", "hardware.chip=h10,h11", "--store", tmp_path / "s", "--jobs", 1)
+    outcome = forerun(
+        "sweep", scenario_file, "--vary", "hardware.tensor_parallel=3,5", "--store", tmp_path / "s", "--jobs", 1
+    )
     assert outcome.code == 2
     assert "every point failed" in outcome.err.splitlines()[-1]
 

@@ -9,6 +9,7 @@ import pytest
 from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import Split, calibrate, load_residuals, replay_kernels
 from simulator.replay.fit_problem import core_rows, family_rows
+from simulator.replay.kernels import trace_library
 from traces.kernels import concatenate, read_kernels
 
 SPLIT = Split(0.7, 1)
@@ -45,6 +46,7 @@ def rows(shared_data, chip, family, library):
         ("a100-sxm-80gb", "attention_prefill", "vllm", "bf16", 8, 4),
         ("h100-sxm", "attention_decode", "vllm", "bf16", 6, 3),
         ("h100-sxm", "attention_decode", "sglang", "bf16", 6, 3),
+        ("h100-sxm", "attention_decode", "trtllm", "bf16", 6, 3),
         ("a100-sxm-80gb", "attention_decode", "vllm", "bf16", 10, 4),
         ("a100-sxm-80gb", "attention_decode", "sglang", "bf16", 10, 4),
     ],
@@ -111,6 +113,28 @@ def test_another_measurers_rows_of_the_h100_are_slower_below_a_thousand_tokens(s
     assert report.overall.mape <= 16
     assert report.overall.bias < -8
     assert replay_kernels(table, KernelLibrary("h100-sxm", "sglang"), where=["m<=63"]).overall.mape <= 8
+
+
+def test_kernels_older_than_the_h100_explain_them(shared_data):
+    """Without asynchronous copies and clusters, every fitted number as it is, Vidur's rows are within 12 %."""
+    table = read_kernels(shared_data / "kernels" / "vidur" / "gemm_flat.csv.gz", device="h100")
+    assert trace_library(table, "generic") == "portable"
+    assert trace_library(table, "vllm") == "vllm"
+    report = replay_kernels(table, KernelLibrary("h100-sxm", "portable"))
+    assert report.overall.mape <= 12
+    assert abs(report.overall.bias) < 6
+    assert report.basis == "extrapolated"
+
+
+def test_tensorrt_llm_serves_wide_groups_and_small_batches_head_by_head(shared_data):
+    """Groups of 48 and more, and batches that would not fill the cores, once the rule is known."""
+    table = rows(shared_data, "h100-sxm", "attention_decode", "trtllm")
+    where = ["dtype=bf16", "kv_dtype=bf16", *ATTENTION]
+    report = replay_kernels(table, KernelLibrary("h100-sxm", "trtllm"), SPLIT, where)
+    group = report.table.size("num_heads") // report.table.size("num_kv_heads")
+    error = np.abs(report.prediction.seconds / report.table.measured_s - 1)
+    assert error[group >= 48].mean() < 0.12
+    assert error[(group > 1) & (group <= 16)].mean() < 0.06
 
 
 def test_aliased_key_value_pages_are_found_by_rule(shared_data):

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwprofiles import load_chip
 from simulator.cli import main
 from simulator.errors import ForerunError
+from simulator.replay.fit_problem import core_rows, family_rows
+from simulator.replay.split import training_rows
 from simulator.replay.validation import (
     ErrorRow,
     attention_errors,
@@ -21,6 +24,9 @@ from simulator.replay.validation import (
     shipped_kernel_errors,
     trust_page,
 )
+from simulator.replay.validation.kernels import SPLIT
+from simulator.replay.validation.page import scored_shapes
+from traces.kernels import concatenate, read_kernels
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
 
@@ -67,6 +73,7 @@ def test_fitted_kernels_beat_limits_alone():
     alone, *fitted = shipped_kernel_errors()
     assert sum(row.mape * row.n for row in fitted) / sum(row.n for row in fitted) < alone.mape
     assert sum(row.n for row in fitted) == alone.n
+    assert [scored_shapes(row.fitted) for row in (alone, fitted[0])] == ["nothing fitted", "left out"]
 
 
 def test_page_shows_every_row():
@@ -75,6 +82,42 @@ def test_page_shows_every_row():
     assert "1.2.3" in page
     assert all(f"| {row.name} |" in page for row in rows)
     assert "| gemm | seconds | 10 | 5.0 % | 4.0 % | +1.0 % |" in page
+
+
+def test_page_says_of_every_kernel_row_whether_the_fit_saw_it():
+    """A profile that names the split left the scored shapes out; one that does not may have seen them."""
+    split = f"train={SPLIT.train:g},seed={SPLIT.seed}"
+    assert scored_shapes("nothing") == "nothing fitted"
+    assert scored_shapes(f"tables; errors of shapes held out ({split})") == "left out"
+    assert scored_shapes("tables; errors of shapes held out (train=0.5,seed=3)") == "may be in the fit"
+    assert scored_shapes("tables; in-sample error 6 %") == "may be in the fit"
+    page = trust_page([ROW, replace(ROW, name="moe", fitted="all of it")], "1")
+    assert "| basis | scored shapes | fitted |" in page
+    assert "| calibrated | nothing fitted | nothing |" in page
+    assert "| calibrated | may be in the fit | all of it |" in page
+
+
+def test_profiles_that_name_the_split_obeyed_it(shared_data):
+    """The A100's fits have as many rows as the split leaves them, of the tables that they are scored on."""
+    folder = shared_data / "kernels" / "aiconfigurator"
+    tables = {}
+    for path in sorted(folder.rglob("*.parquet")):
+        if "a100" in str(path):
+            table = read_kernels(path)
+            for library in set(table.word("library").names):
+                tables.setdefault(library, []).append(table.where(table.word("library").equals(library)))
+    chip, compared = load_chip("a100-sxm-80gb"), 0
+    for library, parts in tables.items():
+        table = concatenate(parts)
+        for (family, dtype), index in family_rows(table).items():
+            fitted = chip.kernels.get(library, {}).get(family, {}).get(dtype)
+            if fitted is None or scored_shapes(fitted.source.reference) != "left out":
+                continue
+            rows = table.where(index)
+            seen = rows.where(training_rows(rows, SPLIT))
+            assert fitted.source.rows == core_rows(family, seen).sum(), (library, family, dtype)
+            compared += 1
+    assert compared >= 12
 
 
 def test_check_command(tmp_path, capsys):

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_step import deployment
 
 from simulator.build import build_cluster
 from simulator.scenario import scenario_from
 from simulator.studies.step_work import decode_steps, prompt_chunks
-from simulator.timing import StepWork, causal_pairs, keys_read
+from simulator.timing import StepTimer, StepWork, causal_pairs, keys_read
 from simulator.timing.step_kernels import step_kernels
 
 
@@ -41,6 +42,43 @@ def test_kernels_add_up_to_the_step(model, tensor_parallel):
         assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
         assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
         assert len({kernel.name for kernel in kernels}) > 5
+
+
+LAYOUTS = {
+    "fp32": lambda: deployment("llama-3.2-1b", weights="fp32"),
+    "whole experts": lambda: deployment("qwen3-30b-a3b", tensor_parallel=2, expert_parallel=2),
+    "uneven experts": lambda: deployment(
+        "qwen3-30b-a3b", tensor_parallel=2, expert_parallel=2, expert_routing="power-law-1.2"
+    ),
+    "even experts": lambda: deployment("qwen3-30b-a3b", expert_routing="balanced"),
+    "groups": lambda: deployment(
+        "mixtral-8x7b", "h200-sxm", tensor_parallel=2, attention_data_parallel=2, expert_parallel=4
+    ),
+    "groups with a shared expert": lambda: deployment(
+        "deepseek-v2-lite", "h200-sxm", attention_data_parallel=4, expert_parallel=1
+    ),
+    "first stage": lambda: deployment("llama-3.1-8b").stages(2)[0],
+    "last stage": lambda: deployment("llama-3.1-8b").stages(2)[1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kernels_add_up_however_the_model_is_spread(layout):
+    timer = StepTimer(LAYOUTS[layout](), 1024)
+    for seqs, query_len in ((8, 1), (9, 1), (33, 4)):
+        steps = decode_steps(timer.windows, np.array([seqs]), query_len, np.array([900]))
+        kernels = step_kernels(timer, first(steps))
+        costs = timer.costs(steps)
+        assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
+        if seqs == 8:  # groups are then equally full
+            assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=0.02)
+        links = [kernel for kernel in kernels if kernel.family == "collective"]
+        assert sum(kernel.times * kernel.seconds for kernel in links) == pytest.approx(costs.interconnect_s[0])
+        assert all(kernel.bound in ("compute", "memory", "latency", "interconnect") for kernel in kernels)
+        for kernel in kernels:
+            if kernel.family == "gemm":
+                assert kernel.seconds >= kernel.flops / 2e15
+                assert kernel.seconds >= kernel.bytes / 4.9e12
 
 
 @given(st.integers(1, 5000), st.integers(1, 2000), st.sampled_from([None, 64, 4096]))

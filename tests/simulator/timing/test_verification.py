@@ -30,7 +30,7 @@ def deployment(model, chip="h100-sxm", framework="vllm"):
     return Deployment(
         architecture=architecture,
         chip=profile,
-        kernels=KernelLibrary(profile, engine.library),
+        kernels=KernelLibrary(profile, engine.kernel_library),
         link=None,
         framework=engine.for_engine(256),
         tensor_parallel=1,
@@ -188,5 +188,5 @@ def replace_decoding(work, seqs):
 
 def test_kernels_of_another_name():
     """An engine that runs another's kernels says so; the library follows."""
-    assert load_framework("vllm-2024").library == "vllm"
-    assert load_framework("sglang").library == "sglang"
+    assert load_framework("vllm-2024").kernel_library == "vllm"
+    assert load_framework("sglang").kernel_library == "sglang"

@@ -1,0 +1,117 @@
+"""Scenarios at random, over all that a scenario can combine: schedulers, layouts, speculation, pools, failures."""
+
+from hypothesis import strategies as st
+from tiny_scenario import tiny_data
+
+DENSE = ("llama-3.2-1b", "llama-3.2-3b", "gemma-3-4b")
+EXPERTS = ("gpt-oss-20b", "qwen3-30b-a3b")
+TOKEN_SPECULATION = (
+    None,
+    {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
+    {
+        "method": "draft-model",
+        "num_speculative_tokens": 2,
+        "draft": {"model": "llama-3.2-1b"},
+        "acceptance": {"per_position": [0.7, 0.4]},
+    },
+    {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "acceptance": {"alpha": 0.9},
+        "policy": {"name": "disable-above-batch", "batch": 2},
+    },
+)
+ARRIVALS = (
+    {"process": "poisson", "request_rate": 20.0},
+    {"process": "poisson", "request_rate": 500.0},
+    {"process": "burst"},
+    {"process": "closed-loop", "max_concurrency": 1},
+    {"process": "closed-loop", "max_concurrency": 5},
+)
+
+
+@st.composite
+def workloads(draw):
+    return {
+        "arrivals": draw(st.sampled_from(ARRIVALS)),
+        "input_tokens": draw(st.sampled_from([1, 90, {"distribution": "uniform", "min": 1, "max": 700}])),
+        "output_tokens": draw(st.sampled_from([1, 2, {"distribution": "uniform", "min": 1, "max": 60}])),
+        "num_requests": draw(st.integers(1, 16)),
+    }
+
+
+@st.composite
+def engines(draw, *schedulers, swaps=True):
+    scheduler = draw(st.sampled_from(schedulers))
+    return {
+        "max_num_seqs": draw(st.sampled_from([1, 3, 8])),
+        "max_num_batched_tokens": draw(st.sampled_from([64, 256, 4096] if scheduler == "vllm-v1" else [4096])),
+        "scheduler": scheduler,
+        "stepping": draw(st.sampled_from(["fast", "fast", "exact-steps"])),
+        "num_kv_blocks": draw(st.sampled_from([None, 60, 120])),
+        "framework": draw(st.sampled_from(["vllm", "sglang", "trtllm", "generic"])),
+        "cuda_graphs": draw(st.booleans()),
+        "preemption": draw(st.sampled_from(["recompute", "swap"])) if swaps and scheduler == "vllm-v1" else "recompute",
+    }
+
+
+@st.composite
+def scenarios(draw):
+    """One kind of replica, as plain data; some are refused."""
+    layout = draw(
+        st.sampled_from(
+            [
+                {},
+                {},
+                {"tensor_parallel": 2},
+                {"replicas": 3},
+                {"pipeline_parallel": 2},
+                {"pipeline_parallel": 3, "tensor_parallel": 2},
+                {"speculative_parallel": 2},
+                {"tensor_parallel": 2, "attention_data_parallel": 2, "expert_parallel": 4},
+            ]
+        )
+    )
+    experts, staged = "expert_parallel" in layout, "pipeline_parallel" in layout
+    schedulers = ("vllm-v1",) if staged else ("vllm-v1", "vllm-v1", "prefill-first", "static")
+    data = tiny_data(**draw(workloads())) | {
+        "model": draw(st.sampled_from(EXPERTS if experts else (*DENSE, *EXPERTS))),
+        "hardware": {"chip": draw(st.sampled_from(["h100-sxm", "a100-sxm-80gb", "n150", "mi300x", "l40s"])), **layout},
+        "engine": draw(engines(*schedulers, swaps=not staged)),
+        "weights_dtype": draw(st.sampled_from([None, "bf16", "fp8", "int4", "int8", {"mlp": "int4"}])),
+        "kv_cache_dtype": draw(st.sampled_from(["bf16", "fp8"])),
+        "speculation": draw(st.sampled_from(TOKEN_SPECULATION)),
+    }
+    if staged and data["speculation"] is not None:
+        data["speculation"] = TOKEN_SPECULATION[1]
+    if "speculative_parallel" in layout:
+        reading = draw(st.sampled_from(["next-attention", "same-layer", "pipelined"]))
+        data["attention_speculation"] = {"hit_rate": draw(st.sampled_from([0.0, 0.5, 1.0])), "reading": reading}
+    return data
+
+
+@st.composite
+def fleet_scenarios(draw):
+    """Pools, prompts apart from answers or not, and failures, as plain data; some are refused."""
+    data = draw(scenarios()) | {"engine": draw(engines("vllm-v1"))}
+    data["hardware"] = {"chip": data["hardware"]["chip"], "tensor_parallel": draw(st.sampled_from([1, 2]))}
+    data.pop("attention_speculation", None)
+    data["engine"]["routing"] = draw(st.sampled_from(["round-robin", "least-outstanding"]))
+    apart = draw(st.booleans())
+    names = {"first": "prefill", "second": "decode"} if apart else {"first": "both", "second": "both"}
+    data["pools"] = {
+        name: {
+            "role": role,
+            "hardware": {
+                "replicas": draw(st.integers(1, 2)),
+                "chip": draw(st.sampled_from(["h100-sxm", data["hardware"]["chip"]])),
+            },
+            "engine": {"max_num_seqs": draw(st.sampled_from([1, 4]))},
+        }
+        for name, role in names.items()
+    }
+    if apart:
+        data["kv_transfer"] = {"link": "pcie5-x16", "first_token": draw(st.sampled_from(["prefill", "decode"]))}
+    if draw(st.booleans()):
+        data["faults"] = {"mtbf_s": draw(st.sampled_from([0.05, 0.3, 2.0])), "mttr_s": 0.05}
+    return data

@@ -1,0 +1,384 @@
+"""Acceptance by its laws: beta spread, grown trees, extended curves, bounds and limits of every formula."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from scipy.optimize import brentq
+
+from simulator.errors import ForerunError
+from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_lengths, fit_survival, proposal
+from simulator.speculation.acceptance import ContextDrift, sampler_of
+from simulator.speculation.closed_form import best_num_tokens, break_even_alpha, expected_tokens, iid_alpha, speedup
+from simulator.speculation.config import AcceptanceConfig
+from simulator.speculation.curves import Curve
+from simulator.speculation.dynamic_tree import (
+    GrowthPlan,
+    drawn_confidences,
+    fixed_confidences,
+    grow_tree,
+    grown_acceptance,
+)
+from simulator.speculation.level_decay import AcceptanceFit, extended
+from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, tree_survival
+from simulator.speculation.spread import CLASSES, request_classes, widest_spread
+from simulator.speculation.tree import ROOT, chain, full_tree, load_tree
+from simulator.speculation.tree_acceptance import rates_by_rank
+from simulator.speculation.tree_config import TreeConfig
+
+
+class TestSpread:
+    @pytest.mark.parametrize(("rate", "spread"), [(0.7, 0.1), (0.7, 0.25), (0.5, 0.35), (0.9, 0.15)])
+    def test_rates_of_requests_are_beta_distributed(self, rate, spread):
+        """Concentration s (1 - s) / spread^2 - 1, and a beta of mean m has variance m (1 - m) / (1 + concentration)."""
+        first = request_classes(np.array([rate]), spread)[:, 0]
+        mean = first.mean()
+        variance = mean * (1 - mean) * spread**2 / (rate * (1 - rate))
+        assert first.std() == pytest.approx(variance**0.5, rel=0.02)
+        assert (np.diff(first) > 0).all()
+
+    @pytest.mark.parametrize("survival", [[0.7], [0.8, 0.5, 0.2], [0.9, 0.9, 0.1, 0.0], [1.0, 0.5]])
+    def test_counters_pool_to_what_was_asked(self, survival):
+        """A request of class c needs 1 / length drafts for each token, and so many of them show in the counters."""
+        survival = np.array(survival)
+        spread = 0.5 * widest_spread(float(survival[0])) if survival[0] < 1 else 0.0
+        classes = request_classes(survival, spread)
+        drafts = 1 / (1 + classes.sum(axis=1))
+        assert_allclose((classes * drafts[:, None]).sum(axis=0) / drafts.sum(), survival, atol=1e-9)
+        assert classes.shape == (CLASSES, len(survival))
+        assert (np.diff(classes, axis=1) <= 1e-15).all()
+
+    def test_the_widest_is_nearly_always_or_never(self):
+        """Concentration 0.1: sqrt(m (1 - m) / 1.1)."""
+        assert widest_spread(0.7) == pytest.approx((0.21 / 1.1) ** 0.5)
+        request_classes(np.array([0.7]), widest_spread(0.7))
+        with pytest.raises(
+            ForerunError, match=r"too wide for a first position accepted in 70\.0 % of drafts: at most 0\.437"
+        ):
+            request_classes(np.array([0.7]), widest_spread(0.7) + 1e-6)
+
+    def test_what_is_handed_out_can_be_changed_without_harm(self):
+        one = request_classes(np.array([0.7]), 0.1)
+        one[:] = 0
+        assert request_classes(np.array([0.7]), 0.1).mean() > 0.5
+
+
+class TestDrift:
+    def test_cells_by_hand(self):
+        """Quarters of a doubling beyond 1,000: 1,001 to 1,189, then 1,190 to 1,414, ...; the middle's factor."""
+        drift = ContextDrift(0.5, 1000)
+        assert [drift.cell(c) for c in (1, 1000, 1001, 1189, 1190, 1414, 1415, 2000, 2001, 3999, 4000)] == [
+            *(-1, -1, 0, 0, 1, 1, 2, 4, 4, 7, 8),
+        ]
+        assert [drift.end(cell) for cell in (-1, 0, 1, 3, 7)] == [1001, 1190, 1415, 2000, 4000]
+        assert drift.factor(-1) == 1.0
+        assert [drift.factor(cell) for cell in (0, 4)] == pytest.approx([0.5**0.125, 0.5**1.125])
+
+    def test_sections_without_a_fall_have_no_drift(self):
+        survival = np.array([0.7])
+        for fields, found in (
+            ({}, None),
+            ({"context_decay": 1.0}, None),
+            ({"context_decay": 0.9}, ContextDrift(0.9, 2048)),
+            ({"context_decay": 0.9, "context_from": 512}, ContextDrift(0.9, 512)),
+        ):
+            assert sampler_of(AcceptanceConfig(alpha=0.7, **fields), survival, 1).drift == found
+
+
+class TestPaths:
+    @given(st.integers(0, 60), st.integers(0, 5), st.integers(0, 40))
+    def test_fewer_draft_tokens_cut_the_draws_off(self, tokens, most, request_index):
+        sampler = AcceptanceSampler(np.cumprod([0.9, 0.8, 0.7]), 3)
+        whole = sampler.draws(request_index, 0, 61)
+        cut = sampler.path(request_index, tokens, most=most)
+        assert cut.tolist() == np.minimum(whole, most)[: len(cut)].tolist()
+        assert (cut + 1).sum() >= tokens
+        assert len(cut) == 0 or (cut[:-1] + 1).sum() < tokens
+        assert len(sampler.path(request_index, tokens, most=0)) == tokens
+
+    @given(st.integers(1, 200), st.integers(0, 9))
+    def test_a_request_begins_with_an_empty_cache(self, tokens, request_index):
+        sampler = AcceptanceSampler(np.cumprod([0.9, 0.8]), 3, 0.0, ContextDrift(0.3, 1))
+        path = sampler.path(request_index, tokens)
+        assert path.tolist() == sampler.path(request_index, tokens, 0, None, 0).tolist()
+        context = np.concatenate(([0], np.cumsum(path + 1)[:-1]))
+        drawn = [int(sampler.draws(request_index, step, 1, int(c))[0]) for step, c in enumerate(context)]
+        assert path.tolist() == drawn
+
+    def test_certain_rates_are_certain(self):
+        """Accepted always or never, to the last of 2^64 draws that a test can make."""
+        always, never = AcceptanceSampler(np.ones(3), 1), AcceptanceSampler(np.zeros(3), 1)
+        assert set(always.draws(0, 0, 5000).tolist()) == {3}
+        assert set(never.draws(0, 0, 5000).tolist()) == {0}
+        assert always.path(0, 9).tolist() == [3, 3, 3]
+        assert never.path(0, 2).tolist() == [0, 0]
+
+
+class TestGrowth:
+    @pytest.mark.parametrize(("depth", "top_k"), [(1, 3), (2, 2), (3, 2), (4, 3)])
+    def test_every_expanded_node_gets_its_candidates(self, depth, top_k):
+        """top_k below the root, then top_k below each of the top_k likeliest of a layer."""
+        plan = GrowthPlan(depth, top_k, 10**6)
+        row = [0.3, 0.25, 0.2][:top_k]
+        grown = grow_tree(plan, fixed_confidences([row] * depth))
+        assert grown.tree.num_nodes == plan.drafted_nodes == top_k + (depth - 1) * top_k * top_k
+        assert grown.tree.widths == (top_k, *[top_k * top_k] * (depth - 1))
+        asked = {"method": "eagle2", "acceptance": {"alpha": 0.5}}
+        config = SpeculationConfig.model_validate({**asked, "tree": {"depth": depth, "top_k": top_k, "nodes": 4000}})
+        found = proposal(config)
+        assert (found.nodes, found.depth) == (plan.drafted_nodes, depth)
+        assert found.pass_widths == (top_k,) * (depth - 1)
+        few = SpeculationConfig.model_validate({**asked, "tree": {"depth": depth, "top_k": top_k, "nodes": 1}})
+        assert (proposal(few).nodes, proposal(few).depth) == (1, 1)
+
+    def test_beyond_the_rates_nothing_has_a_chance(self):
+        grown = grow_tree(GrowthPlan(3, 2, 50), fixed_confidences([[0.5, 0.3]]))
+        assert (grown.tree.depth, grown.tree.num_nodes) == (1, 2)
+        drawn = drawn_confidences([[0.5, 0.3]], 3.0, np.random.default_rng(0))
+        assert drawn(1, 4).tolist() == [[0.0]] * 4
+        assert drawn_confidences([[1.0]], 3.0, np.random.default_rng(0))(0, 2).tolist() == [[1.0], [1.0]]
+        assert drawn_confidences([[0.0, 0.4]], 3.0, np.random.default_rng(0))(0, 2).tolist() == [[0.0, 0.4]] * 2
+
+    def test_first_candidates_are_beta_distributed(self):
+        """Mean m, variance m (1 - m) / (1 + concentration)."""
+        for mean, concentration in ((0.7, 3.0), (0.4, 0.5)):
+            drawn = drawn_confidences([[mean, 0.1]], concentration, np.random.default_rng(2))(0, 50_000)[:, 0]
+            variance = mean * (1 - mean) / (1 + concentration)
+            assert drawn.mean() == pytest.approx(mean, abs=4 * (variance / 50_000) ** 0.5)
+            assert drawn.var() == pytest.approx(variance, rel=0.03)
+
+    def test_averages_of_sure_trees_have_no_error(self):
+        """Rates of 1: a chain, accepted in full."""
+        found = grown_acceptance(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=5)
+        assert (found.acceptance_length, found.standard_error, found.nodes) == (4.0, 0.0, 3.0)
+        assert found.attended_pairs == 1 + 2 + 3
+        assert found.survival.tolist() == [1.0, 1.0, 1.0]
+        assert np.isnan(grown_acceptance(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=1).standard_error)
+
+    def test_the_error_is_that_of_a_mean(self):
+        """Over seeds, means spread by the error that each states."""
+        rates = rates_by_rank([0.7, 0.6, 0.5], OTHER_RANKS)
+        found = [grown_acceptance(GrowthPlan(3, 3, 8), rates, 2.0, steps=60, seed=seed) for seed in range(24)]
+        spread = np.std([one.acceptance_length for one in found], ddof=1)
+        assert spread == pytest.approx(np.mean([one.standard_error for one in found]), rel=0.45)
+
+
+class TestProposals:
+    def test_inner_nodes_are_expanded(self):
+        assert expanded_nodes(full_tree([3, 2, 2])) == (3, 6)
+        assert expanded_nodes(chain(4)) == (1, 1, 1)
+        assert expanded_nodes(full_tree([5])) == ()
+
+    def test_siblings_add_what_the_first_candidate_missed(self):
+        """Depth 1 of two candidates: first + (1 - first) x catch, as Medusa's own heads."""
+        tree = TreeConfig(choices=[[0], [1]])
+        config = {
+            "method": "medusa",
+            "tree": {"choices": [[0], [1]]},
+            "acceptance": {"alpha": 0.6, "other_ranks": [0.5]},
+        }
+        assert draft_survival(SpeculationConfig.model_validate(config)).tolist() == pytest.approx([0.8])
+        config["acceptance"] = {"alpha": 0.6}
+        assert draft_survival(SpeculationConfig.model_validate(config))[0] == pytest.approx(0.6 + 0.4 * OTHER_RANKS[0])
+        assert tree_survival(tree, [[0.6, 0.3]]).tolist() == pytest.approx([0.9])
+
+    def test_the_catches_are_medusas(self):
+        """0.5604, 0.6717, 0.7271, 0.7599 and 0.7799 of tokens are among one to five candidates."""
+        reached = 0.5604
+        for among, catch in zip((0.6717, 0.7271, 0.7599, 0.7799), OTHER_RANKS, strict=False):
+            reached += (1 - reached) * catch
+            assert reached == pytest.approx(among, abs=2e-4)
+
+    @pytest.mark.parametrize("asked", [1.0, 1.3, 2.1])
+    def test_a_measured_length_is_met_by_a_static_tree(self, asked):
+        config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": asked, "decay": 0.9}}
+        survival = draft_survival(SpeculationConfig.model_validate(config))
+        assert 1 + survival.sum() == pytest.approx(asked, abs=1e-9)
+        assert (np.diff(survival) <= 1e-12).all()
+
+    @pytest.mark.parametrize(("asked", "decay"), [(2.9, 1.0), (2.1, 0.9), (2.6, 0.8)])
+    def test_it_is_met_by_the_level_of_the_first_candidates(self, asked, decay):
+        """Not by any other shape: the siblings' share of what is missed depends on the level."""
+        tree = TreeConfig(name="medusa-63")
+
+        def survival(level):
+            return tree_survival(tree, rates_by_rank(LevelDecay(level, decay).conditional(4).tolist(), OTHER_RANKS))
+
+        level = brentq(lambda level: 1 + survival(level).sum() - asked, 0.0, 1.0, xtol=1e-12)
+        config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": asked, "decay": decay}}
+        assert_allclose(draft_survival(SpeculationConfig.model_validate(config)), survival(level), rtol=1e-6)
+
+    def test_names_of_trees_are_cut(self):
+        with pytest.raises(ForerunError, match=f"no tree '{'x' * 80}'"):
+            load_tree("x" * 500)
+
+    def test_lengths_no_tree_of_this_depth_can_give(self):
+        config = {"method": "medusa", "tree": {"choices": [[0], [1]]}, "acceptance": {"acceptance_length": 2.1}}
+        with pytest.raises(ForerunError, match=r"lies between 1 and 2\.00; change decay or the tree"):
+            draft_survival(SpeculationConfig.model_validate(config))
+        config["acceptance"] = {"acceptance_length": 2.0}
+        assert draft_survival(SpeculationConfig.model_validate(config)).tolist() == [1.0]
+
+    def test_a_tree_that_is_a_chain_is_one(self):
+        as_tree = {"method": "eagle", "tree": {"choices": [[0], [0, 0]]}, "acceptance": {"acceptance_length": 2.2}}
+        as_chain = {"method": "eagle", "num_speculative_tokens": 2, "acceptance": {"acceptance_length": 2.2}}
+        found = [draft_survival(SpeculationConfig.model_validate(config)) for config in (as_tree, as_chain)]
+        assert_allclose(*found)
+        assert proposal(SpeculationConfig.model_validate(as_tree)) == proposal(
+            SpeculationConfig.model_validate(as_chain)
+        )
+
+
+CURVE = {"name": "made", "method": "eagle", "target": "t", "task": "made", "source": "made"}
+
+
+class TestCurves:
+    def test_lengths_are_met_where_they_were_measured(self):
+        lengths = {1: 1.7, 2: 2.15, 4: 2.6}
+        curve = Curve(**CURVE, lengths=lengths)
+        assert curve.positions == 4
+        for tokens, length in lengths.items():
+            assert 1 + curve.survival(tokens).sum() == pytest.approx(length, abs=1e-9)
+        between = 1 + curve.survival(3).sum()
+        assert 2.15 < between < 2.6
+        assert between == pytest.approx(curve.fit.model.acceptance_length(3))
+
+    def test_rates_are_used_as_published_and_continued(self):
+        for measure, rates in (("per_position", [0.8, 0.576, 0.373248]), ("conditional", [0.8, 0.72, 0.648])):
+            curve = Curve(**CURVE, **{measure: rates})
+            assert curve.positions == 3
+            assert_allclose(curve.survival(2), [0.8, 0.576])
+            assert_allclose(curve.survival(5), np.cumprod(0.8 * 0.9 ** np.arange(5)), rtol=1e-4)
+
+    def test_one_rate_for_all(self):
+        curve = Curve(**CURVE, alpha=0.8)
+        assert curve.positions == 1024
+        assert_allclose(curve.survival(4), 0.8 ** np.arange(1, 5))
+        assert curve.fit.model.level == pytest.approx(0.8)
+        assert curve.fit.model.decay == pytest.approx(1.0, abs=1e-6)
+
+    def test_heads_by_rank(self):
+        curve = Curve(**CURVE, heads=[[0.5, 0.7, 0.75], [0.4, 0.5]])
+        assert [list(row) for row in curve.rank_rates()] == [pytest.approx([0.5, 0.2, 0.05]), pytest.approx([0.4, 0.1])]
+        assert_allclose(curve.survival(2), [0.5, 0.2])
+        with pytest.raises(ForerunError, match="knows the first candidate of each position only"):
+            Curve(**CURVE, alpha=0.8).rank_rates()
+        with pytest.raises(ValueError, match="exactly one of"):
+            Curve(**CURVE, alpha=0.8, heads=[[0.5]])
+
+
+class TestFits:
+    def test_rates_may_rise_up_to_a_quarter_and_fall_to_a_thousandth(self):
+        rising = fit_survival(np.cumprod([0.3, 0.36, 0.432]).tolist())
+        assert rising.model.decay == pytest.approx(1.2, rel=1e-3)
+        assert fit_survival(np.cumprod([0.1, 0.9]).tolist()).model.decay == pytest.approx(1.25, rel=1e-3)
+        falling = fit_survival([0.9, 0.0, 0.0], 1000)
+        assert falling.model.decay == pytest.approx(1e-3, abs=1e-3)
+
+    def test_what_is_always_accepted_later_is_fitted_too(self):
+        """Rates of 0.8, 1 and 1: the model saturates at 1, and its likelihood stays finite."""
+        fit = fit_survival([0.8, 0.8, 0.8], 1000)
+        assert fit.model.decay > 1
+        assert np.isfinite(fit.deviance)
+        assert max(fit.predicted) <= 1.0
+
+    def test_the_first_position_alone_has_a_binomial_error(self):
+        fit = fit_survival([0.6], 400)
+        assert (fit.model, fit.decay_identified) == (LevelDecay(0.6), False)
+        assert fit.level_error == pytest.approx((0.6 * 0.4 / 400) ** 0.5)
+        assert (fit.decay_error, fit.degrees) == (None, 0)
+        assert fit.deviance == pytest.approx(0.0, abs=1e-9)
+        assert fit_survival([0.6]).level_error is None
+
+    def test_the_deviance_is_twice_the_loss_of_likelihood(self):
+        survival, drafts = [0.6, 0.5, 0.1], 1000
+        fit = fit_survival(survival, drafts)
+        due = 0.0
+        for i, rate in enumerate(fit.model.conditional(3)):
+            trials = drafts * ([1.0, *survival][i])
+            seen = survival[i] / [1.0, *survival][i]
+            due += 2 * trials * (seen * np.log(seen / rate) + (1 - seen) * np.log((1 - seen) / (1 - rate)))
+        assert fit.deviance == pytest.approx(due, rel=1e-6)
+        assert (fit.degrees, fit.at) == (1, (1, 2, 3))
+        least = [
+            _loss(survival, drafts, fit.model.level + a, fit.model.decay + b)
+            for a in (-0.01, 0.01)
+            for b in (-0.01, 0.01)
+        ]
+        assert due < min(least)
+
+    def test_errors_are_relative_to_what_was_measured(self):
+        usual = {"model": LevelDecay(0.5), "decay_identified": True, "at": (1, 2)}
+        lengths = AcceptanceFit(**usual, quantity="acceptance_length", observed=(1.5, 2.0), predicted=(1.6, 1.9))
+        assert lengths.length_error == pytest.approx(0.1 / 1.5)
+        assert lengths.rate_error is None
+        rates = AcceptanceFit(**usual, quantity="conditional", observed=(0.5, 0.5), predicted=(0.5, 0.6))
+        assert rates.length_error == pytest.approx(1.8 / 1.75 - 1)
+        assert rates.rate_error == pytest.approx(0.1)
+
+    def test_the_bounds_of_a_length(self):
+        assert fit_lengths({2: 1.0}).model.level == pytest.approx(0.0, abs=1e-9)
+        assert fit_lengths({2: 3.0}).model.level == pytest.approx(1.0, abs=1e-9)
+        assert fit_lengths({1: 1.5}).at == (1,)
+        assert fit_lengths({1: 1.5, 3: 2.0}).decay_identified
+        for lengths in ({2: 3.0 + 1e-9}, {2: 1.0 - 1e-9}, {0: 1.0}):
+            with pytest.raises(ForerunError, match="is impossible with"):
+                fit_lengths(lengths)
+
+    def test_what_ends_in_never_goes_on_as_never(self):
+        assert extended([0.5, 0.0], 4).tolist() == [0.5, 0.0, 0.0, 0.0]
+        assert extended([0.0], 3).tolist() == [0.0, 0.0, 0.0]
+        assert extended([0.5, 0.4, 0.3], 2).tolist() == [0.5, 0.4]
+
+
+def _loss(survival, drafts, level, decay):
+    reached = [1.0, *survival]
+    rates = LevelDecay(level, decay).conditional(len(survival))
+    total = 0.0
+    for i, rate in enumerate(rates):
+        seen = survival[i] / reached[i]
+        total += 2 * drafts * reached[i] * (seen * np.log(seen / rate) + (1 - seen) * np.log((1 - seen) / (1 - rate)))
+    return total
+
+
+class TestClosedForms:
+    @given(st.floats(0.01, 0.98), st.floats(0.001, 0.9))
+    def test_the_best_number_of_tokens_is_the_best(self, alpha, cost):
+        best = best_num_tokens(alpha, cost)
+        gains = [speedup(alpha, tokens, cost) for tokens in range(best + 30)]
+        assert gains[best] == max(gains)
+        if abs(alpha - cost) > 1e-9:
+            assert (best == 0) == (alpha < cost), "corollary 3.9"
+
+    def test_more_than_the_most_is_refused(self):
+        assert best_num_tokens(0.5, 0.0, most=60) < 60
+        with pytest.raises(ForerunError, match="more than 3 draft tokens are best"):
+            best_num_tokens(1.0, 0.01, most=3)
+        assert best_num_tokens(0.9, 0.3, most=best_num_tokens(0.9, 0.3) + 1) == best_num_tokens(0.9, 0.3)
+
+    def test_limits_of_the_inverse(self):
+        for tokens in (1, 5):
+            assert iid_alpha(1.0, tokens) == pytest.approx(0.0, abs=1e-12)
+            assert iid_alpha(tokens + 1.0, tokens) == 1.0
+            assert iid_alpha(tokens + 0.99, tokens) < 1.0
+            for length in (1.0 - 1e-9, tokens + 1 + 1e-9):
+                with pytest.raises(ForerunError, match="between 1 and"):
+                    iid_alpha(length, tokens)
+
+    def test_break_even(self):
+        """(g T_D + T_V) / T_T tokens: above g + 1 never, at or below 1 always."""
+        assert break_even_alpha(3, 0.0, 1.0, 1.0) == pytest.approx(0.0, abs=1e-9)
+        assert break_even_alpha(3, 0.0, 0.5, 1.0) == pytest.approx(0.0, abs=1e-9)
+        assert break_even_alpha(3, 1.0, 1.0, 1.0) == 1.0
+        assert break_even_alpha(3, 1.01, 1.0, 1.0) is None
+        alpha = break_even_alpha(3, 0.2, 1.1, 1.0)
+        assert expected_tokens(alpha, 3) == pytest.approx(1.7)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 30))
+def test_chains_hang_one_on_the_other(tokens):
+    tree = chain(tokens)
+    assert tree.parents == (ROOT, *range(tokens - 1))
+    assert tree.depth == tree.num_nodes == tokens

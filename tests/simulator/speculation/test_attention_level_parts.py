@@ -1,0 +1,308 @@
+"""Parts of a layer under attention-level speculation, each by hand, and what the event model writes down."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from simulator.build import build_cluster
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.speculation.attention_level import (
+    READINGS,
+    LayerTimes,
+    SyncParts,
+    expected_pass_seconds,
+    layer_seconds,
+    simulate_pass,
+)
+from simulator.speculation.attention_level.config import AttentionSpeculationConfig
+from simulator.speculation.attention_level.consistency import (
+    attention_seconds,
+    compare_layouts,
+    crossover_context,
+    crossover_range,
+    group_layer,
+    one_at_a_time,
+    sensitivity,
+    speedup_band,
+)
+from simulator.speculation.attention_level.numeric import SyntheticAttention, hit_rate_study, window_mask
+from simulator.speculation.attention_level.overlap import SpeculativeAttention, rotated_width
+from simulator.speculation.attention_level.parameters import Parameter, consistency_set
+from simulator.timing import StepTimer
+
+SET = consistency_set("n150-llama-3.1-8b")
+COSTS = {"hit_rate": 0.5, "send_s": 4e-6, "verify_s": 3e-6, "sync_s": 20e-6, "skip_launch_s": 1e-6}
+
+
+def plain_timer(model="llama-3.1-8b", tensor_parallel=4):
+    data = {
+        "model": model,
+        "hardware": {"chip": "h100-sxm", "tensor_parallel": tensor_parallel},
+        "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+    }
+    return build_cluster(scenario_from(data, "test"), 0).cluster.timer.target
+
+
+@pytest.mark.parametrize(("seqs", "query_len", "context"), [(1, 1, 30_000), (4, 3, 5000), (2, 1, 100)])
+def test_a_layer_by_hand(seqs, query_len, context):
+    """Llama-3.1-8B on four chips: what stands before attention, what follows, what crosses the link."""
+    timer = plain_timer()
+    one = timer.deployment
+    kernels, rows, keys = one.kernels, seqs * query_len, seqs * context
+    layer = one.architecture.layer_groups[0].layer
+    shape = one.attention_shape(layer.attention)
+    times = SpeculativeAttention(AttentionSpeculationConfig.model_validate(COSTS), timer).layer_times(
+        shape, seqs, query_len, keys
+    )
+    padded = int(one.framework.padded_tokens(np.array([rows]), True)[0])
+    tokens = np.array([padded])
+    other = timer.layer_costs(layer, tokens).device_s[0]
+    qkv = kernels.gemm(tokens, (4096 + 2 * 1024) // 4, 4096, "bf16").seconds[0]
+    moved = tokens * (4 * 4096 + 2 * (32 + 8) * 128 / 4) * 2.0
+    pre = qkv + kernels.elementwise(moved, launches=np.array([2])).seconds[0]
+    assert times.pre_s == pytest.approx(pre, rel=1e-9)
+    assert times.pre_s + times.post_s == pytest.approx(other, rel=1e-9)
+    exact = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
+    ends = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=min(keys, 256.0 * seqs)).seconds
+    assert times.exact_s == pytest.approx(exact)
+    assert times.window_s == pytest.approx(min(ends, exact))
+    assert times.send_s == 4e-6
+    output = rows * 8 * 128 * 2.0
+    assert times.verify_s == pytest.approx(3e-6 + kernels.elementwise(2 * output).memory_s)
+    handed = rows * (4096 * 2.0 + 2 * 2 * 128 * 2.0)
+    assert times.sync_s == pytest.approx(20e-6 + handed / one.link.bandwidth_bytes_per_s)
+    skipped = min(1e-6 * one.framework.kernels_per_layer, other)
+    assert times.skip_pre_s + times.skip_post_s == pytest.approx(skipped)
+    assert times.skip_pre_s / skipped == pytest.approx(pre / other)
+    assert rotated_width(layer.attention, 4) == (32 + 8) * 128 / 4
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_every_query_must_pass_or_one_norm_decides(reading):
+    """Twelve queries that pass independently with chance h pass together with h^12."""
+    timer = plain_timer()
+    shape = timer.deployment.attention_shape(timer.deployment.architecture.layer_groups[0].layer.attention)
+
+    def priced(**changed):
+        config = AttentionSpeculationConfig.model_validate({**COSTS, "reading": reading, **changed})
+        return SpeculativeAttention(config, timer).exposed(shape, None)(4, 3, 80_000)
+
+    every = priced(hit_rate=0.9, verification="every-query")
+    assert every == pytest.approx(priced(hit_rate=0.9**12), rel=1e-12)
+    assert every > priced(hit_rate=0.9)
+
+
+def test_the_output_is_sent_over_the_link_where_no_time_is_given():
+    timer = plain_timer()
+    one = timer.deployment
+    shape = one.attention_shape(one.architecture.layer_groups[0].layer.attention)
+    free = {name: value for name, value in COSTS.items() if name != "send_s"}
+    times = SpeculativeAttention(AttentionSpeculationConfig.model_validate(free), timer).layer_times(shape, 4, 3, 4000)
+    output = 12 * 8 * 128 * 2.0
+    assert times.send_s == pytest.approx(one.kernels.collective("send_recv", output, 2, one.link).seconds)
+
+
+def test_layers_with_a_window_do_not_speculate():
+    """Twelve of gpt-oss-20b's 24 layers see everything: so many rates, and without them there is nothing to do."""
+    timer = plain_timer("gpt-oss-20b", 1)
+    model = SpeculativeAttention(AttentionSpeculationConfig.model_validate(COSTS), timer)
+    assert len(model.full_attention) == 1
+    SpeculativeAttention(AttentionSpeculationConfig.model_validate({**COSTS, "hit_rate": [0.5] * 12}), timer)
+    with pytest.raises(ForerunError, match="13 rates for 12 layers that speculate"):
+        SpeculativeAttention(AttentionSpeculationConfig.model_validate({**COSTS, "hit_rate": [0.5] * 13}), timer)
+    one = timer.deployment
+    windowed = tuple(g for g in one.architecture.layer_groups if g.layer.attention.window is not None)
+    architecture = replace(one.architecture, layer_groups=windowed, layer_order=())
+    with pytest.raises(ForerunError, match="every layer of gpt-oss-20b has a sliding window"):
+        SpeculativeAttention(
+            AttentionSpeculationConfig.model_validate(COSTS), StepTimer(replace(one, architecture=architecture), 64)
+        )
+
+
+TIMES = LayerTimes(1.0, 2.0, 10.0, 1.0, 0.5, 0.25, 1.0, 0.125, 0.25)
+
+
+class TestWhatIsWrittenDown:
+    def bars(self, hits, reading):
+        return simulate_pass(TIMES, hits, reading).bars
+
+    def test_the_last_layer_has_no_next_one(self):
+        for hits in ([False, False, False], [True, True, True]):
+            for reading in ("next-attention", "pipelined"):
+                names = {
+                    layer: {bar.work for bar in self.bars(hits, reading) if bar.layer == layer} for layer in range(3)
+                }
+                ahead = {layer for layer, found in names.items() if any("next pre" in name for name in found)}
+                assert ahead == {0, 1}
+                assert any(name in ("post", "skip post") for name in names[2])
+        assert not any("next pre" in bar.work for bar in self.bars([True, True], "same-layer"))
+
+    def test_roles_swap_at_a_hit_and_stay_at_a_miss(self):
+        for reading in ("next-attention", "same-layer", "pipelined"):
+            assert simulate_pass(TIMES, [True, True, False, False, True], reading).senders == (0, 1, 0, 0, 0)
+
+    def test_synchronisation_in_its_three_messages(self):
+        """A fifth, 52 % and 28 %, one after the other on the link, as 5, 13 and 7 us of 25."""
+        assert SyncParts() == (5 / 25, 13 / 25, 7 / 25)
+        bars = [bar for bar in self.bars([True], "next-attention") if bar.lane == "link"][-3:]
+        assert [bar.work for bar in bars] == ["priority swap", "residual swap", "kv rows"]
+        assert_allclose([bar.end_s - bar.start_s for bar in bars], [0.2, 0.52, 0.28])
+        assert_allclose([bar.start_s for bar in bars[1:]], [bar.end_s for bar in bars[:-1]])
+
+    def test_work_after_a_miss_is_thrown_away(self):
+        """The receiver has run its guess from 2.5 to the verdict at 11.25 and keeps none of it."""
+        missed = [bar for bar in self.bars([False, False], "next-attention") if not bar.kept]
+        assert missed
+        assert {bar.lane for bar in missed} <= {"group 1", "link"}
+        assert all(bar.kept for bar in self.bars([True, True], "next-attention"))
+
+    def test_no_lane_does_two_things_at_once(self):
+        for reading in ("next-attention", "same-layer"):
+            for hits in ([True, False, True], [False, True, True]):
+                for lane in ("group 0", "group 1", "link"):
+                    bars = sorted((b.start_s, b.end_s) for b in self.bars(hits, reading) if b.lane == lane)
+                    assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(bars))
+
+    def test_a_pass_has_a_layer(self):
+        with pytest.raises(ForerunError, match="at least one layer"):
+            simulate_pass(TIMES, [], "same-layer")
+
+
+class TestLimitsOfALayer:
+    @pytest.mark.parametrize("name", LayerTimes.__slots__)
+    def test_no_part_is_negative(self, name):
+        parts = {slot: getattr(TIMES, slot) for slot in LayerTimes.__slots__}
+        with pytest.raises(ForerunError, match=f"{name}: seconds of a part of a layer cannot be negative"):
+            LayerTimes(**{**parts, name: np.array([0.1, -1e-9])})
+
+    @pytest.mark.parametrize(
+        ("part", "whole"), [("window_s", "exact_s"), ("skip_pre_s", "pre_s"), ("skip_post_s", "post_s")]
+    )
+    def test_a_part_is_no_longer_than_the_whole(self, part, whole):
+        parts = {slot: getattr(TIMES, slot) for slot in LayerTimes.__slots__}
+        LayerTimes(**{**parts, part: parts[whole]})
+        with pytest.raises(ForerunError, match=f"{part}: cannot exceed {whole}"):
+            LayerTimes(**{**parts, part: parts[whole] * (1 + 1e-9)})
+
+    def test_sums(self):
+        assert (TIMES.other_s, TIMES.serial_s) == (3.0, 13.0)
+
+
+class TestTheDocumentedSet:
+    def test_attention_is_bound_per_head_or_by_the_chip(self):
+        """Two bytes-per-value halves: keys and values of 128, at one byte: 256 bytes per key and head."""
+        values = {"dram_bytes_per_s": 100.0, "kv_bytes_per_value": 1.0}
+        assert attention_seconds(10, 1, 50.0, values, 128) == 2560 / 50
+        assert attention_seconds(10, 4, 50.0, values, 128) == 4 * 2560 / 100
+        assert attention_seconds(10, 2, 50.0, values, 128) == 2560 / 50
+
+    def test_the_parts_of_a_group(self):
+        values = SET.values()
+        times = group_layer(SET, 32768, values)
+        assert times.pre_s + times.post_s == pytest.approx(values["group_other_s"])
+        assert times.pre_s == pytest.approx(values["pre_share"] * values["group_other_s"])
+        skipped = SET.kernels_per_layer * values["skip_launch_s"]
+        assert (times.skip_pre_s, times.skip_post_s) == pytest.approx(
+            (values["pre_share"] * skipped, (1 - values["pre_share"]) * skipped)
+        )
+        assert times.exact_s == attention_seconds(
+            32768, SET.num_kv_heads // 4, values["group_head_bytes_per_s"], values, SET.head_dim
+        )
+        assert group_layer(SET, 1, values).window_s == group_layer(SET, 1, values).exact_s
+
+    def test_speedup_and_overhead_are_ratios_of_the_same_times(self):
+        found = compare_layouts(SET, 65536, 0.8, whole_pass=False)
+        values = SET.values()
+        alone = attention_seconds(65536, SET.num_kv_heads // 8, values["serial_head_bytes_per_s"], values, SET.head_dim)
+        assert found.serial_s == pytest.approx(values["serial_other_s"] + alone)
+        assert found.speedup == pytest.approx(found.serial_s / found.speculative_s)
+        assert found.overhead_reduction == pytest.approx(alone / (found.speculative_s - values["group_other_s"]))
+
+    @pytest.mark.parametrize("reading", READINGS)
+    def test_a_layer_is_the_mean_of_a_pass_or_one_far_from_its_ends(self, reading):
+        times = group_layer(SET, 4096, SET.values())
+        inner, whole = (compare_layouts(SET, 4096, 0.9, reading, whole_pass=flag) for flag in (False, True))
+        assert inner.speculative_s == pytest.approx(layer_seconds(times, 0.9, reading))
+        layers = SET.num_layers
+        assert whole.speculative_s == pytest.approx(expected_pass_seconds(times, [0.9] * layers, reading) / layers)
+        assert whole.serial_s == inner.serial_s
+
+    def test_the_crossover_is_where_the_gain_is_nothing(self):
+        for hit_rate in (0.6, 0.9):
+            found = crossover_context(SET, hit_rate)
+            assert compare_layouts(SET, found, hit_rate).speedup == pytest.approx(1.0, abs=1e-4)
+            assert (
+                compare_layouts(SET, found * 0.9, hit_rate).speedup
+                < 1.0
+                < compare_layouts(SET, found * 1.1, hit_rate).speedup
+            )
+            assert crossover_context(SET, hit_rate, most_tokens=int(found * 0.9)) is None
+
+    def test_the_first_context_may_already_gain(self):
+        free = {"group_other_s": SET.values()["serial_other_s"], "sync_s": 0.0, "verify_s": 0.0, "send_s": 0.0}
+        found = crossover_context(SET, 1.0, changes={**free, "skip_launch_s": 0.0})
+        assert found is not None
+        assert found <= 2.0
+
+    def test_ranges_hold_the_set_itself(self):
+        middle, low, high = crossover_range(SET, 0.8)
+        assert low <= middle
+        assert high is None or middle <= high
+        contexts = np.array([16384.0, 65536.0])
+        low, high = speedup_band(SET, contexts, 0.8)
+        here = compare_layouts(SET, contexts, 0.8).speedup
+        assert (low <= here).all()
+        assert (here <= high).all()
+        cases = sensitivity(SET, 65536, 0.8)
+        assert [case.name for case in cases] == [name for name, _ in SET.cases]
+        assert min(case.speedup for case in cases) == pytest.approx(low[1])
+        assert max(case.speedup for case in cases) == pytest.approx(high[1])
+
+    def test_one_at_a_time_the_widest_first(self):
+        rows = one_at_a_time(SET, 65536, 0.8)
+        widths = [abs(low - high) for _, low, high in rows]
+        assert widths == sorted(widths, reverse=True)
+        for parameter, low, _ in rows[:3]:
+            assert low == compare_layouts(SET, 65536, 0.8, changes={parameter.name: parameter.low}).speedup
+        assert {row[0].name for row in rows} == {p.name for p in SET.parameters.values() if p.low < p.high}
+
+    def test_values_lie_in_their_range(self):
+        Parameter("x", 1.0, 1.0, 1.0, "what", "made")
+        for value in (0.9, 2.1):
+            with pytest.raises(ForerunError, match="lies outside its range 1 to 2"):
+                Parameter("x", value, 1.0, 2.0, "what", "made")
+        with pytest.raises(ForerunError, match="no parameter 'sync'; did you mean 'sync_s'"):
+            SET.values({"sync": 1.0})
+
+
+class TestSyntheticLayers:
+    def test_the_default_layer_can_be_drawn(self):
+        drawn = SyntheticAttention()
+        query, keys, values, bias = drawn.draw(np.random.default_rng(0))
+        assert query.shape == (8, 64)
+        assert keys.shape == values.shape == (4096, 2, 64)
+        assert bias.shape == (8, 4096)
+        assert (bias[:, :4] == 0).all(), "sinks draw as much as the newest token"
+        assert_allclose(bias[:, -1], 0.0, atol=1e-12)
+        exponents = -bias[:, 4] / np.log(4092.0)
+        assert (exponents >= 0.8).all()
+        assert (exponents <= 2.4 * 1.2).all()
+        assert_allclose(-bias[:, 4:] / exponents[:, None], np.log(np.arange(4092, 0, -1))[None, :].repeat(8, 0))
+
+    @pytest.mark.parametrize(("context", "window"), [(10, 3), (10, 5), (10, 6), (7, 1), (3, 9)])
+    def test_the_window_is_the_first_and_the_last_chunk(self, context, window):
+        expected = [i < window or i >= context - window for i in range(context)]
+        assert window_mask(context, window).tolist() == expected
+        assert window_mask(context, window).sum() == min(context, 2 * window)
+
+    def test_a_rate_is_the_share_of_trials_below_lambda(self):
+        study = hit_rate_study(SyntheticAttention(128, 4, 2, 16), (4, 16), 25, seed=1)
+        assert study.errors.shape == (2, 25)
+        for tolerance in (0.05, 0.2):
+            expected = (study.errors < tolerance).mean(axis=1)
+            assert_allclose(study.hit_rates([tolerance])[:, 0], expected)

@@ -1,0 +1,176 @@
+"""Host work beside the device, pipelines and their hand-overs: one price whoever asks, by their closed forms."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from test_drafters import made
+from test_parallel_layouts import mixed
+from test_step import arrays, decode, deployment
+
+from hwprofiles import load_link
+from simulator.timing import HostDrafter, ModelTimer, PipelineTimer, StepTimer, causal_pairs, stage_timers
+from simulator.timing.pipeline import send_seconds
+from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
+
+PLAIN = {
+    "step_s": 0.0,
+    "per_sequence_s": 0.0,
+    "per_prompt_s": 0.0,
+    "rank_s": 0.0,
+    "overlapped_s": 0.0,
+    "overlapped_per_sequence_s": 0.0,
+}
+
+
+def hosted(model="llama-3.2-1b", tensor_parallel=1, **costs):
+    """A deployment whose engine has these host costs and no others."""
+    one = deployment(model, tensor_parallel=tensor_parallel)
+    return replace(one, framework=one.framework.model_copy(update=PLAIN | costs))
+
+
+def total(costs):
+    return float((costs.device_s + costs.host_s)[0])
+
+
+class TestHostWork:
+    def test_steps_sequences_prompts_and_ranks_add_up(self):
+        """step + ranks beyond the first x rank + sequences x per sequence + prompts x per prompt."""
+        bare, busy = (
+            ModelTimer(StepTimer(hosted("llama-3.1-8b", 4, **costs), 512))
+            for costs in ({}, {"step_s": 1e-3, "per_sequence_s": 1e-4, "per_prompt_s": 1e-5, "rank_s": 1e-6})
+        )
+        for work, due in (
+            (decode(7, 300), 1e-3 + 3e-6 + 7e-4),
+            (mixed(7, 300, 2, 50), 1e-3 + 3e-6 + 9e-4 + 2e-5),
+        ):
+            assert busy.seconds(work) - bare.seconds(work) == pytest.approx(due, rel=1e-9)
+            gap = busy.costs(arrays(work)).host_s - bare.costs(arrays(work)).host_s
+            assert gap == pytest.approx(due, rel=1e-9)
+
+    @settings(max_examples=40)
+    @given(st.floats(0, 0.02), st.floats(0, 2e-3), st.integers(1, 60), st.integers(0, 3), st.floats(0, 3e-3))
+    def test_a_step_lasts_at_least_as_long_as_what_runs_beside_it(self, beside, each, seqs, prompts, step_s):
+        """max(device and exposed host, beside + each x sequences): alone, in a run of steps and among many."""
+        target = StepTimer(hosted(step_s=step_s, overlapped_s=beside, overlapped_per_sequence_s=each), 1024)
+        bare = ModelTimer(StepTimer(hosted(step_s=step_s), 1024))
+        timer = ModelTimer(target)
+        work = mixed(seqs, 300, prompts, 50)
+        due = max(bare.seconds(work), beside + each * (seqs + prompts))
+        assert timer.seconds(work) == pytest.approx(due, rel=1e-12)
+        assert total(timer.costs(arrays(work))) == pytest.approx(max(total(bare.costs(arrays(work))), due), rel=0.01)
+        run = decode(seqs, 300)._replace(decode_kv_tokens=(seqs * np.arange(300, 320),))
+        expected = [max(s, beside + each * seqs) for s in bare.seconds(run)]
+        assert_allclose(timer.seconds(run), expected, rtol=1e-12)
+
+    def test_drafting_and_what_hides_it_make_up_the_step(self):
+        target = StepTimer(hosted("llama-3.1-8b"), 2048)
+        drafter = made("eagle3")
+        timer = ModelTimer(target, drafter)
+        work = arrays(decode(8, 900, query_len=4))
+        with_it, without = timer.costs(work), ModelTimer(target).costs(work)
+        alone = drafter.costs(work)
+        assert total(with_it) == pytest.approx(total(without) + total(alone), rel=1e-12)
+        assert timer.exposed_drafting_s(work) == pytest.approx(total(alone), rel=1e-12)
+        assert ModelTimer(target).exposed_drafting_s(work) is None
+
+
+@pytest.mark.parametrize("seqs", [1, 3, 40])
+def test_tables_grow_as_far_as_they_are_asked(seqs):
+    """Linear formulas are exact everywhere, at the ends of cells and of the table too, in any order of asking."""
+    width = min(16 * seqs, 256)
+    asked = []
+
+    def formula(n, queries, keys):
+        asked.append(float(np.max(keys)))
+        return 1e-6 * n + 1e-9 * queries * keys
+
+    edges = [cells * width + off for cells in (2, 127, 128, 129, 256, 257, 900) for off in (-1, 0, 1)]
+    for order in (edges, edges[::-1]):
+        table = DecodeTable(formula)
+        for keys in order:
+            assert table(seqs, 2, keys) == pytest.approx(1e-6 * seqs + 2e-9 * keys, rel=1e-9)
+        assert_allclose(table(seqs, 2, np.array(edges)), 1e-6 * seqs + 2e-9 * np.array(edges), rtol=1e-9)
+    together = DecodeTable(formula)
+    for keys in edges:
+        assert together(seqs, 2, np.array([width, keys]))[1] == pytest.approx(1e-6 * seqs + 2e-9 * keys, rel=1e-9)
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, 64, 100])
+def test_a_fresh_prompt_is_priced_by_its_pairs(window):
+    seconds = fresh_prompt_seconds(lambda n, tokens, pairs, keys: n + 10 * tokens + 100 * pairs + keys, window, 64)
+    assert seconds[0] == 0.0
+    for tokens in range(1, 65):
+        assert seconds[tokens] == 1 + 11 * tokens + 100 * causal_pairs(tokens, 0, window)
+
+
+LINK = "infiniband-ndr"
+
+
+def pipeline(stages, model="llama-3.1-8b", tensor_parallel=1, drafter=None, **costs):
+    one = hosted(model, tensor_parallel, **costs)
+    timers = stage_timers(one, stages, 2048)
+    return PipelineTimer(timers[0], drafter, later=timers[1:], link=load_link(LINK))
+
+
+class TestPipelines:
+    @pytest.mark.parametrize("stages", [1, 2, 4])
+    @pytest.mark.parametrize("tensor_parallel", [1, 4])
+    def test_stages_and_hand_overs_make_up_the_whole(self, stages, tensor_parallel):
+        """The same layers in pieces, and between two pieces one message; without a link's worth of work none."""
+        whole = ModelTimer(StepTimer(hosted("llama-3.1-8b", tensor_parallel), 2048))
+        timer = pipeline(stages, tensor_parallel=tensor_parallel)
+        work = decode(16, 700)
+        send = float(send_seconds(timer.target.deployment, timer.link, np.array([16]))[0])
+        assert send > 0
+        assert timer.stages == stages
+        parts = timer.stage_seconds(work)
+        assert len(parts) == stages
+        assert sum(parts) == pytest.approx(whole.seconds(work) + (stages - 1) * send, rel=1e-9)
+        costs, plain = timer.costs(arrays(work)), whole.costs(arrays(work))
+        assert costs.flops == pytest.approx(plain.flops)
+        gap = costs.interconnect_s - plain.interconnect_s
+        assert gap == pytest.approx((stages - 1) * send, rel=1e-9, abs=1e-15)
+
+    def test_a_message_by_hand(self):
+        """Hidden states and residual in bf16, a TP share over the link between stages, then gathered on the next."""
+        for tp in (1, 4):
+            timer = pipeline(2, tensor_parallel=tp)
+            one = timer.target.deployment
+            size = 2 * 300 * 4096 * 2.0
+            due = one.kernels.collective("send_recv", np.array([size / tp]), 2, timer.link).seconds
+            if tp > 1:
+                due = due + one.kernels.collective("all_gather", np.array([size]), tp, one.link).seconds
+            assert send_seconds(one, timer.link, np.array([0, 300]))[1] == pytest.approx(due[0])
+            assert send_seconds(one, timer.link, np.array([0, 300]))[0] == 0.0
+
+    @pytest.mark.parametrize("beside", [0.0, 1e-3, 0.05])
+    @pytest.mark.parametrize("stages", [1, 2, 3])
+    def test_one_price_alone_and_among_many(self, stages, beside):
+        """The last stage hands tokens out no faster than the host streams them, whichever way it is asked."""
+        drafter = HostDrafter(1e-4, 1e-5)
+        timer = pipeline(
+            stages,
+            drafter=drafter,
+            step_s=2e-4,
+            per_sequence_s=1e-6,
+            per_prompt_s=1e-5,
+            overlapped_s=beside,
+            overlapped_per_sequence_s=beside / 10,
+        )
+        for work in (decode(16, 700), mixed(5, 300, 2, 200), decode(1, 700)):
+            assert total(timer.costs(arrays(work))) == pytest.approx(timer.seconds(work), rel=0.01)
+            sequences = work.decode_seqs + work.prefill_seqs
+            assert timer.seconds(work) == pytest.approx(timer.host_seconds(work) + sum(timer.stage_seconds(work)))
+            assert timer.stage_seconds(work)[-1] >= beside * (1 + sequences / 10) * (1 - 1e-12)
+            assert timer.host_seconds(work) == pytest.approx(2e-4 + 1e-6 * sequences + 1e-5 * work.prefill_seqs)
+
+    def test_drafts_are_made_on_the_last_stage(self):
+        drafter = HostDrafter(1e-4, 1e-5)
+        work = decode(16, 700)
+        with_it, without = pipeline(3, drafter=drafter).stage_seconds(work), pipeline(3).stage_seconds(work)
+        assert with_it[:-1] == without[:-1]
+        assert with_it[-1] - without[-1] == pytest.approx(1e-4 + 16e-5)

@@ -1,0 +1,172 @@
+"""Attention groups that share experts, and layers priced one by one: work is conserved, however it is spread."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from test_parallel_layouts import mixed
+from test_step import arrays, decode, deployment
+
+from hwprofiles.routing import read_routing
+from simulator.timing import StepTimer, StepWork
+from simulator.timing.experts import exchange_bytes, exchange_seconds, expert_kernel, fullest_group
+
+MODEL = "qwen3-30b-a3b"
+
+
+def spread(groups, tensor_parallel=1, expert_parallel=None, model=MODEL, **changes):
+    """Attention in ``groups`` groups, experts whole over all chips unless said otherwise; no graphs, no padding."""
+    chips = groups * tensor_parallel
+    return deployment(
+        model,
+        "h200-sxm",
+        tensor_parallel,
+        attention_data_parallel=groups,
+        expert_parallel=expert_parallel or chips,
+        **{"cuda_graphs": False} | changes,
+    )
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("seqs", [4, 8, 9, 13])
+def test_work_of_all_chips_together_is_that_of_one(groups, seqs):
+    """Costs hold the work of the mean chip: times the chips it is what a single chip does for the whole batch."""
+    one, many = (StepTimer(spread(n), 512) for n in (1, groups))
+    work = arrays(decode(seqs, 700))
+    whole, part = one.costs(work), many.costs(work)
+    assert groups * part.flops == pytest.approx(whole.flops, rel=1e-6)
+
+
+def test_the_fullest_group_sets_the_pace():
+    """Nine to twelve sequences over four groups are three for the fullest: all but the experts takes equally long."""
+    timer = StepTimer(spread(4), 512)
+    for fullest, batches in ((2, range(5, 9)), (3, range(9, 13))):
+        alone = [timer.seconds(decode(seqs, 700)) - timer._experts.seconds(seqs, fullest) for seqs in batches]
+        assert_allclose(alone, alone[0], rtol=1e-9)
+    assert timer.seconds(decode(9, 700)) > timer.seconds(decode(8, 700))
+
+
+def test_rows_of_logits_are_dealt_out_too():
+    """Four groups: five to eight rows are two for the fullest group, four rows are one."""
+    timer = StepTimer(spread(4), 512)
+    work = decode(8, 700)
+    four, five, eight, nine = (timer.seconds(work, rows) for rows in (4, 5, 8, 9))
+    assert four < five == eight < nine
+    priced = [timer.costs(arrays(work), np.array([rows])).device_s.item() for rows in (4, 5, 8, 9)]
+    assert_allclose(priced, (four, five, eight, nine), rtol=0.02)
+    assert priced[1] == priced[2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 30), st.integers(0, 5), st.sampled_from([(2, 1, 2), (4, 1, 4), (2, 2, 1), (2, 2, 4)]))
+def test_groups_cost_the_same_alone_and_among_many(seqs, prompts, layout):
+    timer = TIMERS.setdefault(layout, StepTimer(spread(layout[0], layout[1], layout[2], model="mixtral-8x7b"), 512))
+    work = mixed(seqs, 300, prompts, 40)
+    costs = timer.costs(arrays(work))
+    assert timer.seconds(work) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=0.01)
+
+
+TIMERS = {}
+
+
+class TestExchange:
+    def test_tokens_reach_every_chip_that_holds_one_of_their_experts(self):
+        """Eight of 128 experts picked at random reach 8 (1 - (7/8)^8) = 5.25 of eight chips; sent in fp8 or bf16."""
+        one = spread(8)
+        mlp = one.architecture.layer_groups[0].layer.mlp
+        balanced = replace(one, expert_routing="balanced")
+        there, back = exchange_bytes(balanced, mlp, np.array([0, 800, 8000]))
+        reached = 8 * (1 - (7 / 8) ** mlp.experts_per_token)
+        assert_allclose(there, np.array([0, 100, 1000]) * reached * 2048 * 2)
+        assert_allclose(back, there)
+        narrow = replace(balanced, weight_dtypes={**one.weight_dtypes, "expert": "fp8"})
+        assert_allclose(exchange_bytes(narrow, mlp, np.array([800]))[0], 100 * reached * 2048)
+        assert_allclose(exchange_bytes(narrow, mlp, np.array([800]))[1], 100 * reached * 2048 * 2)
+        popular = replace(one, expert_routing="power-law-1.2")
+        assert (exchange_bytes(popular, mlp, np.array([800]))[0] > there[1]).all()
+
+    def test_whole_experts_take_an_all_to_all_each_way_split_ones_a_gather_and_a_scatter(self):
+        tokens = np.array([0, 64])
+        whole, split = spread(4, expert_parallel=4), spread(4, expert_parallel=1)
+        mlp = whole.architecture.layer_groups[0].layer.mlp
+        there, back = exchange_bytes(whole, mlp, tokens)
+        due = sum(whole.kernels.collective("all_to_all", b, 4, whole.link).seconds for b in (there, back))
+        assert_allclose(exchange_seconds(whole, mlp, tokens), [0, due[1]])
+        message = tokens * 2048 * 2.0
+        due = split.kernels.collective("all_gather", message, 4, split.link).seconds
+        due = due + split.kernels.collective("reduce_scatter", message, 4, split.link).seconds
+        assert_allclose(exchange_seconds(split, mlp, tokens), [0, due[1]])
+
+    def test_the_fullest_chip_takes_longer_for_the_same_work(self):
+        even, uneven = (replace(spread(4), expert_routing=name) for name in ("balanced", "power-law-1.2"))
+        mlp = even.architecture.layer_groups[0].layer.mlp
+        tokens = np.array([0, 1, 512])
+        times = [expert_kernel(one, mlp, tokens) for one in (even, uneven)]
+        assert_allclose(times[0].flops, times[1].flops)
+        assert times[1].seconds[2] > times[0].seconds[2]
+        per_token = 2 * 3 * 2048 * mlp.intermediate_size * mlp.experts_per_token
+        assert_allclose(times[1].flops, per_token * tokens / 4)
+        assert read_routing("balanced") != read_routing("power-law-1.2")
+
+
+@given(st.integers(0, 50), st.integers(0, 9), st.integers(1, 8), st.integers(1, 900))
+def test_the_fullest_group_of_equal_sequences_has_its_whole_share(seqs, prompts, groups, context):
+    """Sequences are dealt out whole; a group's keys, tokens and pairs are those of its own sequences."""
+    work = mixed(seqs, context, prompts, 7)
+    seen = fullest_group(work, groups)
+    decoding, prefilling = -(-seqs // groups), -(-prompts // groups)
+    assert seen == mixed(decoding, context, prefilling, 7)
+    as_arrays = fullest_group(arrays(work), groups)
+    for name in StepWork._fields:
+        assert np.asarray(getattr(as_arrays, name)).ravel().tolist() == np.asarray(getattr(seen, name)).ravel().tolist()
+
+
+class TestLayersByHand:
+    """Kernels beside attention, by their work: 2 FLOP per weight and token, collectives of the residual stream."""
+
+    @pytest.mark.parametrize("tensor_parallel", [1, 2, 4])
+    def test_dense_layers(self, tensor_parallel):
+        one = deployment("llama-3.1-8b", tensor_parallel=tensor_parallel, cuda_graphs=False)
+        timer = StepTimer(one, 64)
+        tokens = np.array([0, 1, 32, 64])
+        cost = timer.layer_costs(one.architecture.layer_groups[0].layer, tokens)
+        weights = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
+        assert_allclose(cost.flops, 2 * weights * tokens / tensor_parallel)
+        ring = one.kernels.collective("all_reduce", tokens * 4096 * 2.0, tensor_parallel, one.link).seconds
+        due = 2 * np.where(tokens > 0, ring, 0.0) if tensor_parallel > 1 else np.zeros(4)
+        assert_allclose(cost.interconnect_s, due)
+        rotated = (32 + 8) * 128 / tensor_parallel
+        elementwise = tokens * 2 * (8 * 4096 + 2 * rotated + 3 * 14336 / tensor_parallel)
+        streamed = sum(
+            one.kernels.gemm(tokens, g.n, g.k, g.dtype).bytes for g in one.gemms(one.architecture.layer_groups[0].layer)
+        )
+        assert_allclose(cost.bytes, streamed + elementwise)
+
+    def test_launches_are_counted(self):
+        """Two norms and rotary embedding, one more each for normed queries and keys and for an activation."""
+        for model, due in (("llama-3.1-8b", 4), ("qwen3-8b", 5)):
+            one = deployment(model, cuda_graphs=False)
+            layer = one.architecture.layer_groups[0].layer
+            cost = StepTimer(one, 8).layer_costs(layer, np.array([0, 8]))
+            products = sum(
+                one.kernels.gemm(np.array([0, 8]), g.n, g.k, g.dtype).launch_s * np.array([0, 1])
+                for g in one.gemms(layer)
+            )
+            single = one.kernels.elementwise(np.array([1e6]), launches=np.array([1])).launch_s
+            assert (cost.latency_s - products)[1] == pytest.approx(due * single[0])
+
+    def test_the_head(self):
+        """LM head over the vocabulary, a norm, three passes over fp32 logits, and their gathering."""
+        for tp in (1, 4):
+            timer = StepTimer(deployment("llama-3.1-70b", tensor_parallel=tp, weights="fp8"), 64)
+            head = timer._head
+            tokens = np.arange(65)
+            assert_allclose(head.flops, 2 * 8192 * -(-128_256 // tp) * tokens)
+            one = timer.deployment
+            product = one.kernels.gemm(tokens, -(-128_256 // tp), 8192, "bf16").bytes
+            assert_allclose(head.bytes, product + tokens * (4 * 8192 * 2 + 3 * 128_256 * 4))
+            gathered = one.kernels.collective("all_gather", tokens * 128_256 * 2.0, tp, one.link).seconds
+            assert_allclose(head.interconnect_s, np.where(tokens > 0, gathered, 0.0) if tp > 1 else 0 * tokens)
