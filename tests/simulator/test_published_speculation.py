@@ -34,13 +34,11 @@ def step_s(model, chip, speculation, prompt, output, engine=None, **fields):
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_vllm_k_sweep_on_one_h100(shared_data, method):
-    """vLLM #20780, Llama-3.1-8B on MT-bench: every K within 5 % of the plain run's time, the best K right.
-
-    The two constants hold beside the plain run of the same table, which that year's engine served 10 % slower than the
-    one whose host costs are in the catalogue; K = 2 and 6, which they were fitted at, come out to 1 %.
-    """
-    measured, predicted = {}, {}
-    plain_s = step_s("llama-3.1-8b", "h100-sxm", None, 128, 256)
+    """vLLM #20780, Llama-3.1-8B on MT-bench: milliseconds per token at every K within 5 %, the best K right, and beside
+    the plain run of the same table within 2 % at K = 2 and 6, which the two constants were fitted at."""
+    measured, predicted, beside = {}, {}, {}
+    engine = {"framework": "vllm-0.11"}
+    plain_s = step_s("llama-3.1-8b", "h100-sxm", None, 128, 256, engine=engine)
     for row in rows(shared_data, "vllm20780"):
         if row["method"] != method:
             continue
@@ -52,12 +50,12 @@ def test_vllm_k_sweep_on_one_h100(shared_data, method):
             "acceptance": {"acceptance_length": length},
         }
         measured[k] = float(row["spec"]) / 1e3
-        gain = length * plain_s / step_s("llama-3.1-8b", "h100-sxm", speculation, 128, 256)
-        predicted[k] = float(row["baseline"]) / 1e3 / gain
+        predicted[k] = step_s("llama-3.1-8b", "h100-sxm", speculation, 128, 256, engine=engine) / length
+        beside[k] = plain_s / predicted[k] / float(row["speedup"]) - 1
     assert len(measured) >= 4
     errors = {k: predicted[k] / measured[k] - 1 for k in measured}
     assert max(map(abs, errors.values())) < 0.05, errors
-    assert max(abs(errors[k]) for k in (2, 6)) < 0.01, errors
+    assert max(abs(beside[k]) for k in (2, 6)) < 0.02, beside
     assert min(predicted, key=predicted.get) == min(measured, key=measured.get)
 
 

@@ -77,6 +77,7 @@ FEWER_NODES = {"13b": 50, "33b": 48, "70b": 48}
 ENGINE_FRAMEWORKS = (
     ("trt", "trtllm"),
     ("TensorRT", "trtllm"),
+    ("vLLM V1 2025", "vllm-0.11"),
     ("vLLM", "vllm"),
     ("SGLang", "sglang"),
     ("sglang", "sglang"),

@@ -50,7 +50,7 @@ OPEN_LOOP = {
     "kubecon2025": OpenLoop(
         process="constant",
         seconds=60.0,
-        engine={"max_num_seqs": 128, "max_model_len": 512},
+        engine={"framework": "vllm-0.11", "max_num_seqs": 128, "max_model_len": 512},
         speculation={
             "eagle3": {
                 "method": "eagle3",
