@@ -5,13 +5,18 @@ SCENARIO ?= examples/chat-h100-draft.yaml
 MUTANTS ?= 400
 SEED ?= 1
 
-.PHONY: demo test lint types docs package mutants clean
+.PHONY: demo test coverage lint types docs package mutants clean
 
 demo: .venv/ready
 	$(BIN)/forerun run $(SCENARIO) --out out/demo
 
 test: .venv/ready-dev
 	$(BIN)/pytest
+
+coverage: .venv/ready-dev
+	$(BIN)/pytest --cov --cov-report=
+	@for room in hwprofiles simulator traces; do \
+		$(BIN)/coverage report --include="$$room/*" --fail-under=95 || exit 1; done
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

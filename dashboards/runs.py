@@ -79,8 +79,10 @@ def load_run(folder: Path) -> Run:
         raise ForerunError(f"{folder}: no summary.json in it (forerun run SCENARIO --out {folder} writes a run folder)")
     try:
         document = json.loads(summary.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ForerunError(f"{summary}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ForerunError(f"{summary}: not the summary of a run")
     missing = [key for key in ("summary", "basis", "scenario", "bottleneck", "kv_cache") if key not in document]
     if missing:
         raise ForerunError(f"{summary}: not the summary of a run: no {missing[0]!r}")

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
 from dashboards.figures.theme import BASIS_WORDS
 from dashboards.page import card, figure_cards, page_html
-from simulator.metrics.files import StagedFiles
 
 TEXT_WIDTH = 56
 """Characters of a text figure's axis."""
@@ -53,18 +51,6 @@ class StudyReport:
     """Runs the study again, from the folder of the report."""
     notes: Sequence[str] = ()
     badges: Sequence[str] = field(default=())
-
-
-def write_study_report(folder: Path, report: StudyReport) -> tuple[Path, Path]:
-    """Write ``report.html`` and ``report.md`` to ``folder``; both or none.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    with StagedFiles(folder) as staged:
-        staged.add_text("report.html", study_html(report))
-        staged.add_text("report.md", study_markdown(report))
-    return folder / "report.html", folder / "report.md"
 
 
 def study_html(report: StudyReport) -> str:

@@ -239,5 +239,9 @@ def _kernel_time(
     launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
     if parameters.regroup_s:
         launch = launch + xp.where((heads > kv_heads) & (kv_heads > 1) & (seqs > 1), parameters.regroup_s, 0.0)
-    seconds = launch + smooth_maximum(xp, xp.maximum(busy, stream), overhead, parameters.overlap)
+    if parameters.stream_overlap:
+        work = smooth_maximum(xp, busy, stream, parameters.stream_overlap)
+    else:
+        work = xp.maximum(busy, stream)
+    seconds = launch + smooth_maximum(xp, work, overhead, parameters.overlap)
     return KernelTime(seconds, launch, busy, stream, flops, moved)

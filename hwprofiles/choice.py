@@ -1,7 +1,7 @@
 """Which parameter set predicts a kernel: the chip's own fit, else what comes nearest, and what it rests on."""
 
 from hwprofiles.catalogue import load_chip, load_defaults
-from hwprofiles.dtypes import dtype_bytes
+from hwprofiles.dtypes import dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters, GemmParameters
 from hwprofiles.schema import Chip
@@ -9,6 +9,7 @@ from hwprofiles.schema import Chip
 _SAME = {"fp16": "bf16", "bf16": "fp16", "mxfp8": "fp8"}
 """Formats whose fits are the same."""
 _NEAREST = {
+    "fp8_block": ("fp8",),
     "mxfp8": ("fp8",),
     "int8": ("fp8",),
     "fp4": ("fp8",),
@@ -34,7 +35,8 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
     """Find the parameter set for a kernel family and the dtype of its stored operand.
 
     The fit of ``library``, else the chip's ``generic`` one, else that of the chip it is ``like``, else the defaults of
-    its class; within each the set of the dtype, else the nearest one.
+    its class; within each the set of the dtype, else the nearest one. Where the dtype names one kernel of several
+    (``fp8@name``), the set of that kernel comes first.
 
     Returns:
         The set, and what it rests on: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.
@@ -46,10 +48,11 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
         raise ProfileError(
             f"no kernel family '{family}'{did_you_mean(family, FAMILIES)} (one of {', '.join(FAMILIES)})"
         )
+    named, dtype = dtype, format_of(dtype)
     if dtype != "any":
         dtype_bytes(dtype)
     libraries = tuple(dict.fromkeys((library, "generic")))
-    exact = (dtype, _SAME.get(dtype, dtype), "any")
+    exact = (named, dtype, _SAME.get(dtype, dtype), "any")
     near = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
     for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
         found = _first(chip, libraries, family, names)

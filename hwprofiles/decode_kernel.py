@@ -56,6 +56,9 @@ class DecodeKernel(Record):
     """Rows are padded to a multiple of this."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
+    stream_overlap: NonNegative = 0.0
+    """Sharpness p >= 1 of the smooth maximum of arithmetic and the stream of KV, 1 = one after the other, as on a CPU
+    core; 0 = the longer alone counts."""
     key_s: NonNegative = 0.0
     """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
     further_query: NonNegative = 0.0

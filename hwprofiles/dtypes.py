@@ -10,6 +10,7 @@ DTYPES: dict[str, float] = {
     "fp16": 2.0,
     "bf16": 2.0,
     "fp8": 1.0,  # per-tensor or per-channel scales, negligible
+    "fp8_block": 1.0 + 4 / 128**2,  # one fp32 scale per block of 128 x 128 (DeepSeek-V3)
     "mxfp8": 1.0 + 1 / 32,  # one E8M0 scale per 32 (OCP Microscaling formats 1.0)
     "int8": 1.0,
     "int4": 0.5 + 2.5 / 128,  # GPTQ and AWQ: one fp16 scale and one 4-bit zero point per group of 128
@@ -26,6 +27,7 @@ _MATH: dict[str, tuple[str, ...]] = {
     "fp16": ("fp16", "bf16", "fp32"),
     "bf16": ("bf16", "fp16", "fp32"),
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8_block": ("fp8", "bf16", "fp16", "fp32"),
     "mxfp8": ("fp8", "bf16", "fp16", "fp32"),
     "int8": ("int8", "bf16", "fp16", "fp32"),
     "int4": ("bf16", "fp16", "fp32"),
@@ -36,6 +38,15 @@ _MATH: dict[str, tuple[str, ...]] = {
 }
 """Math formats a kernel may use for weights of a dtype, best first. int4 and mxfp4 are weight-only (AWQ, GPTQ,
 gpt-oss)."""
+
+
+VARIANT = "@"
+"""Between a format and the name of one kernel for it, where a library has several: ``fp8@name``."""
+
+
+def format_of(stored: str) -> str:
+    """The format in ``format@kernel``."""
+    return stored.partition(VARIANT)[0]
 
 
 def dtype_bytes(dtype: str) -> float:

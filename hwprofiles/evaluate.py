@@ -10,6 +10,13 @@ from hwprofiles.numeric import ARRAY, SCALAR, Num
 from hwprofiles.results import CollectiveTime, KernelTime
 
 T = TypeVar("T", KernelTime, CollectiveTime)
+PLAIN = (int, float)
+"""Classes of a single size; all others are arrays, or numbers of numpy."""
+
+
+def all_plain(first: Num, second: Num, third: Num) -> bool:
+    """Whether three sizes are plain numbers."""
+    return first.__class__ in PLAIN and second.__class__ in PLAIN and third.__class__ in PLAIN
 
 
 def evaluate(values: tuple[Num, ...], formula: Callable[..., T]) -> T:

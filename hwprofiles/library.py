@@ -9,10 +9,10 @@ from hwprofiles.attention import decode_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_link
 from hwprofiles.choice import PORTABLE, as_older_kernels_see, find_parameters
 from hwprofiles.collectives import collective_time
-from hwprofiles.dtypes import dtype_bytes
+from hwprofiles.dtypes import VARIANT, dtype_bytes
 from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.evaluate import evaluate
+from hwprofiles.evaluate import PLAIN, all_plain, evaluate
 from hwprofiles.gemm import gemm_time, with_static_scales
 from hwprofiles.mixed import one_pass_time
 from hwprofiles.moe import moe_time
@@ -108,13 +108,13 @@ class KernelLibrary:
             ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
         key = (m, n, k, dtype)
-        scalar = _all_scalar(m, n, k)
+        scalar = all_plain(m, n, k)
         if scalar and key in self._gemms:
             return self._gemms[key]
         parameters = cast(GemmParameters, self.parameters("gemm", dtype))
         limits = self.limits(dtype)
         wide = 4.0 if dtype in ("fp32", "tf32") else 2.0
-        native = self.chip.math_dtype(dtype) == dtype
+        native = self.chip.math_dtype(dtype) == dtype.removesuffix("_block")
         weight = dtype_bytes(dtype)
         activation = weight if native else wide
 
@@ -168,7 +168,7 @@ class KernelLibrary:
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        if _all_scalar(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
+        if all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
             return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
         return evaluate(
             (seqs, q_len, kv_tokens),
@@ -187,7 +187,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
-            xp = SCALAR if pairs.__class__ in _PLAIN else ARRAY
+            xp = SCALAR if pairs.__class__ in PLAIN else ARRAY
             return prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens).seconds
 
         return seconds
@@ -204,7 +204,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
-            xp = SCALAR if kv_tokens.__class__ in _PLAIN else ARRAY
+            xp = SCALAR if kv_tokens.__class__ in PLAIN else ARRAY
             return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens).seconds
 
         return seconds
@@ -282,6 +282,7 @@ class KernelLibrary:
         active_experts: Num | None = None,
         routing: str = "uniform",
         alike: Num = 1.0,
+        kernel: str = "",
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -298,11 +299,12 @@ class KernelLibrary:
             active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
             routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
             alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
+            kernel: name of the kernel, where the library has several for a dtype; its own fit is taken if there is one.
 
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
         """
-        parameters = cast(MoeParameters, self.parameters("moe", dtype))
+        parameters = cast(MoeParameters, self.parameters("moe", f"{dtype}{VARIANT}{kernel}" if kernel else dtype))
         spread = read_routing(routing)
         limits = self.limits(dtype)
         weight = dtype_bytes(dtype)
@@ -325,19 +327,28 @@ class KernelLibrary:
             ),
         )
 
-    def elementwise(self, bytes_moved: Num, launches: Num = 1) -> KernelTime:
+    def elementwise(
+        self, bytes_moved: Num, launches: Num = 1, *, warm: bool = False, element_bytes: float = 2.0, kernel: str = ""
+    ) -> KernelTime:
         """Time of memory-bound passes: norms, activations, residuals, RoPE, gathers, sampling.
 
         Args:
             bytes_moved: read and written, over all launches.
             launches: kernels it takes.
+            warm: the same operands were just moved and may still be on the chip, as kernel benchmarks measure it.
+            element_bytes: bytes per element.
+            kernel: ``copy`` for plain copies, which have a fit of their own where one was made.
 
         Raises:
             ProfileError: a negative size.
         """
-        parameters = cast(ElementwiseParameters, self.parameters("elementwise", "any"))
+        name = f"any{VARIANT}{kernel}" if kernel else "any"
+        parameters = cast(ElementwiseParameters, self.parameters("elementwise", name))
         limits = self._attention_limit("bf16", False)
-        return evaluate((bytes_moved, launches), lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n))
+        return evaluate(
+            (bytes_moved, launches),
+            lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n, warm, element_bytes),
+        )
 
     def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:
         """Time of one collective between ``world_size`` chips.
@@ -398,10 +409,3 @@ class KernelLibrary:
             return self.limits(dtype)
         dtype_bytes(dtype)
         return self.limits("bf16")
-
-
-_PLAIN = (int, float)
-
-
-def _all_scalar(first: Num, second: Num, third: Num) -> bool:
-    return first.__class__ in _PLAIN and second.__class__ in _PLAIN and third.__class__ in _PLAIN

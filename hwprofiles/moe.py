@@ -86,13 +86,16 @@ def moe_time(
         operands = (activation_bytes * rows + weight_bytes * columns) / core_on_chip
         blocks = active * sum(xp.ceil(load / rows) for load in reached.loads) / len(reached.loads)
         steps: Num = 0.0
+        fills: Num = 0.0
         read: Num = 0.0
         for outputs, depth in phases:
             items = blocks * xp.ceil(outputs / columns)
-            steps = steps + xp.maximum(1.0, items / limits.cores) * depth
+            waves = xp.maximum(1.0, items / limits.cores)
+            steps = steps + waves * depth
+            fills = fills + waves
             reach = xp.minimum(bandwidth, items * drawn) if drawn else bandwidth
             read = read + (weight_bytes * active * outputs * depth + edge) / reach
-        choice = steps * xp.maximum(arithmetic, operands)
+        choice = steps * xp.maximum(arithmetic, operands) + fills * parameters.wave_s
         total = smooth_maximum(xp, choice, read, parameters.overlap)
         if best is None:
             best, busy, stream = total, choice, read

@@ -1,7 +1,7 @@
 """Kernel parameters: for every family a few physical numbers with bounds and units, fitted per chip and library."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from hwprofiles.decode_kernel import DecodeKernel, UnpackedKernel
 from hwprofiles.records import Fit, Fraction, NonNegative, Positive, Record, Share, Source
@@ -39,13 +39,6 @@ class FamilyParameters(Record):
     def vector(self) -> dict[str, float]:
         """Return the free parameters by name."""
         return {name: float(getattr(self, name)) for name in self.free}
-
-    def with_vector(self, values: Mapping[str, float], source: Source | None = None) -> "FamilyParameters":
-        """Return a checked copy with other values for some parameters (and another source, if given)."""
-        data: dict[str, Any] = {**self.model_dump(), **values}
-        if source is not None:
-            data["source"] = source.model_dump()
-        return type(self).model_validate(data)
 
 
 class GemmParameters(FamilyParameters):
@@ -257,10 +250,11 @@ class MoeParameters(FamilyParameters):
     free: ClassVar[Mapping[str, Bound]] = {
         "launch_s": (1e-6, 2e-4),
         "compute_efficiency": (0.1, 1.0),
-        "memory_efficiency": (0.2, 1.0),
+        "memory_efficiency": (0.05, 1.0),
         "on_chip_efficiency": (0.05, 1.0),
         "scatter_efficiency": (0.05, 1.0),
         "overlap": (1.0, 10.0),
+        "wave_s": (0.0, 2e-5),
     }
 
     launch_s: NonNegative
@@ -278,6 +272,8 @@ class MoeParameters(FamilyParameters):
     local_only: bool = False
     """Whether only assignments to this chip's experts are gathered and combined, not all tokens' (expert
     parallelism)."""
+    wave_s: NonNegative = 0.0
+    """Filling and draining the pipeline once per wave of tiles, in seconds."""
     core_bandwidth_ratio: NonNegative = 0.0
     """Bandwidth one core can draw, over its equal share of the chip's: the tiles of few experts cannot saturate the
     memory; 0 = they can."""
@@ -289,10 +285,25 @@ class ElementwiseParameters(FamilyParameters):
     """Norms, activations, residuals, RoPE, gathers, sampling: memory-bound passes."""
 
     family: ClassVar[str] = "elementwise"
-    free: ClassVar[Mapping[str, Bound]] = {"launch_s": (5e-7, 1e-4), "memory_efficiency": (0.1, 1.0)}
+    free: ClassVar[Mapping[str, Bound]] = {
+        "launch_s": (5e-7, 1e-4),
+        "memory_efficiency": (0.1, 1.0),
+        "warm_share": (0.1, 1.5),
+        "warm_efficiency": (0.05, 1.0),
+    }
 
     launch_s: NonNegative
+    """Fixed time of one pass, in seconds."""
     memory_efficiency: Share
+    """Share of the memory bandwidth a long pass reaches."""
+    warm_share: NonNegative = 0.6
+    """Share of the on-chip store that still holds operands when the same pass is repeated."""
+    warm_efficiency: Share = 0.45
+    """Share of the on-chip bandwidth at which such operands are read and written."""
+    element_s: NonNegative = 0.0
+    """Arithmetic per element, in seconds, not hidden behind the memory: what bounds a norm on a CPU core."""
+    cold_s: NonNegative = 0.0
+    """What a pass over operands (and code) that no cache holds takes longer, however small, in seconds."""
 
 
 class CollectiveParameters(FamilyParameters):

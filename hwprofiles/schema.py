@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from hwprofiles.dtypes import DTYPES, math_dtype
+from hwprofiles.dtypes import DTYPES, format_of, math_dtype
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Bytes, Count, Flops, Hertz, NonNegative, Positive, Rate, Record, Source
@@ -235,7 +235,7 @@ def read_kernels(value: Any) -> Any:
                 raise ValueError(f"{library}.{family}: a mapping dtype -> parameters is needed")
             result[str(library)][family] = {}
             for dtype, parameters in sets.items():
-                if dtype != "any" and dtype not in DTYPES:
+                if dtype != "any" and format_of(str(dtype)) not in DTYPES:
                     raise ValueError(f"{library}.{family}: no dtype '{dtype}'{did_you_mean(str(dtype), DTYPES)}")
                 place = f"{library}.{family}.{dtype}"
                 result[str(library)][family][str(dtype)] = _parameters(FAMILIES[family], parameters, place)

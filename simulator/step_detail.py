@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.serving import RunLog
-from simulator.timing import EngineTimer, ModelTimer, StepWork
+from simulator.timing import EngineTimer, ModelTimer, StagedTimer, StepWork
 from simulator.timing.step_kernels import StepKernel, step_kernels
 
 FloatArray = NDArray[np.float64]
@@ -41,7 +41,10 @@ class StepDetail(NamedTuple):
 
 
 def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
-    """Look into the steps of a run; None where the run is too long, or its timer does not say what its kernels are."""
+    """Look into the steps of a run; None where the run is too long, or its timer does not say what its kernels are.
+
+    No step is taken apart where kernels run side by side: on the stages of a pipeline, or with speculated attention.
+    """
     steps = log.steps
     if not isinstance(timer, ModelTimer) or not 0 < len(steps) <= MOST_ROWS:
         return None
@@ -49,14 +52,19 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
     draft_s = timer.exposed_drafting_s(work, draft)
     if draft_s is not None:
         draft_s = np.minimum(draft_s * steps.column("steps"), steps.column("seconds"))
-    sampled = []
-    for row in median_rows(
-        work, steps.column("seconds"), np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
+    sampled: list[SampledStep] = []
+    beside = timer.target.make_overlap is not None or (isinstance(timer, StagedTimer) and timer.stages > 1)
+    for row in (
+        []
+        if beside
+        else median_rows(
+            work, steps.column("seconds"), np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
+        )
     ):
         found = _sampled(row, timer, work, float(steps.column("seconds")[row]), draft_s)
         if found is not None:
             sampled.append(found)
-    return StepDetail(draft_s, tuple(sampled), timer.target.deployment.tensor_parallel)
+    return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)
 
 
 def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:

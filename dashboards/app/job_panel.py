@@ -8,9 +8,16 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import MATCH, Dash, Input, Output, State, dcc, no_update
 
+from dashboards.app import choices
 from dashboards.app.context import Context
+from dashboards.app.jobs import Task
+from dashboards.app.messages import sentence
 from dashboards.app.parts import Component, area_id, message, state_id
 from dashboards.app.served import SESSION
+from dashboards.app.views import Values
+
+Asked = tuple[Task, str]
+"""A task to run in the background, and its name."""
 
 POLL_MS = 400
 
@@ -41,16 +48,30 @@ def job_panel(page: str) -> Component:
     )
 
 
-def register_start(app: Dash, page: str, button: str, controls: Sequence[str], begin: Callable[..., Any]) -> None:
-    """Let a page's button start a background run.
+def register_start(
+    app: Dash, context: Context, page: str, button: str, controls: Sequence[str], make: Callable[[Values], Asked]
+) -> None:
+    """Let a page's button start a background run; what its values have wrong is said beside it.
 
     Args:
         app: the app.
+        context: starts the runs.
         page: name of the page.
         button: kind of its button.
-        controls: names whose values ``begin`` gets after the clicks.
-        begin: returns what to say beside the button, and the token of the run.
+        controls: names whose values are asked for.
+        make: the task that these values, by name, ask for, and what to call it.
     """
+
+    def begin(clicks: int | None, *values: Any) -> tuple[Any, Any]:
+        if not clicks:
+            return no_update, no_update
+        try:
+            given = dict(zip(controls, values, strict=True))
+            choices.checked(given)
+            return None, context.jobs.start(*make(given))
+        except Exception as error:
+            return message(sentence(error)), no_update
+
     app.callback(
         Output(area_id(page, "started"), "children"),
         Output(job_id(page, "token"), "data"),

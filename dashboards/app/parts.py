@@ -191,15 +191,18 @@ def remark(text: str) -> Component:
     return dmc.Alert(text, color="gray", variant="light", radius="md", className="remark")
 
 
-def rests_on(basis: str, notes: Iterable[str] = ()) -> Component:
-    """What the numbers of a page rest on."""
+def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
+    """What the numbers of a page rest on; None where nothing was computed."""
     from dashboards.figures.theme import BASIS_WORDS
 
     lines = [dmc.Text(note, size="xs", c="dimmed") for note in dict.fromkeys(notes)]
-    words = BASIS_WORDS.get(basis, "")
+    words = "" if basis is None else BASIS_WORDS.get(basis, "")
+    told = f"These numbers rest on: {words}." if words else "What numbers rest on stands here when there are any."
     head = [
-        dmc.Badge(f"basis: {basis}", variant="light", color={"calibrated": "teal"}.get(basis, "gray")),
-        dmc.Text(f"These numbers rest on: {words}." if words else "", size="sm", c="dimmed"),
+        dmc.Badge(
+            f"basis: {basis or 'nothing yet'}", variant="light", color="teal" if basis == "calibrated" else "gray"
+        ),
+        dmc.Text(told if words or basis is None else "", size="sm", c="dimmed"),
     ]
     return dmc.Stack([dmc.Group(head, gap="xs"), *lines], gap=4, className="basis")
 

@@ -74,6 +74,16 @@ def parity_figure(data: ParityData) -> go.Figure:
                 marker={"color": COLOURS[regime], "size": 4, "opacity": 0.55},
                 hovertemplate="measured %{x:.4s} us, predicted %{y:.4s} us",
             )
+    add_guides(figure, low, high)
+    ticks = {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {}
+    figure.update_xaxes(type="log", title="measured (us)", **ticks)
+    figure.update_yaxes(type="log", title="predicted (us)", **ticks)
+    figure.update_layout(legend_itemsizing="constant")
+    return captioned(figure, "Parity", f"{data.rows:,} kernels, MAPE {data.mape:.1f} %", data.basis, 560)
+
+
+def add_guides(figure: go.Figure, low: float, high: float) -> None:
+    """The diagonal from ``low`` to ``high``, and the lines 20 % off it."""
     for factor, dash in ((1.0, "solid"), (1.2, "dot"), (1 / 1.2, "dot")):
         figure.add_scatter(
             x=[low, high],
@@ -83,11 +93,6 @@ def parity_figure(data: ParityData) -> go.Figure:
             hoverinfo="skip",
             showlegend=False,
         )
-    ticks = {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {}
-    figure.update_xaxes(type="log", title="measured (us)", **ticks)
-    figure.update_yaxes(type="log", title="predicted (us)", **ticks)
-    figure.update_layout(legend_itemsizing="constant")
-    return captioned(figure, "Parity", f"{data.rows:,} kernels, MAPE {data.mape:.1f} %", data.basis, 560)
 
 
 def error_data(report: ReplayReport) -> ErrorData:

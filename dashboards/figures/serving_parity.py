@@ -9,7 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from dashboards.figures.theme import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, captioned
+from dashboards.figures.parity import add_guides
+from dashboards.figures.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, captioned
 
 METRIC_WORDS = {
     "mean_ttft_ms": ("Mean TTFT", "ms"),
@@ -80,15 +81,7 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
         )
     low = float(min(data.measured.min(), data.predicted.min()))
     high = float(max(data.measured.max(), data.predicted.max()))
-    for factor, dash in ((1.0, "solid"), (1.2, "dot"), (1 / 1.2, "dot")):
-        figure.add_scatter(
-            x=[low, high],
-            y=[low * factor, high * factor],
-            mode="lines",
-            line={"color": COLOURS["idle"], "width": 1, "dash": dash},
-            hoverinfo="skip",
-            showlegend=False,
-        )
+    add_guides(figure, low, high)
     ticks: dict[str, Any] = {"tickformat": "~s"}
     if high > 4 * low:
         ticks["dtick"] = 1 if high > 40 * low else "D2"

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dashboards.figures.bottleneck import add_bounds
 from dashboards.figures.theme import COLOURS, GREY, METHODS, captioned
 
 FloatArray = NDArray[np.float64]
@@ -100,23 +101,7 @@ def bounds_figure(data: BoundsData) -> go.Figure:
     """One stacked bar of 100 % for each way."""
     figure = go.Figure()
     names = list(data.rows)
-    for bound in dict.fromkeys(bound for shares in data.rows.values() for bound in shares):
-        shares = [data.rows[name].get(bound, 0.0) for name in names]
-        figure.add_bar(
-            y=names,
-            x=[share * 100 for share in shares],
-            orientation="h",
-            name=bound,
-            marker={"color": COLOURS[bound]},
-            text=[f"{share:.0%}" if share >= 0.09 else "" for share in shares],
-            textposition="inside",
-            insidetextanchor="middle",
-            constraintext="none",
-            textangle=0,
-            textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
-            hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
-        )
-    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    figure.update_xaxes(title="share of engine time (%)", range=[0, 100], showgrid=False)
+    bounds = dict.fromkeys(bound for shares in data.rows.values() for bound in shares)
+    add_bounds(figure, names, {bound: [data.rows[name].get(bound, 0.0) for name in names] for bound in bounds})
     figure.update_yaxes(ticks="", autorange="reversed")
     return captioned(figure, "Bottleneck", "what limits the engine at this load", data.basis, 260)

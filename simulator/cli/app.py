@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -85,8 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 where a result breaks physics or
         conservation (a fault of Forerun; its scenario is kept), 130 on Ctrl-C.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        code = app(args=None if argv is None else list(argv), prog_name="forerun", standalone_mode=False)
+        refuse_empty(words)
+        code = app(args=words, prog_name="forerun", standalone_mode=False)
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
@@ -112,6 +115,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == EXIT_INTERRUPTED:
         print("forerun: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def refuse_empty(words: Sequence[str]) -> None:
+    """Refuse an argument without text: as a folder it would be the one that the command happens to run in.
+
+    Raises:
+        ForerunError: naming the word before it.
+    """
+    for before, word in pairwise(["forerun", *words]):
+        if not word.strip():
+            raise ForerunError(f"{before}: an empty argument follows; give a value, or leave it out")
+        if word.startswith("--") and word.endswith("=") and word.count("=") == 1:
+            raise ForerunError(f"{word.removesuffix('=')}: no value follows the =; give one, or leave it out")
 
 
 def broken_law_line(error: LawBrokenError) -> str:

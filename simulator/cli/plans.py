@@ -96,7 +96,7 @@ def plan(
         raise ForerunError("plan: --rate asks for a layout, --max-rate for a rate; give one of the two")
     for name, value in (("--rate", rate), ("--growth", growth)):
         if value is not None and not 0 < value <= 1e9:
-            raise ForerunError(f"plan: {name}: must be a positive number (got {value:g})")
+            raise ForerunError(f"plan: {name}: must be a positive number, at most 1e9 (got {value:g})")
     if max_rate and growth != 1.0:
         raise ForerunError("plan: --growth has nothing to act on with --max-rate; remove it")
     study = load_study(scenario, tuple(set_values or ()), tuple(vary or ()))

@@ -28,7 +28,7 @@ def light_speed(outcome: Outcome) -> Iterator[str]:
             continue
         working = steps.prefill_tokens + steps.decode_seqs > 0
         idle = ~((steps.seconds > 0.0) | ~working)
-        if idle.any():
+        if idle.any() and not part.staged:  # batches may leave a pipeline together, while its host is busy
             yield f"{part.name(first_of(idle))} takes no time"
         for what, least in _least_seconds(part):
             if part.staged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary, Source
 from hwprofiles.catalogue import load_defaults
+from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit
@@ -20,6 +22,7 @@ from simulator.errors import ForerunError
 from simulator.replay.evidence import conformal_intervals, inside_ranges, interval_ends, seen_ranges
 from simulator.replay.fit import FEW_ROWS, fit, loss
 from simulator.replay.fit_problem import FitProblem, core_rows, family_rows, make_problem
+from simulator.replay.groups import IndexArray
 from simulator.replay.kernels import check_devices
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, predict_table
@@ -35,6 +38,8 @@ FOLDS = 4
 MIXED_ROWS = 3000
 KEPT_SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Shares of the on-chip store that are tried for batches of prompt chunks and single queries."""
+SCARCE_ROWS = 40
+"""Fewest held-out rows whose quantiles make a 90 % interval: the 5th and the 95th percentile lie within them."""
 INTERVAL_SPLIT = Split(0.5, 90)
 """Which half of the held-out rows the intervals come from; the other half is what they are judged on."""
 
@@ -105,7 +110,7 @@ def calibrate(
     for reason, number in (prediction.refused | reasons).items():
         skipped[reason] = skipped.get(reason, 0) + number
     table = table.where(np.isfinite(prediction.seconds) & ~out)
-    found = family_rows(table)
+    found = _plain_where_single(family_rows(table))
     sets: dict[str, dict[str, FamilyParameters]] = {}
     fits: list[FamilyFit] = []
     corrections: dict[Key, Correction] = {}
@@ -123,6 +128,7 @@ def calibrate(
         fits.append(one)
         if correction is not None:
             corrections[library, family, dtype] = correction
+    _plain_sets(sets, fits)
     mixed = mixed_structure(table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split)
     for dtype, one_pass in mixed.items():
         sets["attention_prefill"][dtype] = one_pass
@@ -130,9 +136,29 @@ def calibrate(
         raise ForerunError(f"{table.source}: no kernel family has the {MIN_ROWS} rows a fit needs")
     own = {name: {family: dict(found) for family, found in families.items()} for name, families in chip.kernels.items()}
     for family, by_dtype in sets.items():
-        own.setdefault(library, {}).setdefault(family, {}).update(by_dtype)
+        before = own.setdefault(library, {}).setdefault(family, {})
+        for name in [name for name in before if format_of(name) in by_dtype]:
+            del before[name]  # an earlier fit of one kernel must not come before this one of its format
+        before.update(by_dtype)
     fitted = chip.model_copy(update={"kernels": own})
     return Calibration(fitted, library, tuple(fits), Residuals(corrections), skipped, table.source, split)
+
+
+def _plain_where_single(found: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
+    """The rows by family and format, a kernel's name left out of the format where it is the only one for it."""
+    count = Counter((family, format_of(dtype)) for family, dtype in found)
+    return {
+        (family, format_of(dtype) if family == "moe" and count[family, format_of(dtype)] == 1 else dtype): rows
+        for (family, dtype), rows in found.items()
+    }
+
+
+def _plain_sets(sets: dict[str, dict[str, FamilyParameters]], fits: list[FamilyFit]) -> None:
+    """Of several kernels for a format, let the one with most rows stand for the format itself."""
+    fitted = {(one.family, one.dtype) for one in fits}
+    for one in sorted(fits, key=lambda fit: fit.rows):
+        if VARIANT in one.dtype and (one.family, format_of(one.dtype)) not in fitted:
+            sets[one.family][format_of(one.dtype)] = one.parameters
 
 
 def mixed_structure(
@@ -172,7 +198,9 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParamete
     """Places to start from: the defaults of the chip's class at its clock, and what they become on a chip without
     asynchronous copies if it has none (the defaults stem from chips that have them)."""
     sets = load_defaults(chip.kind)[family]
-    found = next(sets[name] for name in (dtype, "bf16", "fp16", "any", *sets) if name in sets)
+    stored = format_of(dtype)
+    names = (stored, stored.removesuffix("_block"), "bf16", "fp16", "any", *sets)
+    found = next(sets[name] for name in names if name in sets)
     plain = found.at_clock(chip.compute.clock_hz).model_copy(update={"reference_clock_hz": None})
     carried = plain.carried(True, chip.compute.asynchronous)
     return [plain] if carried == plain else [plain, carried]
@@ -197,7 +225,8 @@ def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> 
 def _earlier(chip: Chip, library: str, family: str, dtype: str) -> list[FamilyParameters]:
     """The set this chip already has, if any: a second place to start from."""
     own = chip.kernels.get(library, {}).get(family, {})
-    return [own[dtype].model_copy(update={"fit": None})] if dtype in own else []
+    name = next((name for name in (dtype, format_of(dtype)) if name in own), None)
+    return [] if name is None else [own[name].model_copy(update={"fit": None})]
 
 
 def _judged(
@@ -227,7 +256,13 @@ def _judged(
     held_out = np.ones(len(rows), dtype=bool) if few else ~training
     half = training_rows(rows, INTERVAL_SPLIT)
     calibration, judged = (held_out, held_out) if few else (held_out & half, held_out & ~half)
-    intervals = conformal_intervals(ratio[calibration], codes[calibration], inside[calibration])
+    if not few and calibration.sum() < SCARCE_ROWS:
+        # A handful of rows has no tails: the interval comes from the training rows, each predicted by a fit without it.
+        own = rows.where(training)
+        left_out = own.measured_s / _folded(own, chip, family, dtype, parameters, seed)
+        intervals, judged = conformal_intervals(left_out, codes[training], inside[training]), held_out
+    else:
+        intervals = conformal_intervals(ratio[calibration], codes[calibration], inside[calibration])
     error = np.abs(1.0 / ratio - 1.0)[held_out & core] * 100.0
     source = Source(
         kind="fitted",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles.decode_kernel import UnpackedKernel
+from hwprofiles.dtypes import format_of
 from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters
 from simulator.replay.fit_problem import FitProblem
 
@@ -73,6 +74,11 @@ REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
 ROW_WAVE = Coordinate("row_wave_s", 1e-8, 1e-5)
 
 
+CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
+    "attention_decode": (Coordinate("key_s", 0.0, 5e-7),),
+    "elementwise": (Coordinate("element_s", 0.0, 2e-9), Coordinate("cold_s", 0.0, 1e-3)),
+}
+"""Parameters a fit moves on a CPU only, where arithmetic of a pass is not hidden and cold code costs time."""
 CPU_TIMES = 10.0
 """On a CPU every fixed time may be so many times longer: a kernel there is a call from Python, tens of microseconds."""
 
@@ -80,11 +86,12 @@ CPU_TIMES = 10.0
 def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinate, ...]:
     """What a fit of these parameters moves on a chip of that kind."""
     found = [Coordinate(name, *bounds) for name, bounds in parameters.free.items()]
-    if kind == "cpu":
-        found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
-    found += EXTRA.get(parameters.family, ())
     if isinstance(parameters, DecodeParameters) and parameters.unpacked is not None:
         found += [Coordinate(f"{NESTED}{name}", *bounds) for name, bounds in UNPACKED.items()]
+    if kind == "cpu":
+        found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
+        found += CPU_EXTRA.get(parameters.family, ())
+    found += EXTRA.get(parameters.family, ())
     for optional in (QUANTISE, REGROUP, ROW_WAVE):
         if getattr(parameters, optional.name, 0.0):
             found.append(optional)
@@ -99,7 +106,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
     """Other structures worth trying, each as changed fields; with few rows only where libraries differ most."""
     if few and not parameters.family.startswith("attention"):
         return []
-    narrow = dtype in ("fp8", "int8", "mxfp8", "fp4")
+    narrow = format_of(dtype) in ("fp8", "fp8_block", "int8", "mxfp8", "fp4")
     if parameters.family == "gemm":
         options: list[dict[str, Any]] = [{"max_split_k": 1.0}, {"max_split_k": 4.0}]
         options += [{"tiles": ANY_ROWS}] if kind == "cpu" else []
@@ -110,10 +117,16 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
         options += [{"regroup_s": 4e-6}, {"regroup_s": 0.0}]
         return options + ([{"native_math": True}, {"native_math": False}] if narrow else [])
     if parameters.family == "attention_decode":
-        return _decode_alternatives(parameters, few)
+        options = [{"unpacked": unpacked_start(parameters, 0.0)}, CPU_DECODE] if kind == "cpu" else []
+        return options + _decode_alternatives(parameters, few)
     if parameters.family == "moe":
         return [{"local_only": True}, {"local_only": False}]
     return []
+
+
+CPU_DECODE: dict[str, Any] = {"stream_overlap": 1.0, "row_step": 1.0}
+"""A CPU core reads and computes in turn, and computes no more rows than there are. Single rows may have a routine of
+their own there (a vector instead of a matrix), hence the unpacked kernel is tried however few the rows."""
 
 
 def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[str, Any]]:

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from hwprofiles import Chip, KernelLibrary, KernelTime, load_link
 from hwprofiles.parameters import FamilyParameters
 from simulator.replay.groups import IndexArray, equal_rows
-from simulator.replay.predict import FAMILIES, attention_rows, gemm_rows, moe_rows
+from simulator.replay.predict import (
+    FAMILIES,
+    attention_rows,
+    gemm_rows,
+    moe_rows,
+    pass_rows,
+    stored_format,
+    stored_pass,
+)
 from traces.kernels import COLLECTIVES, KernelTable
 
 FloatArray = NDArray[np.float64]
@@ -26,7 +34,7 @@ CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
 """Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
 MIN_CORE_ROWS = 16
 
-_WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution")
+_WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,8 @@ def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> Fit
     columns: list[NDArray[Any]] = [table.word(name).codes for name in _WORDS]
     if family == "collective":
         columns.append(table.size("world_size"))
+    if family == "elementwise":
+        columns.append(table.word("name").codes)
     if family == "moe":
         columns += [table.size("projections") == 2, table.size("activated_experts") > 0]
     parts = tuple((rows, _call(chip, family, table, rows)) for rows in equal_rows(columns))
@@ -94,8 +104,7 @@ def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Call
     if family.startswith("attention"):
         return lambda kernels: attention_rows(table, kernels, rows)
     if family == "elementwise":
-        moved = table.size("bytes_moved")[rows].astype(np.float64)
-        return lambda kernels: kernels.elementwise(moved)
+        return lambda kernels: pass_rows(table, kernels, rows)
     op = table.word("op")
     name = op.names[op.codes[rows[0]]]
     size = table.size("message_bytes")[rows].astype(np.float64)
@@ -109,10 +118,15 @@ def _collective_bound(time: Any) -> NDArray[np.str_]:
 
 
 def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
-    """Row indices by family and stored format, for every operation that has parameters of its own."""
+    """Row indices by family and stored format, for every operation that has parameters of its own; kernels of routed
+    experts apart, by the name the trace gives them."""
     op, dtype, kv = table.word("op"), table.word("dtype"), table.word("kv_dtype")
+    kernel = np.full(len(table), -1, dtype=np.int64)
+    for operation, column in (("moe", "source"), ("elementwise", "name")):
+        own = op.equals(operation)
+        kernel[own] = table.word(column).codes[own]
     found: dict[tuple[str, str], list[IndexArray]] = {}
-    for rows in equal_rows([op.codes, dtype.codes, kv.codes]):
+    for rows in equal_rows([op.codes, dtype.codes, kv.codes, kernel]):
         name = op.names[op.codes[rows[0]]]
         if name not in FAMILIES or name == "attention_mixed":
             continue
@@ -120,8 +134,10 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
         stored = dtype.names[dtype.codes[rows[0]]]
         if family.startswith("attention"):
             stored = kv.names[kv.codes[rows[0]]] or stored
-        if name in COLLECTIVES or family == "elementwise":
+        if name in COLLECTIVES:
             stored = "any"
+        if family in ("moe", "elementwise"):
+            stored = (stored_format if family == "moe" else stored_pass)(table, rows[0])
         found.setdefault((family, {"fp16": "bf16"}.get(stored, stored)), []).append(rows)
     return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
 from hwprofiles.attention import causal_pairs, windowed_length
+from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.numeric import ARRAY
 from simulator.errors import ForerunError
 from simulator.replay.groups import IndexArray, equal_rows
@@ -22,6 +23,7 @@ FloatArray = NDArray[np.float64]
 REGIMES = ("latency", "memory", "compute")
 """What bounds a kernel; a collective is bound by latency or by the link, which counts as memory."""
 BASES = ("datasheet", "extrapolated", "calibrated")
+COPY = "copy"
 FAMILIES = {
     "gemm": "gemm",
     "attention_prefill": "attention_prefill",
@@ -234,12 +236,18 @@ def _moe(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: P
         rows = rows[~many]
     gated = (table.size("projections") != 2).astype(np.int64)
     known = (table.size("activated_experts") > 0).astype(np.int64)
-    for part in _by(table, rows, ("dtype", "distribution"), gated, known):
+    for part in _by(table, rows, ("dtype", "distribution", "source"), gated, known):
         dtype = _text(table, "dtype", part[0])
         run = partial(moe_rows, table, kernels, part)
-        _guarded(result, part, run, kernels, Operand("moe", dtype, dtype, True))
+        _guarded(result, part, run, kernels, Operand("moe", stored_format(table, part[0]), dtype, True))
         if _text(table, "distribution", part[0]) not in ("balanced", ""):
             result.bytes[part] = 0.0  # uneven routing may touch fewer experts than expected: no lower bound
+
+
+def stored_format(table: KernelTable, row: Any) -> str:
+    """The format of a row's experts, with the kernel that served them where the trace names it."""
+    dtype, source = _text(table, "dtype", row), _text(table, "source", row)
+    return f"{dtype}{VARIANT}{source}" if source else dtype
 
 
 def moe_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
@@ -254,18 +262,30 @@ def moe_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> Ke
         gated=bool(table.size("projections")[rows[0]] != 2),
         active_experts=active if active[0] > 0 else None,
         routing=_text(table, "distribution", rows[0]) or "uniform",
+        kernel=_text(table, "source", rows[0]),
     )
 
 
 def _elementwise(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
-    cached = table.word("cache").equals("warm")[rows]
-    if cached.any():
-        result.refuse("elementwise pass over operands in a cache: priced from memory only", int(cached.sum()))
-        rows = rows[~cached]
-    for part in _by(table, rows, ("cache",)):
-        run = partial(kernels.elementwise, _floats(table, "bytes_moved", part))
-        warm = _text(table, "cache", part[0]) != "cold"
-        _guarded(result, part, run, kernels, Operand("elementwise", "any", "bf16", warm))
+    for part in _by(table, rows, ("cache", "dtype", "name")):
+        run = partial(pass_rows, table, kernels, part)
+        stored = stored_pass(table, part[0])
+        _guarded(
+            result, part, run, kernels, Operand("elementwise", stored, "bf16", _text(table, "cache", part[0]) != "cold")
+        )
+
+
+def stored_pass(table: KernelTable, row: Any) -> str:
+    """The parameter set of a memory-bound pass: ``any``, or that of plain copies, which compute nothing."""
+    return f"any{VARIANT}{COPY}" if kernel_class(_text(table, "name", row)) == COPY else "any"
+
+
+def pass_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
+    """Times of memory-bound passes of one kind, format and cache state."""
+    width = dtype_bytes(_text(table, "dtype", rows[0]) or "bf16")
+    warm = _text(table, "cache", rows[0]) == "warm"
+    kernel = stored_pass(table, rows[0]).partition(VARIANT)[2]
+    return kernels.elementwise(_floats(table, "bytes_moved", rows), warm=warm, element_bytes=width, kernel=kernel)
 
 
 def _collective(table: KernelTable, kernels: KernelLibrary, op: str, rows: IndexArray, result: Prediction) -> None:
@@ -292,7 +312,7 @@ def _guarded(
     """Predict ``rows``; a format that this chip cannot compute with is a reason to refuse them, not an error."""
     try:
         time = run()
-        formats = {operand.math, operand.stored} - {"any"}
+        formats = {operand.math, format_of(operand.stored)} - {"any"}
         peak = max(kernels.chip.peak_flops(name) for name in formats)
         basis = kernels.basis(operand.family, operand.stored)
     except ProfileError:

@@ -9,7 +9,8 @@ import numpy as np
 
 from hwprofiles import chip_names, load_chip
 from simulator.build import build_cluster
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, did_you_mean
+from simulator.llm.load import architecture_names
 from simulator.metrics.summary import summarise
 from simulator.replay.serving_names import (
     chip_name,
@@ -65,7 +66,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         if text is not None:
             name = known(text)
             if name is None:
-                raise ForerunError(f"{what} '{text}' is not known")
+                raise ForerunError(f"{what} '{text}' is not known{_known(key, text)}")
             found[key] = name
     if "model" in found:
         data["model"] = found["model"]
@@ -78,10 +79,9 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         hardware["chip"] = found["chip"]
     if "framework" in found:
         engine["framework"] = framework_of_version(found["framework"], run.framework_version)
-    if run.data_parallel_attention not in (None, 1):
-        raise ForerunError("data-parallel attention is not modelled")
     _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
-         expert_parallel=run.expert_parallel, replicas=run.replicas)  # fmt: skip
+         expert_parallel=run.expert_parallel, attention_data_parallel=run.data_parallel_attention,
+         replicas=run.replicas)  # fmt: skip
     _put(engine, max_num_seqs=run.max_num_seqs, max_num_batched_tokens=run.max_num_batched_tokens,
          max_model_len=run.max_model_len, num_kv_blocks=run.num_kv_blocks, block_size=run.block_size,
          gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
@@ -117,6 +117,16 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
             run.max_concurrency, float(tokens), predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
         )
     return {"predicted": predicted, "basis": result.basis, "notes": list(result.notes)}
+
+
+def _known(key: str, text: str) -> str:
+    """What a name that is not known may mean, and where the known ones are listed."""
+    if key == "model":
+        return did_you_mean(text.rsplit("/", 1)[-1].lower(), architecture_names()) + " (forerun models list)"
+    if key == "chip":
+        return did_you_mean(text.lower(), chip_names()) + " (forerun chips list)"
+    known = {"framework": "vllm, sglang, trtllm or generic"}.get(key)
+    return f" (one of {known})" if known else ""
 
 
 def _own_format(dtype: str) -> bool:

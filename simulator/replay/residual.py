@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary
+from hwprofiles.dtypes import format_of
+from hwprofiles.parameters import FAMILIES
 from simulator.errors import ForerunError
 from simulator.replay.boosted_trees import Trees, fit_trees
 from simulator.replay.evidence import Intervals, Ranges, inside_ranges, put_intervals, seen_ranges, stored_rows
@@ -28,6 +33,11 @@ CHECK_SHARE = 0.15
 LARGEST = np.log(3.0)
 """A correction never exceeds a factor of three; what needs more is missing physics."""
 SUFFIX = ".residual.npz"
+MOST_BYTES = 1 << 28
+"""Unpacked size of a file of corrections beyond which it is not read."""
+_DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, MemoryError,
+           RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)  # fmt: skip
+"""What reading a damaged archive of arrays raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,9 @@ class Residuals:
     def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
         """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""
         for library in dict.fromkeys((kernels.library, "generic")):
-            if dtype in kernels.chip.kernels.get(library, {}).get(family, {}):
-                return self.corrections.get((library, family, dtype))
+            for name in dict.fromkeys((dtype, format_of(dtype))):
+                if name in kernels.chip.kernels.get(library, {}).get(family, {}):
+                    return self.corrections.get((library, family, name))
         return None
 
 
@@ -128,10 +139,13 @@ def load_residuals(profile: str | Path) -> Residuals:
     if not path.is_file():
         raise ForerunError(f"{profile}: this profile has no learned correction ({path.name}); run without --residual")
     try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(part.file_size for part in archive.infolist()) > MOST_BYTES:
+                raise ValueError(f"unpacks to more than {MOST_BYTES >> 20} MiB")
         with np.load(path, allow_pickle=False) as data:
             keys = [tuple(str(text).split("/")) for text in data["keys"]]
-            corrections = {(key[0], key[1], key[2]): _unpacked(data, "/".join(key)) for key in keys}
-    except (OSError, ValueError, KeyError, EOFError) as problem:
+            corrections = {(key[0], key[1], key[2]): _unpacked(data, key) for key in keys}
+    except _DAMAGE as problem:
         raise ForerunError(f"{path}: damaged file of corrections ({' '.join(str(problem).split())[:100]})") from None
     return Residuals(corrections)
 
@@ -155,7 +169,11 @@ def save_residuals(residuals: Residuals, profile: str | Path) -> Path:
     return path
 
 
-def _unpacked(data: Mapping[str, NDArray[np.generic]], place: str) -> Correction:
+def _unpacked(data: Mapping[str, NDArray[np.generic]], key: tuple[str, ...]) -> Correction:
+    place = "/".join(key)
+    names = tuple(str(text) for text in data[f"{place}/names"])
+    if key[1] not in FAMILIES or not set(names) <= set(feature_names(key[1])):
+        raise ValueError(f"{place}: features that no kernel of the family has")
     pairs = []
     for name in ("ranges", "intervals"):
         values = np.asarray(data[f"{place}/{name}"], dtype=np.float64)
@@ -166,7 +184,18 @@ def _unpacked(data: Mapping[str, NDArray[np.generic]], place: str) -> Correction
         np.asarray(data[f"{place}/threshold"], dtype=np.float32),
         np.asarray(data[f"{place}/leaf"], dtype=np.float32),
     )
-    return Correction(trees, tuple(str(text) for text in data[f"{place}/names"]), pairs[0], pairs[1])
+    _check_trees(trees, len(names), place)
+    return Correction(trees, names, pairs[0], pairs[1])
+
+
+def _check_trees(trees: Trees, columns: int, place: str) -> None:
+    """Raise ValueError unless questions are about some of ``columns`` features and answers have finite leaves."""
+    count, levels = trees.feature.shape
+    whole = trees.threshold.shape == (count, levels) and trees.leaf.shape == (count, 1 << levels)
+    if not whole or not np.isfinite(trees.leaf).all():
+        raise ValueError(f"{place}: trees without a leaf for every answer")
+    if trees.feature.size and not 0 <= trees.feature.min() <= trees.feature.max() < columns:
+        raise ValueError(f"{place}: questions about features that are not there")
 
 
 def _matrix(names: tuple[str, ...], table: KernelTable, chip: Chip, prediction: Prediction) -> FloatArray:

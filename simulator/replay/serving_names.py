@@ -37,7 +37,7 @@ _NOT_ONE_ENGINE = r"dynamo|mori|atom|mindie|lmdeploy|metal"
 _SUFFIXES = ("-fp8-dynamic", "-fp8", "-nvfp4", "-fp4", "-bf16", "-instruct", "-chat", "-it", "-hf", "-0528", "-v0.1",
              "-awq", "-gptq")  # fmt: skip
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "half": "bf16", "16-bit": "bf16",
-           "fp8": "fp8", "fp8_block": "fp8", "float8": "fp8", "e4m3": "fp8", "nvfp4": "nvfp4", "fp4": "fp4",
+           "fp8": "fp8", "fp8_block": "fp8", "float8": "fp8", "e4m3": "fp8", "nvfp4": "fp4", "fp4": "fp4",
            "mxfp4": "mxfp4", "int8": "int8", "w8a8": "int8", "int4": "int4", "w4a16": "int4"}  # fmt: skip
 
 

@@ -54,9 +54,6 @@ class KernelSamples:
         for key, seconds in found.items():
             self._samples[key].append(float(np.mean(seconds)))
 
-    def __len__(self) -> int:
-        return len(self._samples)
-
     def table(self, dtype: str, provenance: str) -> KernelTable:
         """The canonical trace: medians, with spread and count."""
         keys = list(self._samples)

@@ -61,7 +61,6 @@ class Router:
         """Whether the router acts in this instant."""
         self._queue: deque[int] = deque()
         """Requests that wait here; those that start again first."""
-        self._restarts: dict[int, int] = {}
 
     def start(self, ports: Sequence[RoutedFeed]) -> None:
         """Begin to hand out requests to these replicas."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -91,25 +92,49 @@ class LocalPool:
 
 
 def check_cluster(cluster: str | None) -> None:
-    """Refuse a cluster that cannot be reached from here for want of its library, before anything is written.
+    """Refuse a cluster that cannot be reached from here, before anything is written.
 
     Raises:
-        ForerunError: Dask is not installed.
+        ForerunError: Dask is not installed, or no scheduler answers at the address.
     """
-    if cluster is not None and find_spec("distributed") is None:
+    if cluster is None:
+        return
+    if find_spec("distributed") is None:
         raise ForerunError("--cluster: Dask is not installed here; pip install 'forerun[cluster]'")
+    if cluster != LOCAL:
+        with _answering(cluster):
+            import_module("distributed").Client(cluster, timeout=CONNECT_S).close()
+
+
+@contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """Say in one line that no scheduler answers.
+
+    Raises:
+        ForerunError: naming the address.
+    """
+    try:
+        yield
+    except (OSError, TimeoutError):
+        raise ForerunError(
+            f"--cluster {address}: no Dask scheduler answers there; start one with 'dask scheduler', or use "
+            f"--cluster local"
+        ) from None
+    except ValueError as error:
+        raise ForerunError(
+            f"--cluster {address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
+        ) from None
 
 
 class DaskPool:
     """Workers of a Dask cluster; the scheduler runs a task again elsewhere when its worker dies."""
 
     def __init__(self, address: str, jobs: int) -> None:
-        check_cluster(address)
         distributed: Any = import_module("distributed")
         self.address = address
         self._cluster: Any = None
         self._distributed = distributed
-        try:
+        with _answering(address):
             if address == LOCAL:
                 self._cluster = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
@@ -117,15 +142,6 @@ class DaskPool:
                 self._client = distributed.Client(self._cluster, timeout=CONNECT_S)
             else:
                 self._client = distributed.Client(address, timeout=CONNECT_S)
-        except (OSError, TimeoutError):
-            raise ForerunError(
-                f"--cluster {address}: no Dask scheduler answers there; start one with 'dask scheduler', or use "
-                f"--cluster local"
-            ) from None
-        except ValueError as error:
-            raise ForerunError(
-                f"--cluster {address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
-            ) from None
         self._executor = self._client.get_executor(pure=False, retries=2)
         self._absent_since: float | None = None
 

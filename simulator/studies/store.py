@@ -278,10 +278,6 @@ def _json(data: dict[str, Any]) -> str:
     return json.dumps(data, allow_nan=False, separators=(",", ":"))
 
 
-def _status(error: str | None) -> str:
-    return "done" if error is None else "failed"
-
-
 def _build() -> str:
     from simulator.studies.points import build_mark
 

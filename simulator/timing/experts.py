@@ -77,7 +77,7 @@ def exchange_bytes(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> tup
     copies = tokens / deployment.group_chips * reached
     copies[tokens > 0] *= _imbalance(deployment, mlp, tokens[tokens > 0])
     sent = copies * deployment.architecture.hidden_size
-    narrow = deployment.weight_dtypes["expert"] in ("fp8", "mxfp8")
+    narrow = deployment.weight_dtypes["expert"] in ("fp8", "fp8_block", "mxfp8")
     return sent * (FP8_DISPATCH_BYTES if narrow else ACTIVATION_BYTES), sent * ACTIVATION_BYTES
 
 

@@ -95,6 +95,18 @@ def _attention(timer: StepTimer, layer: Layer, count: int, work: StepWork[int]) 
     shape = timer.deployment.attention_shape(layer.attention)
     window = timer.windows.index(layer.attention.window)
     kernels = timer.deployment.kernels
+    if work.decode_seqs and work.prefill_seqs and work.query_len == 1 and kernels.mixed_seconds(shape) is not None:
+        time = kernels.attention_mixed(
+            shape,
+            seqs=int(work.prefill_seqs),
+            q_tokens=int(work.prefill_tokens),
+            pairs=int(work.prefill_pairs[window]),
+            kv_tokens=int(work.prefill_kv_tokens[window]),
+            decode_seqs=int(work.decode_seqs),
+            decode_kv_tokens=int(work.decode_kv_tokens[window]),
+        )
+        yield _kernel("mixed attention", "attention", shape.dtype, count, time)
+        return
     if work.decode_seqs:
         time = kernels.attention_decode(
             shape,

@@ -93,6 +93,7 @@ def test_comparison_is_of_the_summaries(run, write_hand_made, tmp_path):
 
     other = load_run(write_hand_made(tmp_path / "two", replications=2))
     data = comparison_data(run, other, ("one", "two"))
+    assert {"mean_ttft_ms", "output_throughput"} <= {change.key for change in data.changes}
     for change in data.changes:
         assert (change.first, change.second) == (
             run.document["summary"][change.key],

@@ -235,7 +235,9 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
     assert document["conclusion"] in str(shown["lead"])
     costs = sorted(x for trace in figures["strain"].data for x in trace.x)
     assert costs == sorted(row["usd_per_hour"] for row in document["candidates"] if row["binding"] is not None)
-    assert capacity.compute(context, {"plan": None})[1] == {}
+    nothing, none_drawn = capacity.compute(context, {"plan": None})
+    assert none_drawn == {}
+    assert "basis: nothing yet" in str(nothing["basis"])
     for label, complaint in (("../azure", "no capacity plan"), ("broken", "is not what forerun plan")):
         with pytest.raises(ForerunError, match=complaint):
             capacity.compute(context, {"plan": label})

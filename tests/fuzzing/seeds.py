@@ -3,8 +3,11 @@
 import gzip
 import io
 import json
+import tempfile
 from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -153,6 +156,32 @@ HF_CONFIGS = [
                 "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "vocab_size": 1000,
                 "num_nextn_predict_layers": 1, "max_position_embeddings": 4096}),
 ]  # fmt: skip
+
+
+ERRORS = json.dumps(
+    {
+        "errors": [
+            {
+                "section": "kernels", "name": "gemm", "metric": "seconds", "n": 10, "mape": 5.0, "median_ape": 4.0,
+                "bias": 1.0, "basis": "calibrated", "fitted": "nothing", "ships": True, "date": "2026-11-21",
+            }
+        ]
+    }
+)  # fmt: skip
+
+
+@cache
+def corrections() -> bytes:
+    """A small file of learned corrections."""
+    from simulator.replay.boosted_trees import Trees
+    from simulator.replay.features import feature_names
+    from simulator.replay.residual import Correction, Residuals, save_residuals
+
+    trees = Trees(np.array([[0, 1], [2, 0]], np.int16), np.ones((2, 2), np.float32), np.ones((2, 4), np.float32))
+    one = Correction(trees, feature_names("gemm"), {"m": (1.0, 64.0)}, {"inside": (-0.1, 0.1)})
+    with tempfile.TemporaryDirectory() as folder:
+        found = save_residuals(Residuals({("vllm", "gemm", "bf16"): one}), Path(folder) / "mine.yaml")
+        return found.read_bytes()
 
 
 @cache

@@ -16,6 +16,9 @@ from hwprofiles import ProfileError, load_chip, load_link
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.llm import load_architecture
+from simulator.replay.features import feature_names
+from simulator.replay.residual import SUFFIX, load_residuals
+from simulator.replay.validation.errors import read_errors
 from simulator.scenario import load_scenario
 from simulator.speculation import read_acceptance
 from simulator.studies.study_file import load_study
@@ -76,6 +79,13 @@ def _servings(path: Path) -> None:
         assert all(np.isfinite(value) and value > 0 for value in run.measured.values())
 
 
+def _corrections(path: Path) -> None:
+    """What is read corrects a prediction without surprise."""
+    found = load_residuals(path.with_name(path.name.removesuffix(SUFFIX) + ".yaml"))
+    for (_, family, _), correction in found.corrections.items():
+        assert np.isfinite(correction.trees(np.ones((3, len(feature_names(family)))))).all()
+
+
 def _acceptance(path: Path) -> None:
     log = read_acceptance(path)
     assert 1 <= log.acceptance_length < np.inf
@@ -115,6 +125,8 @@ def _targets() -> Iterator[Target]:
     yield Target("servings-csv", ".csv", texts(*seeds.SERVINGS[:4]), _servings)
     yield Target("servings-json", ".json", texts(*seeds.SERVINGS[4:]), _servings)
     yield Target("servings-jsonl", ".jsonl", texts(*seeds.SERVINGS[4:]), _servings)
+    yield Target("corrections", SUFFIX, (seeds.corrections(),), _corrections)
+    yield Target("errors-on-record", ".json", texts(seeds.ERRORS), read_errors)
     yield Target("engine-log", ".log", texts(*seeds.LOGS), _acceptance)
     yield Target("scenario", ".yaml", texts(seeds.SCENARIO, seeds.PLAIN_SCENARIO), load_scenario)
     yield Target("study", ".yaml", texts(seeds.STUDY, seeds.SCENARIO), load_study)

@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 import yaml
 
-from hwprofiles import KernelLibrary, ProfileError, chip_names, link_names, load_chip, load_link
+from hwprofiles import AttentionShape, KernelLibrary, ProfileError, chip_names, link_names, load_chip, load_link
 from hwprofiles.catalogue import load_defaults
 from hwprofiles.dtypes import DTYPES, dtype_bytes, math_dtype
 from hwprofiles.parameters import FAMILIES
@@ -46,10 +46,27 @@ def test_every_chip_is_valid_sourced_and_linked(name):
 
 @pytest.mark.parametrize("name", chip_names())
 def test_every_chip_predicts_every_family(name):
+    """No family is faster than its bytes pass and its products compute, nor a thousand times slower."""
     kernels = KernelLibrary(name)
+    dtype = "bf16"
+    link = kernels.chip.links.scale_up or "pcie4-x16"
+    shape = AttentionShape(32, 8, 128, 128, 4096.0, dtype)
+    times = {
+        "gemm": kernels.gemm(512, 4096, 4096),
+        "attention_prefill": kernels.attention_prefill(
+            shape, seqs=1, q_tokens=2048, pairs=2048 * 2049 / 2, kv_tokens=2048
+        ),
+        "attention_decode": kernels.attention_decode(shape, seqs=32, q_len=1, kv_tokens=32 * 2048),
+        "moe": kernels.moe(tokens=512, num_experts=8, experts_per_token=2, hidden=4096, intermediate=4096),
+        "elementwise": kernels.elementwise(1e8),
+    }
     for family in FAMILIES:
         assert kernels.basis(family) in {"datasheet", "calibrated", "extrapolated"}
-    assert kernels.gemm(16, 4096, 4096).seconds > 0
+    for family, time in times.items():
+        bound = max(time.flops / kernels.chip.peak_flops(dtype), time.bytes / kernels.chip.memory.bandwidth_bytes_per_s)
+        assert bound <= time.seconds < 1000 * bound, family
+    assert kernels.collective("all_reduce", 1e8, 2, link).seconds > 1e8 / load_link(link).bandwidth_bytes_per_s
+    assert set(FAMILIES) == {*times, "collective"}
 
 
 @pytest.mark.parametrize("name", link_names())
@@ -227,3 +244,32 @@ def test_dtypes():
 def test_an_unknown_kernel_library_is_refused():
     with pytest.raises(ProfileError, match=r"no kernel library 'vlm'; did you mean 'vllm'\?"):
         KernelLibrary("h100-sxm", "vlm")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        ("compute.dense_flops_per_s", {}, "dense_flops_per_s needs at least one dtype"),
+        ("compute.worker_cores", 500, "worker_cores 500 exceeds cores 132"),
+        ("on_chip.bandwidth_bytes_per_s", 1e10, "below memory.bandwidth_bytes_per_s; wrong unit?"),
+        ("kernels", [1], "a mapping library -> family -> dtype is needed"),
+        ("kernels.generic", 3, "generic: a mapping family -> dtype is needed"),
+        ("kernels.generic.gem", {}, "generic.gem: no such kernel family; did you mean 'gemm'"),
+        ("kernels.generic.gemm", 3, "generic.gemm: a mapping dtype -> parameters is needed"),
+        ("kernels.generic.gemm.bf61", {}, "generic.gemm: no dtype 'bf61'; did you mean 'bf16'"),
+    ],
+)
+def test_profiles_that_contradict_themselves_are_refused(tmp_path, place, value, told):
+    data = yaml.safe_load(catalogue_text("chips", "h100-sxm"))
+    *way, last = place.split(".")
+    holder = data
+    for key in way:
+        holder = holder[key]
+    holder[last] = value
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        load_chip(path)
+    assert told in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)

@@ -187,6 +187,16 @@ def test_moe_parallelism_and_projections():
     assert kernels.moe(**shape, tensor_parallel=2).flops == pytest.approx(whole.flops / 2)
 
 
+def test_a_repeated_pass_finds_its_operands_on_the_chip_until_they_outgrow_it():
+    kernels = KernelLibrary("rtx-pro-6000")
+    store = kernels.chip.on_chip.capacity_bytes
+    cold, warm = (lambda size, w=w: kernels.elementwise(size, warm=w).seconds for w in (False, True))
+    assert warm(store / 4) < 0.5 * cold(store / 4)
+    assert warm(2 * store) == cold(2 * store)
+    sizes = np.geomspace(1e4, 3 * store, 200)
+    assert np.all(np.diff(kernels.elementwise(sizes, warm=True).seconds) >= 0)
+
+
 def test_elementwise():
     kernels = KernelLibrary("h100-sxm")
     parameters = kernels.parameters("elementwise")

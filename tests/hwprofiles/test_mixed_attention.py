@@ -54,5 +54,5 @@ def test_time_grows_with_every_size_and_refuses_negative_ones():
     before = kernels.attention_mixed(SHAPE, **SIZES).seconds
     for name in ("decode_kv_tokens", "q_tokens", "pairs"):
         assert kernels.attention_mixed(SHAPE, **SIZES | {name: SIZES[name] * 4}).seconds > before
-    with pytest.raises(ProfileError):
+    with pytest.raises(ProfileError, match=r"kernel sizes must be numbers >= 0, got \(-1"):
         kernels.attention_mixed(SHAPE, **SIZES | {"seqs": -1})

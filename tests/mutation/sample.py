@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from math import floor, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def allotted(sizes: dict[str, int], count: int) -> dict[str, int]:
     """``count`` shared out in proportion to ``sizes``, whole numbers by the largest remainder, none above its size."""
     total = sum(sizes.values())
     count = min(count, total)
-    exact = {name: count * size / total for name, size in sizes.items()}
+    exact = {name: count * size / max(total, 1) for name, size in sizes.items()}
     shares = {name: floor(value) for name, value in exact.items()}
     rest = sorted(sizes, key=lambda name: (shares[name] - exact[name], name))[: count - sum(shares.values())]
     return {name: share + (name in rest) for name, share in shares.items()}
@@ -98,9 +99,18 @@ def found_again(results: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     """The same changes in today's sources, wherever their lines have moved to; what is gone is left out and named."""
     from mutation.sites import mutants_by_site
 
+    parsed = {}
     for result in results:
-        code = (ROOT / result["module"]).read_text(encoding="utf-8")
-        same = [mutant for site in mutants_by_site(code) for mutant in site if mutant.operator == result["operator"]]
+        if result["module"] not in parsed:
+            code = (ROOT / result["module"]).read_text(encoding="utf-8")
+            parsed[result["module"]] = code, [mutant for site in mutants_by_site(code) for mutant in site]
+        code, mutants = parsed[result["module"]]
+        lines = [line.strip() for line in code.splitlines()]
+        same = [
+            mutant
+            for mutant in mutants
+            if mutant.operator == result["operator"] and lines[mutant.first_line - 1] in result["before"]
+        ]
         for mutant in sorted(same, key=lambda mutant: abs(mutant.first_line - result["line"])):
             drawn = described(result["module"], code, mutant)
             if (drawn["before"], drawn["after"]) == (result["before"], result["after"]):
@@ -125,6 +135,11 @@ def key(result: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(result[name] for name in ("module", "line", "operator", "before", "after"))
 
 
+def change(result: dict[str, Any]) -> tuple[str, str, str]:
+    """What ``equivalent.yaml`` knows a mutant by."""
+    return result["module"], result["before"], result["after"]
+
+
 def known_equivalents() -> set[tuple[str, str, str]]:
     """Mutants of ``equivalent.yaml``."""
     import yaml
@@ -139,10 +154,7 @@ def score_table(results: Sequence[dict[str, Any]], equivalents: set[tuple[str, s
     for room in (*ROOMS, ""):
         here = [result for result in results if result["module"].startswith(room)]
         fates = Counter(result["fate"] for result in here)
-        same = sum(
-            result["fate"] == "survived" and (result["module"], result["before"], result["after"]) in equivalents
-            for result in here
-        )
+        same = sum(result["fate"] == "survived" and change(result) in equivalents for result in here)
         killed, survived = fates["killed"] + fates["timeout"], fates["survived"]
         share = killed / max(killed + survived, 1)
         lines.append(
@@ -188,24 +200,32 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=8.0, help="CPU seconds of tests for each mutant")
     parser.add_argument("--again", action="store_true", help="judge what survived before once more")
     options = parser.parse_args()
+    missing = [name for name in ("cosmic_ray", "coverage") if find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"needs {' and '.join(missing)}: pip install cosmic-ray coverage, or make mutants")
+    if not modules(options.only):
+        raise SystemExit(f"--only {' '.join(options.only)}: names no file of {' or '.join(ROOMS)}")
     prepare()
     OUT.mkdir(parents=True, exist_ok=True)
     store = OUT / f"seed-{options.seed}.jsonl"
     done = {}
+    if options.again and not store.exists():
+        raise SystemExit(f"{store.relative_to(ROOT)}: no such file; draw that sample first (without --again)")
     if store.exists():
         done = {key(result): result for result in map(json.loads, store.read_text(encoding="utf-8").splitlines())}
     suites = suites_of_now()
+    equivalents = known_equivalents()
     if options.again:
-        sample = list(found_again(result for result in done.values() if result["fate"] == "survived"))
+        survived = (result for result in done.values() if result["fate"] == "survived")
+        sample = [drawn for drawn in found_again(survived) if change(drawn) not in equivalents]
     else:
         sample = [drawn for drawn in draw(options.count, options.seed, options.only) if key(drawn) not in done]
         random.Random(options.seed).shuffle(sample)  # so that a part of it is a sample too
-    equivalents = known_equivalents()
     for drawn in sample:
         result = done[key(drawn)] = judge(drawn, suites, options.budget)
         with store.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
-        if result["fate"] == "survived" and (result["module"], result["before"], result["after"]) not in equivalents:
+        if result["fate"] == "survived" and change(result) not in equivalents:
             print(f"{result['module']}:{result['line']}: {result['before']}  ->  {result['after']}", flush=True)
     print(score_table(list(done.values()), equivalents))
 

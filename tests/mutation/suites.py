@@ -239,6 +239,8 @@ class Suites:
         direct = direct or set(by_test)
         own = f"tests/{Path(module).parts[0]}/{Path(module).parts[1]}/"
         files = {name.split("::")[0] for name in direct}
+        if not function:  # a declaration may act without a line of its module being run again
+            direct = {name for name in self.seconds if name.split("::")[0] in files and name.startswith(own)} or direct
         kin = {name for name in by_test if name.split("::")[0] in files or name.startswith(own)} - direct
         chosen, spent = [], 0.0
         for group in (direct, kin):

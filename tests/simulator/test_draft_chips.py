@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 from test_drafting import scenario
 
-from hwprofiles import load_link
+from hwprofiles import ProfileError, load_link
 from simulator.build import build_cluster
 from simulator.errors import ForerunError
 from simulator.run import simulate
@@ -133,5 +133,5 @@ def test_what_makes_no_sense_is_refused(method, draft, said):
 
 def test_unknown_chips_and_links_are_named():
     for field, value in (("chip", "h10-sxm"), ("link", "pcie55")):
-        with pytest.raises(Exception, match=f"speculation.draft: .*{value}"):
+        with pytest.raises(ProfileError, match=f"speculation.draft: .*{value}"):
             simulate(scenario("draft-model", draft=APART | {field: value}))

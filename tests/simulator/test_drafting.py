@@ -147,11 +147,13 @@ def test_a_drafter_of_ones_own():
     check_drafter(HostDrafter(1.0, 0.0), 6)
 
 
-@pytest.mark.parametrize("scheduler", ["prefill-first", "static"])
+@pytest.mark.parametrize("scheduler", ["prefill-first", "sglang", "static"])
 @pytest.mark.parametrize("name", ["eagle2", "parallel-draft", "ngram"])
 def test_other_schedulers_serve_every_method(scheduler, name):
     result = simulate(scenario(name, engine={"scheduler": scheduler, "max_num_seqs": 16}))
     assert np.isfinite(result.requests.finished_s).all()
+    assert result.steps.output_tokens.sum() == result.requests.output_tokens.sum()
+    assert 0 < result.speculation.accepted_tokens < result.requests.output_tokens.sum()
 
 
 @pytest.mark.parametrize("scheduler", ["vllm-v1", "prefill-first", "static"])
@@ -163,6 +165,7 @@ def test_a_budget_smaller_than_the_batch_is_served_step_by_step(scheduler, name,
     result = simulate(scenario(name, engine=engine, workload=work))
     assert result.engine.exact_steps == result.engine.steps
     assert np.isfinite(result.requests.finished_s).all()
+    assert result.steps.output_tokens.sum() == 64 * 50
     if scheduler == "vllm-v1":
         tokens = result.steps.decode_seqs * result.steps.query_len
         assert tokens.max() < budget + result.steps.query_len.max()

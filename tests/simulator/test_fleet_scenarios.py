@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hwprofiles import load_link
+from hwprofiles import ProfileError, load_link
 from simulator.build import build_cluster
 from simulator.build_fleet import build_run
 from simulator.errors import ForerunError
@@ -200,7 +200,7 @@ def test_a_wrong_field_is_refused_by_name(changes, message):
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(changes, message):
-    with pytest.raises(Exception, match="^" + message):
+    with pytest.raises((ForerunError, ProfileError), match="^(scenario: )?" + message):
         build_run(scenario(**changes), 0)
 
 

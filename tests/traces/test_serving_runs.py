@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from numpy.testing import assert_allclose
 
 from traces import TraceError
 from traces.servings import METRICS, read_runs
@@ -209,3 +210,46 @@ def test_published_tables(shared_data):
     assert len({run.name.partition(" stage")[0] for run in blis}) == 38
     (per_request,) = read_runs(shared_data / "serving" / "per_request" / "llmservingsim" / "RTX4090_Llama-3.1-8B")
     assert (per_request.num_kv_blocks, per_request.num_requests) == (2588, 300)
+
+
+SILICON = ("id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,batch_size,tp_size,"
+           "attention_dp_size,silicon_ttft_ms,silicon_tpot_ms\n")  # fmt: skip
+PUBLIC = "source_file=2026-04-06.csv; model=Llama-3.1-70B; silicon_concurrency=8; measured=2025-10-29; wip=False"
+
+
+@pytest.mark.parametrize(("row", "seqs", "inputs", "outputs", "requests", "cache"), [
+    (f"a,{PUBLIC},vllm,,m/Llama-3.1-70B,h100_sxm,fp8,agg,1000,500,8,2,1,9,9", 8, (800, 1000), (400, 500), 80, None),
+    (f"a,{PUBLIC},vllm,,m/Llama-3.1-70B,b200_sxm,fp8,agg,1000,500,8,2,1,9,9", 8, (800, 1000), (400, 500), 80, "fp8"),
+    (f"a,{PUBLIC},trtllm,,m/DeepSeek-R1,h200_sxm,fp8,agg,1000,500,8,1,4,9,9", 32, (800, 1000), (400, 500), 320, "fp8"),
+    ("a,data/x.csv,trtllm,1.0.0rc3,m/Llama-3.1-8B-Instruct,h100_sxm,,agg,1000,500,8,2,1,9,9", 7, 1000, (450, 550),
+     None, None),
+    ("a,data/x.csv,trtllm,1.0.0rc3,Qwen/Qwen3-32B,h100_sxm,,agg,1000,500,8,2,1,9,9", 8, 1000, (450, 550), None, None),
+    ("a,data/x.csv,sglang,0.5.1,Qwen/Qwen3-32B,h100_sxm,,agg,1000,500,8,2,1,9,9", 8, 1000, 500, None, None),
+])  # fmt: skip
+def test_rows_of_the_silicon_table_by_origin(tmp_path, row, seqs, inputs, outputs, requests, cache):
+    (run,) = read_runs(written(tmp_path, SILICON + row + "\n", "s.csv"))
+    assert (run.max_num_seqs, run.input_tokens, run.output_tokens) == (seqs, inputs, outputs)
+    assert (run.num_requests, run.kv_cache_dtype) == (requests, cache)
+    mean = sum(outputs) / 2 if isinstance(outputs, tuple) else outputs
+    if requests is None:
+        mean = 500
+    assert_allclose(run.measured["output_throughput"], run.max_concurrency * mean * 1e3 / (9 + (mean - 1) * 9))
+
+
+def test_a_table_of_settings_alone_says_what_it_lacks(tmp_path):
+    with pytest.raises(TraceError, match="no metric is given"):
+        read_runs(written(tmp_path, "run,model,chip\na,llama-3.1-8b,h100-sxm\n", "own.csv"))
+
+
+def test_served_tables_of_every_kind(shared_data):
+    sweep = read_runs(shared_data / "serving" / "inference-perf-kubecon-h100.csv")
+    assert {run.process for run in sweep} == {"constant", "closed-loop"}
+    assert all(run.max_concurrency == 440 for run in sweep if run.process == "closed-loop")
+    overview = read_runs(shared_data / "serving" / "tensorrt-llm-perf-overview.csv")
+    static = [run for run in overview if run.settings.get("engine.scheduler") == "static"]
+    assert static
+    assert all(run.num_requests == run.max_concurrency for run in static)
+    nim = read_runs(shared_data / "serving" / "nvidia-nim-docs.csv")
+    assert {run.kv_cache_dtype for run in nim} == {"fp8"}
+    wide = [run for run in read_runs(shared_data / "serving" / "inferencex.csv") if run.data_parallel_attention]
+    assert {(run.tensor_parallel, run.data_parallel_attention) for run in wide} >= {(1, 4), (1, 8)}

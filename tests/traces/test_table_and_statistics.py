@@ -276,6 +276,7 @@ def test_token_statistics_are_those_of_numpy(values):
     stats = describe_requests(RequestTable(values, values)).input_tokens
     assert (stats.n, stats.total, stats.min, stats.max) == (len(values), sum(values), min(values), max(values))
     assert_allclose([stats.mean, stats.std], [np.mean(values), np.std(values)], atol=1e-12)
+    assert stats.cv == stats.std / stats.mean
     for name, found in stats.percentiles.items():
         share = 99.9 if name == "p999" else float(name[1:])
         assert_allclose(found, np.percentile(values, share), atol=1e-9)

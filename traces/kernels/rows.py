@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from traces.kernels.columns import SIZES, WORDS
-from traces.kernels.table import KernelTable, Words, make_table, words
+from traces.kernels.table import LARGEST_SIZE, KernelTable, Words, make_table, words
 
 
 class RowBuilder:
@@ -31,12 +31,12 @@ class RowBuilder:
             self._texts.setdefault(name, {})[row] = text
 
     def table(self, source: str, format: str, skipped: Mapping[str, int] | None = None) -> KernelTable:
-        """Everything added, as a table."""
+        """Everything added, as a table; a size that no kernel has counts as not told."""
         rows = len(self._seconds)
         sizes = {}
         for name, values in self._sizes.items():
             column = np.zeros(rows, dtype=np.int64)
-            column[list(values)] = list(values.values())
+            column[list(values)] = [value if abs(value) <= LARGEST_SIZE else 0 for value in values.values()]
             sizes[name] = column
         texts: dict[str, Words] = {
             name: words([values.get(row, "") for row in range(rows)]) for name, values in self._texts.items()

@@ -16,7 +16,6 @@ FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 
 FLOAT_COLUMNS = ("arrival_s", "think_time_s", "measured_ttft_s", "measured_e2e_s")
-INT_COLUMNS = ("input_tokens", "output_tokens", "session_id", "turn")
 COLUMNS = (
     "arrival_s",
     "input_tokens",

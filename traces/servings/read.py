@@ -8,7 +8,7 @@ from typing import Any
 
 from traces.errors import TraceError, did_you_mean
 from traces.servings import blis, silicon, unified
-from traces.servings.canonical import SIGNATURE, canonical_runs
+from traces.servings.canonical import COLUMNS, SIGNATURE, canonical_runs
 from traces.servings.cells import Cells, csv_rows, json_value, read_text
 from traces.servings.llmservingsim import llmservingsim_run
 from traces.servings.results import aiperf_run, guidellm_runs, inference_perf_run, vllm_run
@@ -78,7 +78,7 @@ def detect(file: Path) -> str | None:
         for format, (signature, _) in _CSV.items():
             if signature <= names:
                 return format
-        return "forerun" if names & SIGNATURE else None
+        return "forerun" if names & SIGNATURE or names <= frozenset(COLUMNS) else None
     text = read_text(file)
     first = text.lstrip()[:1]
     if first != "{":

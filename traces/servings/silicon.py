@@ -26,11 +26,14 @@ _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 
 
 def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
-    """Runs of the table: closed loops of ``batch_size`` requests, of fixed lengths or as InferenceX draws them.
+    """Runs of the table: closed loops of ``batch_size`` requests per attention group.
 
-    The engine is set up for ``batch_size`` sequences. The output throughput is not in the table; it
-    follows from the two means (see ``closed_loop_throughput``). InferenceX keeps KV in FP8 under TensorRT-LLM
-    (``kv_cache_config`` of its recipes), and under vLLM on Blackwell (``kv-cache-dtype`` there).
+    Lengths are fixed, or drawn as InferenceX does. The engine is set up for as many sequences as the client sends. The
+    output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
+
+    InferenceX keeps KV in FP8 under TensorRT-LLM (``kv_cache_config`` of its recipes), under vLLM on Blackwell
+    (``kv-cache-dtype`` there), and for Llama-3.1-70B on H200 (NVIDIA's checkpoint, which asks for it; on H100 latency
+    and capacity show 16 bits).
 
     Outputs of SGLang's own runs of Qwen3 are all equally long: their mean TTFT is that of a prompt batch of every place
     at once, whatever the output length, so requests stay in step.
@@ -40,7 +43,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     """
     for cells in rows:
         measured = latencies_ms(cells, _KEYS)
-        concurrency, output = cells.count("batch_size"), cells.count("osl")
+        places, output = cells.count("batch_size"), cells.count("osl")
+        concurrency = None if places is None else places * (cells.several("attention_dp_size") or 1)
         public = _INFERENCEX.search(cells.text("silicon_data_source") or "") is not None
         facts = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
         empty = 1 if facts == _EMPTY_SLOT else 0
@@ -82,8 +86,11 @@ def _tail(name: str | None) -> str | None:
 
 
 def _narrow_cache(cells: Cells) -> bool:
-    blackwell = (cells.text("system") or "").startswith(_BLACKWELL)
-    return cells.text("backend") == "trtllm" or (cells.text("backend") == "vllm" and blackwell)
+    system = cells.text("system") or ""
+    if cells.text("backend") == "vllm":
+        own = system.startswith("h200") and _tail(cells.text("model_path")) == "llama-3.1-70b"
+        return own or system.startswith(_BLACKWELL)
+    return cells.text("backend") == "trtllm"
 
 
 def _drawn(tokens: int | None) -> tuple[int, int] | None:

@@ -44,6 +44,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         chips, tensor, pipeline = cells.count("n_gpus"), cells.several("tp"), cells.several("pp")
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
+        groups = _attention_groups(cells)
         replicas = chips // per_replica if chips and tensor and not expert else None
         yield MeasuredRun(
             name=cells.text("row_id") or "",
@@ -52,10 +53,10 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             chip=cells.text("gpu"),
             framework=cells.text("framework"),
             framework_version=cells.text("framework_version"),
-            tensor_parallel=tensor or chips,
+            tensor_parallel=(tensor or chips) if groups is None else 1,
             pipeline_parallel=pipeline,
             expert_parallel=expert,
-            data_parallel_attention=_data_parallel(cells),
+            data_parallel_attention=groups,
             replicas=replicas if tensor and replicas and replicas > 1 else None,
             weights_dtype=cells.text("weight_precision"),
             kv_cache_dtype=_kv_dtype(cells),
@@ -118,9 +119,10 @@ def _kv_dtype(cells: Cells) -> str | None:
     return "fp8" if told or nvidia else None
 
 
-def _data_parallel(cells: Cells) -> int | None:
-    asked = cells.text("dp_attention")
-    return None if asked is None or asked.lower() in ("false", "0", "off", "no") else (cells.count("dp") or 2)
+def _attention_groups(cells: Cells) -> int | None:
+    """Attention groups of one chip each, where attention is data-parallel: as many as the chips that share experts."""
+    asked = (cells.text("dp_attention") or "false").lower()
+    return None if asked in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
 
 
 def _unusable(cells: Cells) -> str | None:

@@ -16,10 +16,10 @@ FORMATS = {
     "forerun": "CSV or Parquet with the columns of a step trace (also a run's own steps.parquet)",
     "torch-profiler": "Chrome trace with the step annotations of vLLM or SGLang",
 }
-_PHASE = r"(\d+)\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
+_PHASE = r"(\d{1,18})\(sq(\d{1,18})sk(\d{1,18})sqsq(\d{1,18})sqsk(\d{1,18})\)"
 _VLLM = re.compile(rf"execute_\d+_context_{_PHASE}_generation_{_PHASE}")
-_VLLM_PROMPT = re.compile(r"execute_context_(\d+)\((\d+)_(\d+)\)_generation_0\(0\)")
-_SGLANG_EXTEND = re.compile(r"step\[EXTEND bs=(\d+) toks=(\d+)\]")
+_VLLM_PROMPT = re.compile(r"execute_context_(\d{1,18})\((\d{1,18})_(\d{1,18})\)_generation_0\(0\)")
+_SGLANG_EXTEND = re.compile(r"step\[EXTEND bs=(\d{1,18}) toks=(\d{1,18})\]")
 _OTHERS = re.compile(r"execute_|step\[")
 US_PER_S = 1e6
 

@@ -13,12 +13,10 @@ from dash import Dash, Input, Output, no_update
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
 from dashboards.app.jobs import Tell
-from dashboards.app.messages import sentence
 from dashboards.app.parts import (
     at,
     card,
     figure_card,
-    message,
     page_frame,
     remark,
     rests_on,
@@ -155,7 +153,7 @@ def task(values: Values) -> PlanTask:
 def compute(context: Context, values: Values) -> Shown:
     """Everything about the chosen plan."""
     if not values["plan"]:
-        return {"lead": remark("No plan yet: set the load and the SLO, and make one.")}, {}
+        return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}, {}
     document = context.served.plan(str(values["plan"]))
     data = pareto_data(document)
     drawn = {}
@@ -173,7 +171,7 @@ def compute(context: Context, values: Values) -> Shown:
         "holding": _holding(document),
         "flags": _flags(document),
         "others": _others(document),
-        "basis": rests_on(document["basis"] or "datasheet", notes),
+        "basis": rests_on(document["basis"], notes),
     }
     return shown, drawn
 
@@ -181,16 +179,9 @@ def compute(context: Context, values: Values) -> Shown:
 def register(app: Dash, context: Context) -> None:
     """Add the callbacks."""
 
-    def begin(clicks: int | None, *values: Any) -> tuple[Any, Any]:
-        if not clicks:
-            return no_update, no_update
-        try:
-            given = dict(zip(ASKED, values, strict=True))
-            choices.checked(given)
-            wanted = task(given)
-            return None, context.jobs.start(wanted, f"plan {wanted.scenario.model} {wanted.rate:g}")
-        except Exception as error:
-            return message(sentence(error)), no_update
+    def make(given: Values) -> job_panel.Asked:
+        wanted = task(given)
+        return wanted, f"plan {wanted.scenario.model} {wanted.rate:g}"
 
     def show_finished(label: str | None) -> tuple[Any, Any]:
         plans = list(context.served.plans())
@@ -198,7 +189,7 @@ def register(app: Dash, context: Context) -> None:
 
     areas = ("lead", "holding", "flags", "others", "basis")
     register_view(app, NAME, ("plan",), areas, ("strain", "front"), partial(compute, context))
-    job_panel.register_start(app, NAME, "plan", ASKED, begin)
+    job_panel.register_start(app, context, NAME, "plan", ASKED, make)
     app.callback(
         Output(state_id(NAME, "plan"), "data"),
         Output(state_id(NAME, "plan"), "value"),

@@ -10,13 +10,11 @@ from dash import Dash, Input, Output, no_update
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
-from dashboards.app.messages import sentence
 from dashboards.app.parts import (
     card,
     columns,
     control_id,
     figure_card,
-    message,
     page_frame,
     remark,
     rests_on,
@@ -190,22 +188,16 @@ def compute_served(context: Context, values: Values) -> Shown:
     ]
     if document.get("split"):
         notes.append("Only configurations held out from any fit are scored.")
-    return {**shown, "basis": rests_on(document["basis"] or "datasheet", notes)}, figures
+    return {**shown, "basis": rests_on(document["basis"], notes)}, figures
 
 
 def register(app: Dash, context: Context) -> None:
     """Add the callbacks."""
 
-    def begin(clicks: int | None, *values: Any) -> tuple[Any, Any]:
-        if not clicks:
-            return no_update, no_update
-        label, model, chip, framework, tp = values
-        try:
-            choices.checked(dict(zip(ASKED, values, strict=True)))
-            task = replay_task(context.served, str(label or ""), str(model), str(chip), str(framework), int(tp))
-            return None, context.jobs.start(task, f"replay {task.file.stem}")
-        except Exception as error:
-            return message(sentence(error)), no_update
+    def make(given: Values) -> job_panel.Asked:
+        label, model, chip, framework, tp = given.values()
+        task = replay_task(context.served, str(label or ""), str(model), str(chip), str(framework), int(tp))
+        return task, f"replay {task.file.stem}"
 
     def show_finished(label: str | None) -> tuple[Any, Any]:
         replays = list(context.served.replays())
@@ -233,7 +225,7 @@ def register(app: Dash, context: Context) -> None:
         [Output(control_id(NAME, name), "style") for name in (*KERNEL_CONTROLS, *SERVED_CONTROLS, "make", "begin")],
         Input(state_id(NAME, "view"), "value"),
     )(which_controls)
-    job_panel.register_start(app, NAME, "replay", ASKED, begin)
+    job_panel.register_start(app, context, NAME, "replay", ASKED, make)
     app.callback(
         Output(state_id(NAME, "replay"), "data"),
         Output(state_id(NAME, "replay"), "value"),

@@ -8,18 +8,16 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import Dash, Input, dcc, no_update
+from dash import Dash, Input, dcc
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
 from dashboards.app.jobs import RunTask
-from dashboards.app.messages import sentence
 from dashboards.app.parts import (
     at,
     card,
     counted,
     figure_card,
-    message,
     page_frame,
     remark,
     rests_on,
@@ -240,18 +238,10 @@ def said(answer: Estimate, rate: float) -> str:
 def register(app: Dash, context: Context) -> None:
     """Add the callbacks."""
 
-    def begin(clicks: int | None, *values: Any) -> tuple[Any, Any]:
-        if not clicks:
-            return no_update, no_update
-        try:
-            given = dict(zip(CONTROLS, values, strict=True))
-            choices.checked(given)
-            data = scenario_data(given)
-            scenario = scenario_from(data, "what-if")
-            name = f"{data['model']} on {data['hardware']['chip']} at {data['workload']['arrivals']['request_rate']:g}"
-            return None, context.jobs.start(RunTask(scenario), name)
-        except Exception as error:
-            return message(sentence(error)), no_update
+    def make(given: Values) -> job_panel.Asked:
+        data = scenario_data(given)
+        name = f"{data['model']} on {data['hardware']['chip']} at {data['workload']['arrivals']['request_rate']:g}"
+        return RunTask(scenario_from(data, "what-if")), name
 
     others = {"done": Input(job_panel.job_id(NAME, "done"), "data")}
     shown_when(app, NAME, "draft", "method", lambda method: method == "draft-model")
@@ -260,7 +250,7 @@ def register(app: Dash, context: Context) -> None:
     register_view(app, NAME, CONTROLS, AREAS, ("bounds",), partial(compute, context), others, tells=(ANSWERED,))
     answered = {ANSWERED: Input(told_id(NAME, ANSWERED), "data")}
     register_view(app, NAME, (), (), ("load",), partial(compute_load, context), answered, message_at=None)
-    job_panel.register_start(app, NAME, "simulate", CONTROLS, begin)
+    job_panel.register_start(app, context, NAME, "simulate", CONTROLS, make)
 
 
 @lru_cache(maxsize=64)

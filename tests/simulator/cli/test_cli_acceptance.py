@@ -36,7 +36,7 @@ def test_a_log_is_fitted_and_its_block_runs(forerun, log, scenario_file):
     ran = forerun("run", scenario_file, "--set", f"speculation={block}", "--json", "-")
     assert ran.code == 0
     length = json.loads(ran.out)["summary"]["spec_decode_acceptance_length"]
-    assert length == pytest.approx(document["predicted_lengths"][4]["acceptance_length"], abs=0.5)
+    assert length == pytest.approx(document["predicted_lengths"][4]["acceptance_length"], abs=0.15)
 
 
 def test_one_length_says_what_is_missing(forerun, tmp_path):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hwprofiles import predict
+
 
 def test_every_chip_is_listed_and_shown(forerun):
     rows = json.loads(forerun("chips", "list", "--json", "-").out)
@@ -88,10 +90,13 @@ def test_a_catalogue_name_is_not_a_file_to_check(forerun):
 def test_predict_says_time_bound_work_and_basis(forerun, arguments):
     outcome = forerun("predict", "--chip", "h100-sxm", *arguments.split(), "--json", "-")
     document = json.loads(outcome.out)
-    assert document["seconds"] > 0.0
+    op, *values = arguments.split()
+    predicted = predict("h100-sxm", op, dict(value.split("=") for value in values))
+    assert {key: document[key] for key in predicted} == predicted
+    assert document["bytes_per_s"] == pytest.approx(document["bytes"] / document["seconds"])
+    assert 0 < document["bytes_per_s"] <= 3.36e12
     assert document["bound"] in ("compute", "memory", "latency", "interconnect")
     assert document["basis"] in ("datasheet", "calibrated", "extrapolated")
-    assert document["bytes"] > 0
     assert "basis" in forerun("predict", "--chip", "h100-sxm", *arguments.split()).out.lower()
 
 

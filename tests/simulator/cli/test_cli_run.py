@@ -284,3 +284,20 @@ def test_replicate_returns_the_first_result(scenario_file):
     assert first.seed == 9
     assert document["seed"] == 9
     assert not interrupted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--out", ""), "--out: an empty argument follows"),
+        (("--json", " "), "--json: an empty argument follows"),
+        (("--out=",), "--out: no value follows the ="),
+    ],
+)
+def test_an_empty_path_is_not_the_folder_one_stands_in(forerun, scenario_file, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    outcome = forerun("run", scenario_file, *arguments)
+    assert outcome.code == 2
+    assert words in outcome.error_line
+    assert sorted(tmp_path.iterdir()) == before

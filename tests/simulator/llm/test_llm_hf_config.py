@@ -302,10 +302,22 @@ QUANTIZATION = st.dictionaries(
 )
 
 
+SOUND = [
+    {"quant_method": "fp8", "bits": 8},
+    {"quant_method": "gptq", "bits": 4},
+    {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+]
+
+
+@pytest.mark.parametrize("sound", SOUND)
+def test_sound_quantisation_is_read(sound):
+    assert set(read_or_refuse(LLAMA | {"quantization_config": sound})[0].checkpoint_dtypes.values()) > {"bf16"}
+
+
 @settings(max_examples=200, deadline=None)
-@given(QUANTIZATION)
-def test_mangled_quantisation_is_read_or_refused(quantization):
-    architecture, refusal = read_or_refuse(LLAMA | {"quantization_config": quantization})
+@given(st.sampled_from([{}, *SOUND]), QUANTIZATION)
+def test_mangled_quantisation_is_read_or_refused(sound, changes):
+    architecture, refusal = read_or_refuse(LLAMA | {"quantization_config": sound | changes})
     if architecture is None:
         assert "quantization_config" in refusal
     else:

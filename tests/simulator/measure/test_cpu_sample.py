@@ -14,11 +14,12 @@ HELD_OUT_MAPE = {
     ("gemm", "fp32"): 30.0,
     ("attention_prefill", "bf16"): 15.0,
     ("attention_prefill", "fp32"): 15.0,
-    ("attention_decode", "bf16"): 60.0,
-    ("attention_decode", "fp32"): 60.0,
-    ("elementwise", "any"): 100.0,
+    ("attention_decode", "bf16"): 15.0,
+    ("attention_decode", "fp32"): 10.0,
+    ("elementwise", "any"): 50.0,
+    ("elementwise", "any@copy"): 15.0,
 }
-"""Percent: about twice what was seen. A layer norm on one CPU core is bound by arithmetic, which the family ignores."""
+"""Percent: about twice what was seen. A layer norm of 16 MB and more waits for fresh pages of its result."""
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +63,5 @@ def test_physics_fitted_on_some_shapes_explains_the_others(trace, machine):
     assert set(errors) == set(HELD_OUT_MAPE)
     for family, limit in HELD_OUT_MAPE.items():
         assert errors[family] < limit, family
+    decode = [one.coverage90 for one in found.fits if one.family == "attention_decode"]
+    assert all(80 <= share <= 100 for share in decode)

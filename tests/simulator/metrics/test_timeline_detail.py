@@ -34,7 +34,9 @@ def by_track(result):
 
 
 def test_slices_of_a_track_never_cross(result):
-    for track, events in by_track(result).items():
+    tracks = by_track(result)
+    assert max(map(len, tracks.values())) > 20
+    for track, events in tracks.items():
         events.sort(key=lambda event: event["ts"])
         for one, other in pairwise(events):
             assert one["ts"] + one["dur"] <= other["ts"] + 2e-3, track
@@ -67,6 +69,23 @@ def test_kernels_of_every_chip_fill_the_sampled_steps(result):
     assert count["layer all-reduce"] == 2 * layers
 
 
+@pytest.mark.parametrize(
+    "layout", [{"tensor_parallel": 4, "expert_parallel": 4}, {"attention_data_parallel": 4, "expert_parallel": 4}]
+)
+def test_kernels_of_spread_experts_fill_their_steps_too(layout):
+    """The host waits no longer than without the kernels' names: what kernels and host take is what the step took."""
+    found = simulate(
+        scenario_from(BASE | {"model": "qwen3-30b-a3b", "hardware": {"chip": "h100-sxm", **layout}}, "test")
+    )
+    assert found.detail.devices == 4
+    assert len(found.detail.sampled) >= 2
+    for sample in found.detail.sampled:
+        device_s = sum(kernel.times * kernel.seconds for kernel in sample.kernels)
+        row = sample.row
+        assert device_s + sample.host_s == pytest.approx(found.steps.seconds[row], rel=0.01)
+        assert device_s == pytest.approx(found.steps.seconds[row] - found.steps.host_s[row], rel=0.01)
+
+
 def test_without_drafter_there_is_no_draft_lane():
     plain = simulate(scenario_from(BASE, "test"))
     assert plain.detail.draft_s is None
@@ -74,6 +93,20 @@ def test_without_drafter_there_is_no_draft_lane():
     assert "draft" not in names
     assert "chip 1: kernels of sampled steps" in names
     assert all(event["pid"] in (1, FIRST_REPLICA_PID) for event in timeline_events(plain))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"hardware": {"chip": "n300", "pipeline_parallel": 2}},
+        {"hardware": {"chip": "n300", "speculative_parallel": 2}, "attention_speculation": {"hit_rate": 0.9}},
+    ],
+)
+def test_steps_whose_kernels_run_side_by_side_are_not_taken_apart(layout):
+    found = simulate(scenario_from(BASE | layout, "test"))
+    assert found.detail.sampled == ()
+    names = {event["args"]["name"] for event in timeline_events(found) if event["name"] == "thread_name"}
+    assert not {name for name in names if "kernels of sampled steps" in name}
 
 
 def test_layers_take_turns_and_keep_every_kernel():

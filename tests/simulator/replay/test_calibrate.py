@@ -115,7 +115,7 @@ def test_the_residual_learns_what_physics_cannot_say_and_can_be_switched_off(ben
     physics = replay_kernels(bent, library, SPLIT)
     corrected = replay_kernels(bent, library, SPLIT, residuals=load_residuals(files[0]))
     assert corrected.overall.mape < 0.5 * physics.overall.mape
-    assert found.fits[0].residual_mape == pytest.approx(corrected.overall.mape, rel=0.2)
+    assert found.fits[0].residual_mape == pytest.approx(corrected.overall.mape, rel=0.01)
     assert 82 < corrected.overall.coverage90 < 98
     assert corrected.residual
     assert not physics.residual

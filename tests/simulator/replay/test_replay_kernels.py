@@ -19,7 +19,7 @@ from simulator.replay import (
     report_document,
     training_rows,
 )
-from traces.kernels import KernelTable, concatenate, make_table
+from traces.kernels import KernelTable, concatenate, make_table, words
 
 LIBRARY = KernelLibrary("h100-sxm", "sglang")
 
@@ -78,22 +78,27 @@ def test_a_mixed_batch_costs_less_than_its_two_kernels_and_more_than_each():
 
 
 @pytest.mark.parametrize(
-    ("op", "sizes", "texts"),
+    ("op", "sizes", "dtype", "asked"),
     [
         (
             "moe",
             {"tokens": 64, "num_experts": 8, "experts_per_token": 2, "hidden": 4096, "intermediate": 14336},
             "bf16",
+            lambda sizes: LIBRARY.moe(**sizes),
         ),
-        ("all_reduce", {"message_bytes": 1 << 24, "world_size": 8}, ""),
-        ("elementwise", {"bytes_moved": 1 << 24}, ""),
+        (
+            "all_reduce",
+            {"message_bytes": 1 << 24, "world_size": 8},
+            "",
+            lambda sizes: LIBRARY.collective("all_reduce", sizes["message_bytes"], 8, LIBRARY.chip.links.scale_up),
+        ),
+        ("elementwise", {"bytes_moved": 1 << 24}, "", lambda sizes: LIBRARY.elementwise(sizes["bytes_moved"])),
     ],
 )
-def test_every_operation_is_predicted(op, sizes, texts):
+def test_every_operation_is_predicted_as_the_library_does(op, sizes, dtype, asked):
     columns = {name: np.array([value]) for name, value in sizes.items()}
-    prediction = predict_table(make_table(np.ones(1), op, columns, {"dtype": texts}, "made", "forerun"), LIBRARY)
-    assert prediction.seconds[0] > 0
-    assert prediction.regime[0] >= 0
+    prediction = predict_table(make_table(np.ones(1), op, columns, {"dtype": dtype}, "made", "forerun"), LIBRARY)
+    assert prediction.seconds[0] == pytest.approx(asked(sizes).seconds, rel=1e-9)
 
 
 def test_experts_that_were_really_touched_cost_more_when_they_are_more():
@@ -240,3 +245,42 @@ def test_a_chip_without_a_link_cannot_reduce():
     alone = chip.model_copy(update={"links": chip.links.model_copy(update={"scale_up": None})})
     with pytest.raises(ForerunError, match="no scale-up link"):
         predict_table(table, KernelLibrary(alone))
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "reason"),
+    [
+        (
+            "attention_decode",
+            {"batch": [4, 4], "q_len": [1, 1], "kv_len": [512, 512], "num_heads": [32, 32], "num_kv_heads": [8, 7],
+             "head_dim": [128, 128]},
+            "query heads are no multiple of the KV heads",
+        ),
+        (
+            "moe",
+            {"tokens": [64, 64], "num_experts": [8, 2], "experts_per_token": [2, 8], "hidden": [4096, 4096],
+             "intermediate": [1024, 1024]},
+            "more experts per token than experts",
+        ),
+        ("all_reduce", {"message_bytes": [1 << 24, 1 << 24], "world_size": [8, 1]}, "collective of one chip"),
+    ],
+)  # fmt: skip
+def test_rows_that_no_kernel_can_have_run_are_counted_and_left(op, sizes, reason):
+    columns = {name: np.array(values) for name, values in sizes.items()}
+    dtype = "" if op == "all_reduce" else "bf16"
+    table = make_table(np.full(2, 1e-2), op, columns, {"dtype": dtype}, "made", "forerun")
+    prediction = predict_table(table, LIBRARY)
+    assert prediction.refused == {reason: 1}
+    assert np.isfinite(prediction.seconds).tolist() == [True, False]
+    alone = predict_table(table.where(np.array([True, False])), LIBRARY)
+    assert prediction.seconds[0] == pytest.approx(alone.seconds[0])
+
+
+def test_uneven_routing_has_no_lower_bound_of_bytes():
+    sizes = {"tokens": [64] * 2, "num_experts": [8] * 2, "experts_per_token": [2] * 2, "hidden": [4096] * 2,
+             "intermediate": [1024] * 2}  # fmt: skip
+    columns = {name: np.array(values) for name, values in sizes.items()}
+    texts = {"dtype": "bf16", "distribution": words(["balanced", "power_law_1.2"])}
+    prediction = predict_table(make_table(np.ones(2), "moe", columns, texts, "made", "forerun"), LIBRARY)
+    assert prediction.bytes[0] > 0
+    assert prediction.bytes[1] == 0

@@ -1,6 +1,7 @@
 """Replaying served runs: a simulated run replays to itself, closed loops keep their laws, real tables stay in reach."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_a_simulated_run_replays_to_itself(own_table, capsys):
     assert main([*command, "--jobs", "1", "--json", "-", "--fail-above", "mape=0.001"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["runs"]) == 4
+    assert {score["metric"] for score in document["scores"]} >= {"mean_ttft_ms", "mean_tpot_ms"}
     assert all(score["mape"] < 1e-9 and score["coverage"] == 100 for score in document["scores"])
 
 
@@ -123,9 +125,10 @@ def test_unknown_names_are_skipped_with_their_reason():
     runs = [closed_loop(2), closed_loop(2, model="acme/unheard-of-7b"), closed_loop(2, chip="Ascend 910B")]
     report = replay_requests([*runs, closed_loop(2, data_parallel_attention=8)], BASE)
     assert report.skipped == {
-        "model 'acme/unheard-of-7b' is not known": 1,
-        "chip 'Ascend 910B' is not known": 1,
-        "data-parallel attention is not modelled": 1,
+        "model 'acme/unheard-of-7b' is not known; did you mean 'vicuna-7b'? (forerun models list)": 1,
+        "chip 'Ascend 910B' is not known (forerun chips list)": 1,
+        "hardware.attention_data_parallel: llama-3.1-8b has no experts that groups could share; more copies of a dense "
+        "model are hardware.replicas": 1,
     }
     score = next(s for s in report.scores if s.metric == "mean_tpot_ms" and s.group == "all")
     assert (score.n, score.of, score.coverage) == (1, 4, 25.0)
@@ -201,6 +204,32 @@ def test_repeated_prompts_are_cached():
     fresh = rerun(closed_loop(1, **facts), BASE)["predicted"]
     cached = rerun(closed_loop(1, pool=pool, **facts), BASE)["predicted"]
     assert cached["mean_ttft_ms"] < 0.75 * fresh["mean_ttft_ms"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"speculation": "eagle3"}, "speculation 'eagle3': the scenario has no speculation block"),
+        ({"max_concurrency": None}, "its concurrency is not known"),
+        ({"model": "Abacus-3B"}, "model 'Abacus-3B' is not known"),
+    ],
+)
+def test_runs_that_the_scenario_cannot_stand_for_say_why(changes, told):
+    with pytest.raises(ForerunError, match=told):
+        run_scenario(dataclasses.replace(closed_loop(4), **changes), BASE)
+
+
+def test_what_a_run_says_stands_over_the_scenario():
+    acceptance = {"acceptance_length": 2.0}
+    base = BASE.with_values(
+        {"speculation": {"method": "eagle3", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}}
+    )
+    told = {"speculation": "eagle3", "num_speculative_tokens": 3, "kv_cache_dtype": "fp8"} | acceptance
+    found = run_scenario(dataclasses.replace(closed_loop(4), **told), base)
+    assert found.speculation.num_speculative_tokens == 3
+    assert found.speculation.acceptance.acceptance_length == 2.0
+    assert found.kv_cache_dtype == "fp8"
+    assert run_scenario(dataclasses.replace(closed_loop(4), speculation="none"), base).speculation is None
 
 
 def test_rates_that_follow_one_another():

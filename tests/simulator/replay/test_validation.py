@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwprofiles import load_chip
+from hwprofiles import KernelLibrary, load_chip
+from hwprofiles.dtypes import format_of
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.replay.fit_problem import core_rows, family_rows
+from simulator.replay.light_speed import impossible_rows
+from simulator.replay.predict import predict_table
 from simulator.replay.split import training_rows
 from simulator.replay.validation import (
     ErrorRow,
@@ -110,14 +113,18 @@ def test_profiles_that_name_the_split_obeyed_it(shared_data):
     for library, parts in tables.items():
         table = concatenate(parts)
         for (family, dtype), index in family_rows(table).items():
-            fitted = chip.kernels.get(library, {}).get(family, {}).get(dtype)
+            sets = chip.kernels.get(library, {}).get(family, {})
+            fitted = sets.get(dtype, sets.get(format_of(dtype)))
             if fitted is None or scored_shapes(fitted.source.reference) != "left out":
                 continue
             rows = table.where(index)
+            out, _ = impossible_rows(rows, predict_table(rows, KernelLibrary(chip, library)), chip)
+            rows = rows.where(~out)
             seen = rows.where(training_rows(rows, SPLIT))
-            assert fitted.source.rows == core_rows(family, seen).sum(), (library, family, dtype)
-            compared += 1
-    assert compared >= 12
+            left = int(core_rows(family, seen).sum())
+            assert fitted.source.rows <= left, (library, family, dtype)
+            compared += fitted.source.rows == left
+    assert compared >= 12, "rows that beat the datasheet are left out of a fit, in one set of TensorRT-LLM's"
 
 
 def test_check_command(tmp_path, capsys):
@@ -152,7 +159,8 @@ def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
 def test_measured_tables_are_recognised(shared_data):
     rows, left = measured_kernel_errors(shared_data / "kernels" / "blis")
     assert any(row.name.startswith("gemm fp8") and "h100-sxm" in row.name for row in rows)
-    assert left["files that are no kernel trace"] >= 0
+    tables = [path for path in (shared_data / "kernels" / "blis").rglob("*") if path.suffix in (".csv", ".parquet")]
+    assert left["files that are no kernel trace"] < len(tables)
     served, _ = measured_request_errors(shared_data / "serving" / "blis", limit=1)
     assert served
     assert all(row.n <= 1 for row in served)

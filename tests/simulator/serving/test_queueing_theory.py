@@ -108,7 +108,7 @@ def test_closed_loop_obeys_littles_law(replicas):
     assert 0.97 * 12 < in_flight <= 12 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("scheduler", ["vllm-v1", "prefill-first", "static"])
+@pytest.mark.parametrize("scheduler", ["vllm-v1", "prefill-first", "sglang", "static"])
 def test_every_scheduler_serves_everything_within_its_blocks(scheduler):
     rng = np.random.default_rng(7)
     stream = RequestStream(

@@ -24,7 +24,7 @@ from simulator.speculation.level_decay import AcceptanceFit, extended
 from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, tree_survival
 from simulator.speculation.spread import CLASSES, request_classes, widest_spread
 from simulator.speculation.tree import ROOT, chain, full_tree, load_tree
-from simulator.speculation.tree_acceptance import rates_by_rank
+from simulator.speculation.tree_acceptance import checked_rates, rates_by_rank
 from simulator.speculation.tree_config import TreeConfig
 
 
@@ -57,6 +57,13 @@ class TestSpread:
             ForerunError, match=r"too wide for a first position accepted in 70\.0 % of drafts: at most 0\.437"
         ):
             request_classes(np.array([0.7]), widest_spread(0.7) + 1e-6)
+
+    @pytest.mark.parametrize("survival", [[1 - 1e-9], [0.7, 0.7 - 1e-10], [0.7, 1e-12], [0.7, 0.7]])
+    def test_rates_next_to_certain_pool_as_well(self, survival):
+        spread = 0.3 * widest_spread(survival[0])
+        classes = request_classes(np.array(survival), spread)
+        drafts = 1 / (1 + classes.sum(axis=1))
+        assert_allclose((classes * drafts[:, None]).sum(axis=0) / drafts.sum(), survival, atol=1e-8)
 
     def test_what_is_handed_out_can_be_changed_without_harm(self):
         one = request_classes(np.array([0.7]), 0.1)
@@ -164,6 +171,18 @@ class TestGrowth:
         assert spread == pytest.approx(np.mean([one.standard_error for one in found]), rel=0.45)
 
 
+@pytest.mark.parametrize(
+    ("row", "fine"),
+    [([0.0, 1.0], True), ([0.5, 0.5], True), ([], True), ([-1e-9], False), ([1.0 + 1e-6], False), ([0.6, 0.41], False)],
+)
+def test_candidates_of_one_parent_exclude_each_other(row, fine):
+    if fine:
+        assert checked_rates([[0.5], row]) == [[0.5], row]
+    else:
+        with pytest.raises(ForerunError, match="acceptance by rank at depth 2"):
+            checked_rates([[0.5], row])
+
+
 class TestProposals:
     def test_inner_nodes_are_expanded(self):
         assert expanded_nodes(full_tree([3, 2, 2])) == (3, 6)
@@ -208,6 +227,16 @@ class TestProposals:
         level = brentq(lambda level: 1 + survival(level).sum() - asked, 0.0, 1.0, xtol=1e-12)
         config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": asked, "decay": decay}}
         assert_allclose(draft_survival(SpeculationConfig.model_validate(config)), survival(level), rtol=1e-6)
+
+    @pytest.mark.parametrize("rest", [{"tree": "medusa-63"}, {"num_speculative_tokens": 4}])
+    @pytest.mark.parametrize("level", [{"alpha": 0.6}, {"acceptance_length": 2.4}])
+    def test_rates_do_not_decay_unless_asked(self, rest, level):
+        def survival(**decay):
+            config = {"method": "medusa", **rest, "acceptance": {**level, **decay}}
+            return draft_survival(SpeculationConfig.model_validate(config)).tolist()
+
+        assert survival() == survival(decay=1.0)
+        assert survival() != survival(decay=0.8)
 
     def test_names_of_trees_are_cut(self):
         with pytest.raises(ForerunError, match=f"no tree '{'x' * 80}'"):

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator.errors import ForerunError
@@ -101,6 +101,16 @@ def test_the_gain_is_bounded_by_the_oracle():
         best_num_tokens(0.9999, 0.0)
 
 
+@given(st.integers(1, 64), st.floats(1e-15, 1e-3))
+def test_near_one_no_digits_are_lost(tokens, short):
+    """As the sum of its powers, in which nothing cancels; and back."""
+    alpha = 1.0 - short
+    length = expected_tokens(alpha, tokens)
+    assert length == pytest.approx(sum(alpha**i for i in range(tokens + 1)), rel=1e-14)
+    assert iid_alpha(min(length, tokens + 1.0), tokens) == pytest.approx(alpha, abs=1e-11)
+
+
+@example(6, 0.005, 0.005, 0.005)
 @given(st.integers(1, 8), st.floats(1e-4, 5e-3), st.floats(0.005, 0.03), st.floats(0.005, 0.03))
 def test_at_break_even_speculation_costs_what_it_saves(tokens, draft_s, verify_s, target_s):
     alpha = break_even_alpha(tokens, draft_s, verify_s, target_s)

@@ -67,9 +67,17 @@ def test_one_length_shows_no_decay():
     assert fit.model == LevelDecay(pytest.approx(iid_alpha(2.5, 4), abs=1e-9))
 
 
-@pytest.mark.parametrize("lengths", [{}, {3: 4.1}, {3: 0.9}, {0: 1.0}])
-def test_impossible_lengths_are_refused(lengths):
-    with pytest.raises(ForerunError):
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        ({}, "no acceptance length"),
+        ({3: 4.1}, "4.1 is impossible with 3 draft tokens: .* between 1 and 4"),
+        ({3: 0.9}, "0.9 is impossible with 3 draft tokens"),
+        ({0: 1.0}, "1 is impossible with 0 draft tokens"),
+    ],
+)
+def test_impossible_lengths_are_refused(lengths, told):
+    with pytest.raises(ForerunError, match=told):
         fit_lengths(lengths)
 
 

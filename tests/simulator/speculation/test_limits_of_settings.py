@@ -3,8 +3,10 @@
 import math
 
 import pytest
+from described_classes import check_described, classes_of
 from pydantic import ValidationError
 
+import simulator.speculation
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.attention_level import AttentionSpeculationConfig
 from simulator.speculation.config import AcceptanceConfig, DraftConfig
@@ -77,6 +79,15 @@ LIMITS = [
     (AttentionSpeculationConfig, {"task": "gsm8k"}, "lambda", [0.1], [0.0, -0.1]),
     (AttentionSpeculationConfig, {"hit_rate": 0.5}, "window_tokens", [1], [0]),
 ]
+
+
+CLASSES = classes_of(simulator.speculation)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_described_things_are_complete_and_do_not_change(name):
+    """Policies that learn keep state; all else is as it was given."""
+    check_described(CLASSES[name], {"Goodput", "MovingAverageSlot", "MovingAverage"})
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ def test_plain_names_take_their_documented_defaults():
 
 def test_vllms_name_of_the_table_is_accepted():
     table = [[1, 4, 2], [5, 9, 0]]
-    assert PolicyConfig.model_validate({"name": "batch-table", "num_speculative_tokens_per_batch_size": table}).table
+    theirs = PolicyConfig.model_validate({"name": "batch-table", "num_speculative_tokens_per_batch_size": table})
+    assert theirs == PolicyConfig.model_validate({"name": "batch-table", "table": table})
+    assert [list(row) for row in theirs.table] == table
 
 
 @pytest.mark.parametrize("seqs", [1, 8, 20, 64, 200])

@@ -138,7 +138,7 @@ def test_candidates_without_replacement_are_distinct():
 
 
 @given(distributions(), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), st.integers(0, 99))
-def test_fixed_candidates_only_save_a_pass(target, candidates, seed):
+def test_fixed_candidates_count_as_accepted_exactly_when_the_target_drew_one(target, candidates, seed):
     token, accepted = verify_fixed(candidates, target, np.random.default_rng(seed))
     assert accepted == (token in candidates)
     assert target[token] > 0

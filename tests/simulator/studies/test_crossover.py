@@ -63,6 +63,10 @@ def test_grids():
     assert grid_values(None, 8.0, False, "x")[0] == 1.0
     assert grid_values(Range(1, 64), None, True, "x") == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
     assert grid_values((4, 1, 2), None, False, "x") == [1.0, 2.0, 4.0]
-    for values, base in (((1,), None), (("a", "b"), None), (None, None)):
-        with pytest.raises(ForerunError):
+    for values, base, told in (
+        ((1,), None, "x: a crossover needs at least two values"),
+        (("a", "b"), None, "x: a crossover is looked for along numbers"),
+        (None, None, "x: the scenario has no value there"),
+    ):
+        with pytest.raises(ForerunError, match=told):
             grid_values(values, base, False, "x")

@@ -243,14 +243,15 @@ def test_dask_gives_the_same_and_a_killed_worker_loses_nothing(tiny, tmp_path, p
     assert documents(result) == documents(study.run(jobs=2))
 
 
-def test_an_address_where_nothing_answers_is_one_line(study, monkeypatch):
+def test_an_address_where_nothing_answers_is_one_line_and_leaves_no_store(study, monkeypatch, tmp_path):
     pytest.importorskip("distributed")
     monkeypatch.setattr("simulator.studies.pools.CONNECT_S", 0.3)
     for address, words in (("tcp://127.0.0.1:9", "no Dask scheduler answers"), ("nonsense", "tcp://HOST:8786")):
         with pytest.raises(ForerunError) as caught:
-            study.run(cluster=address)
+            study.run(tmp_path / "kept", cluster=address)
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("kept*"))
 
 
 def test_a_worker_of_another_version_is_refused(study, monkeypatch):

@@ -166,6 +166,8 @@ class TestHeads:
         square = kernels.gemm(np.array([4]), 2048, 2048, "bf16")
         assert two.bytes[4] - one.bytes[4] - square.bytes == pytest.approx(4 * 3 * 2048 * 2.0)
         assert one.latency_s[0] == 0
+        head = kernels.gemm(np.array([4]), 128_256, 2048, "bf16").bytes
+        assert one.bytes[4] - head == pytest.approx(4 * 3 * 128_256 * 4.0)
 
     def test_logits_are_gathered_from_all_chips(self):
         target = deployment("llama-3.1-70b", tensor_parallel=4)
@@ -192,6 +194,19 @@ class TestReadingTheTargetsCache:
         cost = drafter.costs(arrays(work))
         assert (cost.device_s + cost.host_s).item() == pytest.approx(due, rel=0.01)
         assert cost.host_s.item() == pytest.approx(1e-3 + 3e-4)
+
+    @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7])
+    def test_the_pass_that_is_priced_is_the_middle_one(self, depth):
+        """Pass i reads i - 1 tokens more: (depth - 1) / 2 on average, rounded down, alone and among many."""
+        step = Recorder()
+        drafter = SequentialDrafter(step, depth, (1,) * (depth - 1), 0.0, 0.0, reads_target_cache=True)
+        work = decode(4, 300, depth + 1)
+        assert drafter.seconds(work) == depth
+        assert drafter.costs(arrays(work)).compute_s.tolist() == [depth]
+        for asked, rows in step.asked:
+            assert np.ravel(asked.decode_kv_tokens[0]).tolist() == [4 * (300 + (depth - 1) // 2)]
+            assert np.ravel([asked.decode_seqs, rows]).tolist() == [4, 4]
+            assert np.ravel(asked.query_len).tolist() == [1]
 
     def test_prompts_of_which_nothing_is_sampled_cost_it_nothing(self):
         step = StepTimer(deployment("llama-3.2-1b"), 512)

@@ -137,7 +137,7 @@ class TestPipelines:
 
     def test_a_message_by_hand(self):
         """Hidden states and residual in bf16, a TP share over the link between stages, then gathered on the next."""
-        for tp in (1, 4):
+        for tp in (1, 2, 4):
             timer = pipeline(2, tensor_parallel=tp)
             one = timer.target.deployment
             size = 2 * 300 * 4096 * 2.0
@@ -167,6 +167,20 @@ class TestPipelines:
             assert timer.seconds(work) == pytest.approx(timer.host_seconds(work) + sum(timer.stage_seconds(work)))
             assert timer.stage_seconds(work)[-1] >= beside * (1 + sequences / 10) * (1 - 1e-12)
             assert timer.host_seconds(work) == pytest.approx(2e-4 + 1e-6 * sequences + 1e-5 * work.prefill_seqs)
+
+    @pytest.mark.parametrize(("seqs", "fullest"), [(8, 2), (9, 3), (12, 3)])
+    def test_a_group_sends_its_own_tokens(self, seqs, fullest):
+        """Of four attention groups the fullest hands over last."""
+        one = replace(hosted("mixtral-8x7b"), attention_data_parallel=4, expert_parallel=4)
+        timers = stage_timers(one, 2, 256)
+        timer = PipelineTimer(timers[0], later=timers[1:], link=load_link(LINK))
+        work = decode(seqs, 700)
+        send = send_seconds(one, timer.link, np.array([fullest]))[0]
+        parts = timer.stage_seconds(work)
+        assert parts[0] - timers[0].seconds(work) == pytest.approx(send, rel=1e-6)
+        assert parts[1] == pytest.approx(timers[1].seconds(work))
+        together = sum(stage.costs(arrays(work)).interconnect_s for stage in timers)
+        assert timer.costs(arrays(work)).interconnect_s - together == pytest.approx(send, rel=1e-6)
 
     def test_drafts_are_made_on_the_last_stage(self):
         drafter = HostDrafter(1e-4, 1e-5)

@@ -91,6 +91,16 @@ class TestBlocks:
         ):
             planned(one, gpu_memory_utilization=(need - 1) / H100, **limits)
 
+    def test_the_refusal_adds_up(self):
+        """Weights 141.1 GB of 76.4 GB, which is 90 % of 85 GB."""
+        with pytest.raises(ForerunError) as caught:
+            planned(bare("llama-3.1-70b"), deployment("llama-3.2-1b"))
+        activations = activation_bytes(bare("llama-3.1-70b"), 2048, 64) / GB
+        assert (
+            f"per chip 141.1 GB weights + 2.5 GB drafter + {activations:.1f} GB activations against "
+            f"{0.9 * H100 / GB:.1f} GB (90% of {H100 / GB:.0f} GB)" in str(caught.value)
+        )
+
     def test_a_measured_count_overrides_where_the_weights_fit_at_all(self):
         one = bare()
         tight = {"gpu_memory_utilization": 0.1, "blocks": 50}

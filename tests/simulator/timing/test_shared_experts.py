@@ -145,6 +145,15 @@ class TestLayersByHand:
         )
         assert_allclose(cost.bytes, streamed + elementwise)
 
+    def test_an_activation_without_a_gate_is_read_and_written(self):
+        """Two passes over 16384 values of OPT-6.7B where a gated one takes three."""
+        one = deployment("opt-6.7b", cuda_graphs=False)
+        layer, tokens = one.architecture.layer_groups[0].layer, np.array([0, 8])
+        cost = StepTimer(one, 8).layer_costs(layer, tokens)
+        streamed = sum(one.kernels.gemm(tokens, g.n, g.k, g.dtype).bytes for g in one.gemms(layer))
+        rotated = (32 + 32) * 128
+        assert_allclose(cost.bytes, streamed + tokens * 2 * (8 * 4096 + 2 * rotated + 2 * 16384))
+
     def test_launches_are_counted(self):
         """Two norms and rotary embedding, one more each for normed queries and keys and for an activation."""
         for model, due in (("llama-3.1-8b", 4), ("qwen3-8b", 5)):

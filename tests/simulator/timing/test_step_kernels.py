@@ -13,10 +13,10 @@ from simulator.timing import StepTimer, StepWork, causal_pairs, keys_read
 from simulator.timing.step_kernels import step_kernels
 
 
-def timer_of(model, tensor_parallel):
+def timer_of(model, **hardware):
     data = {
         "model": model,
-        "hardware": {"chip": "h100-sxm", "tensor_parallel": tensor_parallel},
+        "hardware": {"chip": "h100-sxm", **hardware},
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
     return build_cluster(scenario_from(data, "test"), 0).cluster.timer.target
@@ -27,21 +27,43 @@ def first(steps):
 
 
 @pytest.mark.parametrize(
-    ("model", "tensor_parallel"),
-    [("llama-3.1-8b", 1), ("llama-3.1-8b", 4), ("qwen3-30b-a3b", 2), ("gemma-2-9b", 1), ("deepseek-v2-lite", 1)],
+    ("model", "hardware"),
+    [
+        ("llama-3.1-8b", {}),
+        ("llama-3.1-8b", {"tensor_parallel": 4}),
+        ("llama-3.1-8b", {"pipeline_parallel": 2}),
+        ("llama-3.1-8b", {"chip": "rtx-4090", "tensor_parallel": 2}),
+        ("qwen3-30b-a3b", {"tensor_parallel": 2}),
+        ("qwen3-30b-a3b", {"tensor_parallel": 4, "expert_parallel": 4}),
+        ("qwen3-30b-a3b", {"attention_data_parallel": 4, "expert_parallel": 4}),
+        ("qwen3-30b-a3b", {"tensor_parallel": 2, "attention_data_parallel": 2, "expert_parallel": 2}),
+        ("deepseek-v2-lite", {"attention_data_parallel": 4, "expert_parallel": 4}),
+        ("gemma-2-9b", {}),
+        ("deepseek-v2-lite", {}),
+    ],
 )
-def test_kernels_add_up_to_the_step(model, tensor_parallel):
-    timer = timer_of(model, tensor_parallel)
+def test_kernels_add_up_to_the_step(model, hardware):
+    timer = timer_of(model, **hardware)
+    alone = "attention_data_parallel" not in hardware
+    decoding = decode_steps(timer.windows, np.array([7]), 1, np.array([900]))
+    prompts = prompt_chunks(timer.windows, 3001, 8192)
+    both = prompts._replace(
+        decode_seqs=decoding.decode_seqs, query_len=decoding.query_len, decode_kv_tokens=decoding.decode_kv_tokens
+    )
+    assert len(prompts.prefill_tokens) == 1
     for steps in (
         decode_steps(timer.windows, np.array([7]), 1, np.array([9000])),
         decode_steps(timer.windows, np.array([33]), 4, np.array([700])),
-        prompt_chunks(timer.windows, 3001, 8192),
+        prompts,
+        both,
     ):
         kernels = step_kernels(timer, first(steps))
         costs = timer.costs(steps)
         assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
-        assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
+        if alone:  # else they are those of the fullest group, and costs count those of the mean one
+            assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
         assert len({kernel.name for kernel in kernels}) > 5
+        assert min(kernel.times for kernel in kernels) >= 1
 
 
 LAYOUTS = {
@@ -54,9 +76,13 @@ LAYOUTS = {
     "groups": lambda: deployment(
         "mixtral-8x7b", "h200-sxm", tensor_parallel=2, attention_data_parallel=2, expert_parallel=4
     ),
+    "groups outside graphs": lambda: deployment(
+        "mixtral-8x7b", "h200-sxm", attention_data_parallel=4, expert_parallel=4, cuda_graphs=False
+    ),
     "groups with a shared expert": lambda: deployment(
         "deepseek-v2-lite", "h200-sxm", attention_data_parallel=4, expert_parallel=1
     ),
+    "no gate": lambda: deployment("opt-6.7b"),
     "first stage": lambda: deployment("llama-3.1-8b").stages(2)[0],
     "last stage": lambda: deployment("llama-3.1-8b").stages(2)[1],
 }
@@ -65,8 +91,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kernels_add_up_however_the_model_is_spread(layout):
     timer = StepTimer(LAYOUTS[layout](), 1024)
-    for seqs, query_len in ((8, 1), (9, 1), (33, 4)):
+    for seqs, query_len in ((8, 1), (9, 1), (33, 4), (0, 1)):
         steps = decode_steps(timer.windows, np.array([seqs]), query_len, np.array([900]))
+        if not seqs:
+            steps = prompt_chunks(timer.windows, 700, 1024)
         kernels = step_kernels(timer, first(steps))
         costs = timer.costs(steps)
         assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)

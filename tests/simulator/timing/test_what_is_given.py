@@ -1,16 +1,14 @@
 """Descriptions: immutable, complete, and refusing what no machine can be; every limit tried on both sides."""
 
-import importlib
 import inspect
-import pkgutil
-from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from dataclasses import replace
 
 import pytest
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from described_classes import check_described, classes_of
+from pydantic import TypeAdapter, ValidationError
 from test_drafters import made
-from test_step import decode, deployment
+from test_step import arrays, decode, deployment
 
-import simulator.speculation
 import simulator.timing
 from hwprofiles import load_chip, load_link
 from simulator.errors import ForerunError
@@ -24,33 +22,21 @@ from simulator.timing import (
     RemoteDrafter,
     SequentialDrafter,
     StepTimer,
+    StepWork,
     layer_weight_bytes,
     load_draft_overhead,
     load_framework,
 )
 
-
-def classes():
-    """Every class of the two rooms, once."""
-    found = {}
-    for room in (simulator.timing, simulator.speculation):
-        for info in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
-            module = importlib.import_module(info.name)
-            for name, kind in inspect.getmembers(module, inspect.isclass):
-                if kind.__module__ == info.name:
-                    found[f"{info.name}.{name}"] = kind
-    return found
+CLASSES = classes_of(simulator.timing)
+WITH_STATE = {"Costs", "AdjustedDrafter", "TokenTable", "ModelTimer", "PipelineTimer", "StepTimer"}
+WITH_STATE |= {"SequentialDrafter", "ParallelDrafter", "HeadsDrafter", "RemoteDrafter"}
+"""Dataclasses that keep tables; all others describe something and cannot change."""
 
 
-CLASSES = classes()
-MODELS = {name: kind for name, kind in CLASSES.items() if issubclass(kind, BaseModel)}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_take_no_unknown_field_and_never_change(name):
-    """A misspelt field must not be ignored, and catalogue entries are shared between runs."""
-    assert MODELS[name].model_config["frozen"] is True
-    assert MODELS[name].model_config["extra"] == "forbid"
+@pytest.mark.parametrize("name", CLASSES)
+def test_described_things_are_complete_and_do_not_change(name):
+    check_described(CLASSES[name], WITH_STATE)
 
 
 def test_shared_catalogue_entries_cannot_be_changed():
@@ -65,30 +51,6 @@ def test_shared_catalogue_entries_cannot_be_changed():
     ):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(entry, field, getattr(entry, field))
-
-
-WITH_STATE = {"Costs", "AdjustedDrafter", "TokenTable", "ModelTimer", "PipelineTimer", "StepTimer", "Goodput"}
-WITH_STATE |= {
-    "MovingAverageSlot",
-    "MovingAverage",
-    "SequentialDrafter",
-    "ParallelDrafter",
-    "HeadsDrafter",
-    "RemoteDrafter",
-}
-"""Dataclasses that keep tables or learn; all others describe something and cannot change."""
-
-
-@pytest.mark.parametrize("name", [name for name, kind in CLASSES.items() if is_dataclass(kind)])
-def test_described_things_do_not_change(name):
-    kind = CLASSES[name]
-    one = object.__new__(kind)
-    field = fields(kind)[0].name
-    if kind.__name__ in WITH_STATE:
-        setattr(one, field, None)
-    else:
-        with pytest.raises(FrozenInstanceError):
-            setattr(one, field, None)
 
 
 @pytest.mark.parametrize("model", [Framework, DraftOverhead])
@@ -146,7 +108,7 @@ def test_what_a_drafter_cannot_be_given():
 
 
 def test_graphs_are_captured_unless_refused():
-    """A step outside graphs waits for every launch of every layer."""
+    """A step outside graphs waits for every launch of every layer; so do prompts where decoding alone is captured."""
     usual = deployment("llama-3.2-1b")
     slow = usual.framework.model_copy(update={"eager_launch_s": 1e-3})
     usual = replace(usual, framework=slow)
@@ -155,6 +117,14 @@ def test_graphs_are_captured_unless_refused():
     assert StepTimer(usual, 64).seconds(work) < StepTimer(refused, 64).seconds(work)
     launches = slow.kernels_per_layer * 16 * 1e-3
     assert StepTimer(refused, 64).seconds(work) == pytest.approx(launches)
+    empty = (0,)
+    prompt = StepWork(1, 9, (45,), (9,), 1, (10,), 0, 1, empty)
+    for steps, waits in (("all", False), ("decode", True)):
+        one = replace(usual, framework=slow.model_copy(update={"captured_steps": steps}))
+        timer = StepTimer(one, 64)
+        assert timer.seconds(work) < launches
+        assert (timer.seconds(prompt) == pytest.approx(launches)) == waits
+        assert bool(timer.costs(arrays(prompt)).host_s.any()) == waits
 
 
 class TestFrameworks:

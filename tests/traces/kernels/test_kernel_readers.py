@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from traces import TraceError
-from traces.kernels import read_kernels, silicon_folder
+from traces.kernels import detect_kernel_format, read_kernels, silicon_folder
 from traces.kernels import silicon as silicon_module
 
 
@@ -24,13 +24,25 @@ def test_aiconfigurator_gemm_is_milliseconds_and_unknown_formats_are_counted(tmp
     row = {**COMMON, "op_name": "gemm", "m": 16, "n": 4096, "k": 8192, "latency": 0.02}
     rows = [{**row, "gemm_dtype": name} for name in ("bfloat16", "fp8", "fp8_block", "int8_wo", "sq")]
     table = read_kernels(parquet(tmp_path / "gemm_perf.parquet", rows))
-    assert table.format == "aiconfigurator"
-    assert table.word("dtype").texts().tolist() == ["bf16", "fp8", "int8"]
-    assert table.measured_s.tolist() == [2e-5] * 3
+    assert table.format == detect_kernel_format(tmp_path / "gemm_perf.parquet") == "aiconfigurator"
+    assert table.word("dtype").texts().tolist() == ["bf16", "fp8", "fp8_block", "int8"]
+    assert table.measured_s.tolist() == [2e-5] * 4
     assert table.row(0) == {
         "op": "gemm", "m": 16, "n": 4096, "k": 8192, "dtype": "bf16", "library": "trtllm", "source": "torch_flow",
     }  # fmt: skip
-    assert table.skipped == {"format 'fp8_block' is not priced": 1, "format 'int8_wo' is not priced": 1}
+    assert table.skipped == {"format 'int8_wo' is not priced": 1}
+
+
+def test_products_that_wait_for_the_host_are_left_out_by_rule(tmp_path):
+    """vLLM's block-scaled kernels were timed without a captured graph: their floor is the host's, not the chip's."""
+    row = {**COMMON, "framework": "VLLM", "op_name": "gemm", "m": 16, "n": 4096, "k": 8192, "latency": 0.08}
+    rows = [
+        {**row, "gemm_dtype": "fp8_block", "kernel_source": "DeepGemmFp8BlockScaledMMKernel"},
+        {**row, "gemm_dtype": "fp8_block", "kernel_source": "sglang_deepgemm_gemm_nt_f8f8bf16", "framework": "SGLang"},
+    ]
+    table = read_kernels(parquet(tmp_path / "gemm_perf.parquet", rows))
+    assert table.word("library").texts().tolist() == ["sglang"]
+    assert table.skipped == {"timed without a captured graph (host launches included)": 1}
 
 
 def attention(**changes):

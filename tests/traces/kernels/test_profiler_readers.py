@@ -43,6 +43,20 @@ def test_a_matrix_product_is_one_row_with_its_reduction(tmp_path, name):
     assert table.measured_s.sum() == pytest.approx(1.3e-5)
 
 
+@pytest.mark.parametrize("size", [2**64, 10**16, -(2**70)])
+def test_a_size_that_no_kernel_has_leaves_its_row_out(tmp_path, size):
+    wild = MM | {"External id": 6, "Input Dims": [[size, 2880], [2880, 640]]}
+    events = [
+        event("cpu_op", "aten::mm", args=MM),
+        event("cpu_op", "aten::mm", args=wild),
+        event("kernel", "gemm_kernel", args={"External id": 5}),
+        event("kernel", "gemm_kernel", args={"External id": 6}),
+    ]
+    table = read_kernels(chrome(tmp_path / "trace.json", events))
+    assert table.size("m").tolist() == [888]
+    assert sum(table.skipped.values()) == 1
+
+
 def test_flash_attention_is_read_when_its_mask_is_causal(tmp_path):
     dims = [[16, 559, 16, 64], [16, 559, 4, 64], [16, 559, 4, 64]]
 

@@ -1,0 +1,34 @@
+"""Classes of a room, and what holds for all that describe something: complete, strict, and never changed."""
+
+import importlib
+import inspect
+import pkgutil
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+
+import pytest
+from pydantic import BaseModel
+
+
+def classes_of(room):
+    """Every class that a package's modules define, by its full name."""
+    found = {}
+    for info in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        module = importlib.import_module(info.name)
+        for name, kind in inspect.getmembers(module, inspect.isclass):
+            if kind.__module__ == info.name and (is_dataclass(kind) or issubclass(kind, BaseModel)):
+                found[f"{info.name}.{name}"] = kind
+    return found
+
+
+def check_described(kind, with_state):
+    """A model takes no field it does not know and never changes; a dataclass changes where it is said to keep state."""
+    if issubclass(kind, BaseModel):
+        assert kind.model_config["frozen"] is True
+        assert kind.model_config["extra"] == "forbid"
+        return
+    one, field = object.__new__(kind), fields(kind)[0].name
+    if kind.__name__ in with_state:
+        setattr(one, field, None)
+    else:
+        with pytest.raises(FrozenInstanceError):
+            setattr(one, field, None)

@@ -1,0 +1,101 @@
+"""Which layers of a config have experts, rotary embedding or four bits: as listed, by their interval, or refused."""
+
+import pytest
+from test_llm_hf_config import DEEPSEEK, LLAMA, MOE
+
+from simulator.errors import ForerunError
+from simulator.llm import MoeMlp, from_hf_config
+
+LLAMA4 = LLAMA | {
+    "model_type": "llama4_text",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 1024,
+    "attention_chunk_size": 128,
+}
+
+
+def sparse(config):
+    """How many layers have experts."""
+    groups = from_hf_config(config).layer_groups
+    return sum(group.count for group in groups if isinstance(group.layer.mlp, MoeMlp))
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        (LLAMA4, 4),
+        (LLAMA4 | {"moe_layers": [1, 3]}, 2),
+        (LLAMA4 | {"interleave_moe_layer_step": 2}, 2),
+        (MOE, 4),
+        (MOE | {"mlp_only_layers": [0]}, 3),
+        (MOE | {"decoder_sparse_step": 4}, 1),
+        (DEEPSEEK, 3),
+        (DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}, 2),
+    ],
+)
+def test_layers_with_experts(config, layers):
+    assert sparse(config) == layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "full"), [({}, 1), ({"no_rope_layer_interval": 2}, 2), ({"no_rope_layers": [1, 0, 0, 0]}, 3)]
+)
+def test_layers_without_rotary_embedding_see_everything(changes, full):
+    """Llama 4 attends to chunks where it rotates and to everything where it does not."""
+    windows = {g.layer.attention.window: 0 for g in from_hf_config(LLAMA4 | changes).layer_groups}
+    for group in from_hf_config(LLAMA4 | changes).layer_groups:
+        windows[group.layer.attention.window] += group.count
+    assert windows[None] == full
+    assert sum(windows.values()) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (LLAMA4 | {"no_rope_layers": [1, 0]}, "no_rope_layers lists 2 layers, but num_hidden_layers is 4"),
+        (LLAMA4 | {"moe_layers": ["first"]}, "moe_layers must list layer numbers"),
+        (MOE | {"mlp_only_layers": [True]}, "mlp_only_layers must list layer numbers"),
+        (DEEPSEEK | {"mlp_layer_types": ["dense"]}, "mlp_layer_types must list 'dense' or 'sparse' for each of 4"),
+        (DEEPSEEK | {"mlp_layer_types": ["dense"] * 3 + ["wet"]}, "must list 'dense' or 'sparse' for each of 4 layers"),
+    ],
+)  # fmt: skip
+def test_lists_that_do_not_fit_are_refused(config, told):
+    with pytest.raises(ForerunError) as caught:
+        from_hf_config(config)
+    assert told in str(caught.value).replace(":", "")
+    assert "\n" not in str(caught.value)
+
+
+def grouped(weights):
+    groups = {} if weights is None else {"group_0": {"weights": weights}}
+    return LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [
+        ({"num_bits": 8, "type": "float"}, "fp8"),
+        ({"num_bits": 4, "type": "float"}, "fp4"),
+        ({"num_bits": 8, "type": "int"}, "int8"),
+        ({"num_bits": 4}, "int4"),
+    ],
+)
+def test_bits_and_type_of_a_group_are_a_format(weights, dtype):
+    assert from_hf_config(grouped(weights)).checkpoint_dtypes["mlp"] == dtype
+    modelopt = {"quant_method": "modelopt", "config_groups": {"group_0": {"weights": weights}}}
+    assert from_hf_config(LLAMA | {"quantization_config": modelopt}).checkpoint_dtypes["mlp"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        (None, "config_groups must name at least one group"),
+        ({"num_bits": 6, "type": "float"}, "num_bits must be 4 or 8, not 6"),
+        ({"num_bits": 3, "type": "int"}, "num_bits must be 4 or 8, not 3"),
+    ],
+)
+def test_groups_of_other_formats_are_refused(weights, told):
+    with pytest.raises(ForerunError) as caught:
+        from_hf_config(grouped(weights))
+    assert told in str(caught.value).replace(":", "")

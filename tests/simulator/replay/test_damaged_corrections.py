@@ -1,0 +1,98 @@
+"""A file of learned corrections that is damaged is refused in one line, whatever the damage is."""
+
+import io
+
+import numpy as np
+import pytest
+from fuzzing.seeds import corrections
+
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.replay import residual
+from simulator.replay.residual import load_residuals
+
+PLACE = "vllm/gemm/bf16"
+
+
+def arrays():
+    with np.load(io.BytesIO(corrections())) as data:
+        return dict(data)
+
+
+def packed(**changes):
+    sink = io.BytesIO()
+    np.savez_compressed(sink, **arrays() | {f"{PLACE}/{name}": value for name, value in changes.items()})
+    return sink.getvalue()
+
+
+def refused(tmp_path, data):
+    (tmp_path / "mine.residual.npz").write_bytes(data)
+    with pytest.raises(ForerunError, match=r"mine\.residual\.npz: damaged file of corrections") as caught:
+        load_residuals(tmp_path / "mine.yaml")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_whole_file_is_read(tmp_path):
+    (tmp_path / "mine.residual.npz").write_bytes(packed())
+    ((key, found),) = load_residuals(tmp_path / "mine.yaml").corrections.items()
+    assert "/".join(key) == PLACE
+    assert found.trees(np.full((2, len(found.names)), 5.0)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no archive",
+        corrections()[:-40],
+        corrections()[: len(corrections()) // 2],
+        corrections().replace(b"PK\x01\x02", b"PK\x01\x03"),
+        bytes(255 - byte if 80 < place < 120 else byte for place, byte in enumerate(corrections())),
+    ],
+)
+def test_bytes_that_are_no_archive(tmp_path, data):
+    refused(tmp_path, data)
+
+
+def test_an_array_in_place_of_an_archive(tmp_path):
+    sink = io.BytesIO()
+    np.save(sink, np.ones(3))
+    refused(tmp_path, sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"feature": np.array([[0, 99], [0, 0]], np.int8)}, "questions about features that are not there"),
+        ({"feature": np.array([[0, -1], [0, 0]], np.int8)}, "questions about features that are not there"),
+        ({"leaf": np.ones((2, 3))}, "trees without a leaf for every answer"),
+        ({"leaf": np.full((2, 4), np.nan)}, "trees without a leaf for every answer"),
+        ({"threshold": np.ones((1, 2))}, "trees without a leaf for every answer"),
+        ({"feature": np.ones(3, np.int8)}, ""),
+        ({"names": np.array(["m", "colour"])}, "features that no kernel of the family has"),
+        ({"ranges": np.ones((5, 2))}, ""),
+        ({"names": np.array([{"a": 1}], dtype=object)}, "pickle"),
+    ],
+)
+def test_arrays_that_do_not_fit_together(tmp_path, changes, told):
+    assert told in refused(tmp_path, packed(**changes))
+
+
+def test_a_key_of_another_kind(tmp_path):
+    sink = io.BytesIO()
+    np.savez(sink, **arrays() | {"keys": np.array(["gemm"])})
+    refused(tmp_path, sink.getvalue())
+
+
+def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(residual, "MOST_BYTES", 1 << 20)
+    assert "unpacks to more than 1 MiB" in refused(tmp_path, packed(padding=np.zeros(1 << 18)))
+
+
+def test_a_run_summary_that_is_no_mapping_is_named(tmp_path, capsys):
+    (tmp_path / "summary.json").write_text("[1, 2]")
+    assert main(["report", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "summary.json: not the summary of a run" in error
+    assert error.count("\n") == 1

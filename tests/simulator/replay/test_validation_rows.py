@@ -1,0 +1,101 @@
+"""Rows of the validation page: what a table's error is, and what of a folder of measurements is left out, counted."""
+
+import numpy as np
+import pytest
+from made_kernels import gemm_rows, measured
+
+from hwprofiles import load_chip
+from simulator.errors import ForerunError
+from simulator.replay.features import feature_matrix, feature_names
+from simulator.replay.speculation import compare_published, load_published
+from simulator.replay.speculation.page import CurveScore
+from simulator.replay.validation.kernels import measured_kernel_errors
+from simulator.replay.validation.speculative import speculation_errors
+from traces.kernels import KernelTable, make_table, words, write_kernels
+
+H100 = "h100-sxm"
+
+
+def test_an_error_of_a_table_is_the_mean_over_its_rows():
+    chosen = [row for row in load_published() if row.group in ("trtllm_dsr1_mtp", "vllm16937")]
+    compared, _ = compare_published(chosen[:2] + chosen[-2:])
+    rows = {row.name: row for row in speculation_errors(compared, [])}
+    assert set(rows) == {item.row.group for item in compared} == {"trtllm_dsr1_mtp", "vllm16937"}
+    for name, row in rows.items():
+        errors = 100 * np.array([item.error for item in compared if item.row.group == name])
+        assert (row.n, row.ships) == (len(errors), True)
+        assert row.mape == pytest.approx(np.abs(errors).mean())
+        assert row.median_ape == pytest.approx(np.median(np.abs(errors)))
+        assert row.bias == pytest.approx(errors.mean())
+    assert rows["vllm16937"].fitted == "constants of vllm20780"
+
+
+def test_curves_are_one_row_of_signed_errors():
+    curves = [CurveScore("made", 7, 2.0, 2.0 * (1 + error)) for error in (0.1, -0.3, 0.2)]
+    (row,) = speculation_errors([], curves)
+    assert (row.n, row.metric) == (3, "acceptance_length")
+    assert (row.mape, row.median_ape, row.bias) == pytest.approx((20.0, 20.0, 0.0))
+    assert speculation_errors([], []) == []
+
+
+def named(table, device):
+    """The table as measured on a device of that name."""
+    texts = {**table.words, "device": words([device] * len(table))}
+    return KernelTable(table.sizes, texts, table.measured_s, table.std_s, table.count, table.source, table.format)
+
+
+def test_a_folder_is_scored_by_chip_and_what_is_left_out_is_counted(tmp_path):
+    """Tables name their device, or the folder does; an error that was put in comes out."""
+    generator = np.random.default_rng(0)
+    table = measured(gemm_rows(60, generator), H100, "generic")
+    slower = KernelTable(
+        table.sizes, table.words, table.measured_s * 1.25, table.std_s, table.count, table.source, table.format
+    )
+    (tmp_path / "NVIDIA H200").mkdir()
+    write_kernels(named(slower, "NVIDIA H100 80GB HBM3"), tmp_path / "a.csv")
+    write_kernels(measured(gemm_rows(40, generator), "h200-sxm", "generic"), tmp_path / "NVIDIA H200" / "b.csv")
+    write_kernels(named(table, "Abacus 3000"), tmp_path / "c.csv")
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    seen = []
+    rows, left = measured_kernel_errors(tmp_path, lambda done, count: seen.append((done, count)))
+    chips = {row.name.split(", ")[-2]: row for row in rows}
+    assert set(chips) == {"h100-sxm", "h200-sxm"}
+    assert chips["h100-sxm"].mape == pytest.approx(20.0, abs=0.01), "predicted 1 where 1.25 was measured"
+    assert chips["h100-sxm"].bias == pytest.approx(-20.0, abs=0.01)
+    assert chips["h200-sxm"].mape == pytest.approx(0.0, abs=1e-6)
+    assert not any(row.ships for row in rows)
+    assert left["rows of a chip that is not in the catalogue (Abacus 3000)"] == 60
+    assert left["files that are no kernel trace"] == 1
+    assert seen == [(n, 4) for n in (1, 2, 3, 4)]
+
+
+def test_rows_faster_than_light_are_left_out_with_that_reason(tmp_path):
+    table = measured(gemm_rows(60, np.random.default_rng(0)), H100, "generic")
+    fast = KernelTable(
+        table.sizes, table.words, table.measured_s / 100, table.std_s, table.count, table.source, table.format
+    )
+    write_kernels(named(fast, "NVIDIA H100 80GB HBM3"), tmp_path / "a.csv")
+    rows, left = measured_kernel_errors(tmp_path)
+    assert rows == []
+    assert left[f"gemm rows of {H100}, generic (too many beat the datasheet)"] >= 60
+
+
+def test_a_folder_without_kernels_is_refused(tmp_path):
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ForerunError, match="no kernel trace of a chip in the catalogue"):
+        measured_kernel_errors(tmp_path)
+
+
+def test_features_of_experts_say_how_unevenly_tokens_are_spread():
+    sizes = {name: np.array(values) for name, values in {
+        "tokens": [64, 256], "num_experts": [8, 8], "experts_per_token": [2, 2], "hidden": [4096, 4096],
+        "intermediate": [1024, 1024]}.items()}  # fmt: skip
+    texts = {"dtype": "bf16", "distribution": words(["power_law_1.2", "balanced"])}
+    table = make_table(np.ones(2), "moe", sizes, texts, "made", "forerun")
+    names = feature_names("moe")
+    parts = {name: np.ones(2) for name in ("launch_s", "compute_s", "memory_s")}
+    matrix = feature_matrix(names, table, load_chip(H100), np.ones(2), parts)
+    assert matrix[:, names.index("uneven")].tolist() == [1.2, 0.0]
+    assert matrix[:, names.index("tokens")].tolist() == pytest.approx(np.log2([65, 257]).tolist())
+    waves = np.array([64 * 2, 256 * 2]) / 128 / load_chip(H100).compute.usable_cores
+    assert matrix[:, names.index("waves")].tolist() == pytest.approx(np.log2(waves + 1e-3).tolist())

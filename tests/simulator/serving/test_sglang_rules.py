@@ -1,0 +1,72 @@
+"""SGLang's batching rules as its scheduler has them (python/sglang/srt/managers/scheduler.py, v0.5), one test each."""
+
+import pytest
+
+from simulator.serving import EngineLimits
+from simulator.serving.batching import SglangScheduler
+from simulator.serving.prefix_cache import NoPrefixCache
+from simulator.serving.sequence import Sequence
+
+
+def scheduler(**changes):
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 1000,
+              "watermark_blocks": 0, "max_model_len": None, "chunked_prefill": True}  # fmt: skip
+    return SglangScheduler(EngineLimits(**(values | changes)), NoPrefixCache())
+
+
+def add(engine, *requests, first=0):
+    for index, (prompt, output) in enumerate(requests, start=first):
+        engine.add(Sequence(index, prompt, output))
+
+
+def step(engine):
+    """Plan and commit a step; returns ({request: prompt tokens}, [decoding requests])."""
+    plan = engine.plan()
+    chunks = {sequence.index: tokens for sequence, tokens in plan.chunks}
+    decodes = [sequence.index for sequence in plan.decodes]
+    for sequence, tokens in plan.chunks:
+        sequence.computed_tokens += tokens
+        if sequence.computed_tokens == sequence.known_tokens:
+            sequence.decoding = True
+            sequence.generated_tokens += 1
+    for sequence in plan.decodes:
+        sequence.computed_tokens += 1
+        sequence.generated_tokens += 1
+    for sequence in [s for s in engine.running if not s.remaining_tokens]:
+        engine.release(sequence)
+    return chunks, decodes
+
+
+def test_prompts_go_first_and_alone():
+    engine = scheduler()
+    add(engine, (8, 4))
+    assert step(engine) == ({0: 8}, [])
+    add(engine, (8, 4), first=1)
+    assert step(engine) == ({1: 8}, []), "no decoding beside a prompt"
+    assert step(engine) == ({}, [0, 1])
+
+
+def test_the_last_prompt_is_cut_where_the_budget_ends_and_goes_on_first():
+    engine = scheduler()
+    add(engine, (20, 4), (20, 4), (20, 4))
+    assert step(engine) == ({0: 20, 1: 12}, [])
+    assert step(engine) == ({1: 8, 2: 20}, [])
+    assert step(engine) == ({}, [0, 1, 2])
+
+
+def test_no_more_prompts_than_places():
+    engine = scheduler(max_num_seqs=2)
+    add(engine, (4, 1), (4, 2), (4, 2))
+    assert step(engine) == ({0: 4, 1: 4}, [])
+    assert step(engine) == ({2: 4}, []), "the place that the finished request left"
+
+
+@pytest.mark.parametrize("blocks", [6, 7])
+def test_a_cut_prompt_that_finds_no_block_waits_while_others_decode(blocks):
+    engine = scheduler(max_num_batched_tokens=16, num_blocks=blocks)
+    add(engine, (12, 12), (12, 4))
+    assert step(engine) == ({0: 12, 1: 4}, [])
+    served = [step(engine) for _ in range(60)]
+    assert sum(chunks.get(1, 0) for chunks, _ in served) + 4 >= 12
+    assert not engine.has_work, "everything ends"
+    assert engine.used_blocks == 0

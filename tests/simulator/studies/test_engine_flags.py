@@ -1,0 +1,135 @@
+"""A scenario as the commands that start the engines: every field of it is a flag, or a remark says what no flag can."""
+
+import json
+import shlex
+
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.scenario import scenario_from
+from simulator.studies.engine_flags import launch_flags
+
+
+def flags(engine, /, **sections):
+    """Words and remark of one engine's command."""
+    data = tiny_data() | {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
+    for name, value in sections.items():
+        data[name] = {**(data.get(name) or {}), **value} if isinstance(value, dict) else value
+    command, _, remark = launch_flags(scenario_from(data, "test"))[engine].partition("  # ")
+    return shlex.split(command), remark
+
+
+def pair(words, flag):
+    return words[words.index(flag) + 1] if flag in words else None
+
+
+@pytest.mark.parametrize(
+    ("sections", "vllm", "sglang"),
+    [
+        ({"engine": {"enable_chunked_prefill": False}}, "--no-enable-chunked-prefill", None),
+        ({"engine": {"enable_prefix_caching": False}}, "--no-enable-prefix-caching", "--disable-radix-cache"),
+        ({"engine": {"cuda_graphs": False}}, "--enforce-eager", "--disable-cuda-graph"),
+        (
+            {"model": "qwen3-30b-a3b", "hardware": {"tensor_parallel": 4, "expert_parallel": 4}},
+            "--enable-expert-parallel",
+            "--ep-size",
+        ),
+    ],
+)
+def test_what_is_switched_has_its_switch_and_what_is_not_has_none(sections, vllm, sglang):
+    for engine, flag in (("vllm", vllm), ("sglang", sglang)):
+        if flag is not None:
+            assert flag in flags(engine, **sections)[0]
+            assert flag not in flags(engine, engine={"enable_prefix_caching": True})[0]
+
+
+def test_an_unchunked_prompt_is_minus_one_for_sglang():
+    words, _ = flags("sglang", engine={"enable_chunked_prefill": False})
+    assert pair(words, "--chunked-prefill-size") == "-1"
+    words, _ = flags("sglang", engine={"max_num_batched_tokens": 4096})
+    assert pair(words, "--chunked-prefill-size") == "4096"
+
+
+@pytest.mark.parametrize(
+    ("asked", "vllm", "sglang"),
+    [("fp8", "fp8", "fp8"), ("int4", "awq", "awq"), ("int8", "compressed-tensors", "w8a8_int8")],
+)
+def test_quantised_weights_have_each_engines_name(asked, vllm, sglang):
+    chip = {"chip": "a100-sxm-80gb"} if asked.startswith("int") else {"chip": "h100-sxm"}
+    for engine, name in (("vllm", vllm), ("sglang", sglang)):
+        words, remark = flags(engine, hardware=chip, weights_dtype=asked)
+        assert pair(words, "--quantization") == name
+        assert remark == ""
+    words, _ = flags("vllm", weights_dtype="bf16")
+    assert "--quantization" not in words
+
+
+def test_what_no_flag_says_is_a_remark():
+    mixed = {"default": "bf16", "mlp": "fp8"}
+    words, remark = flags("vllm", weights_dtype=mixed, kv_cache_dtype="fp32")
+    assert "--quantization" not in words
+    assert "load a checkpoint with weights_dtype" in remark
+    assert "no flag is known for kv_cache_dtype fp32" in remark
+
+
+def test_an_fp8_cache_has_each_engines_name():
+    assert pair(flags("vllm", kv_cache_dtype="fp8")[0], "--kv-cache-dtype") == "fp8"
+    assert pair(flags("sglang", kv_cache_dtype="fp8")[0], "--kv-cache-dtype") == "fp8_e4m3"
+    assert "--kv-cache-dtype" not in flags("vllm", kv_cache_dtype="bf16")[0]
+
+
+def test_replicas_stand_behind_a_router():
+    words, remark = flags("vllm", hardware={"replicas": 3}, engine={"routing": "least-outstanding"})
+    assert remark == "3 copies behind a least-outstanding router"
+    assert "3" not in words
+
+
+def speculation(method, **fields):
+    return {"speculation": {"method": method, "acceptance": {"alpha": 0.6}} | fields}
+
+
+def test_speculation_of_vllm_is_one_json():
+    words, remark = flags(
+        "vllm", **speculation("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"})
+    )
+    assert json.loads(pair(words, "--speculative-config")) == {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        "model": "meta-llama/Llama-3.2-1B",
+    }
+    assert remark == ""
+    eagle = json.loads(
+        pair(flags("vllm", **speculation("eagle3", num_speculative_tokens=2))[0], "--speculative-config")
+    )
+    assert eagle == {"method": "eagle3", "num_speculative_tokens": 2, "model": "DRAFT_MODEL"}
+    ngram = json.loads(pair(flags("vllm", **speculation("ngram", num_speculative_tokens=5))[0], "--speculative-config"))
+    assert ngram == {"method": "ngram", "num_speculative_tokens": 5}
+
+
+def test_speculation_of_sglang_counts_steps_and_verified_tokens():
+    words, _ = flags("sglang", **speculation("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"}))
+    assert pair(words, "--speculative-algorithm") == "STANDALONE"
+    assert (pair(words, "--speculative-num-steps"), pair(words, "--speculative-num-draft-tokens")) == ("4", "5")
+    assert pair(words, "--speculative-draft-model-path") == "meta-llama/Llama-3.2-1B"
+    words, _ = flags("sglang", **speculation("eagle3", num_speculative_tokens=2))
+    assert pair(words, "--speculative-draft-model-path") == "DRAFT_MODEL"
+
+
+def test_methods_that_an_engine_lacks_are_told():
+    tree = speculation("eagle", tree="eagle-25")
+    for engine, told in (("vllm", "vLLM has no eagle tree"), ("sglang", "flags of eagle in SGLang are not known here")):
+        words, remark = flags(engine, **tree)
+        assert remark == told
+        assert not [word for word in words if word.startswith("--speculative")]
+    assert flags("vllm", **speculation("parallel-draft", num_speculative_tokens=3))[1] == "vLLM has no parallel-draft"
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [({"name": "mine"}, "mine"), ({"_name_or_path": "folder/of-mine"}, "folder/of-mine"), ({}, "MODEL")],
+)
+def test_a_model_given_inline_goes_by_its_name(own, told):
+    inline = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000, **own}  # fmt: skip
+    data = tiny_data() | {"model": inline}
+    assert shlex.split(launch_flags(scenario_from(data, "test"))["vllm"])[2] == told

@@ -1,0 +1,147 @@
+"""Sentences of a comparison follow its figures; loads keep the shape of arrivals; studies without sense are refused."""
+
+import json
+
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.run import simulate
+from simulator.scenario import load_scenario, scenario_from
+from simulator.studies.assumed import with_hits_scaled
+from simulator.studies.conclusion import compare_sentence
+from simulator.studies.loads import load_of
+
+METRIC = "output_throughput"
+
+
+def speedup(ratio, low=None, high=None):
+    return {METRIC: None if ratio is None else {"ratio": ratio, "low": low, "high": high}}
+
+
+def sentence(*speedups, sensitivity=()):
+    names = ["b", "c", "d"]
+    variants = [{"name": name, "speedup": one} for name, one in zip(names, speedups, strict=False)]
+    document = {"metric": METRIC, "baseline": "a", "variants": [{"name": "a", "speedup": {}}, *variants],
+                "crossover": None, "sensitivity": list(sensitivity)}  # fmt: skip
+    return compare_sentence(document)
+
+
+def test_the_verdict_is_the_side_of_one_on_which_the_interval_lies():
+    assert sentence(speedup(1.5, 1.4, 1.6)).startswith("b improves ")
+    assert "1.50x over a (95 % interval 1.40x to 1.60x)" in sentence(speedup(1.5, 1.4, 1.6))
+    assert "does not differ surely from a" in sentence(speedup(1.5, 0.9, 2.0))
+    assert sentence(speedup(0.8, 0.7, 0.9)).startswith("a stays ahead: b reaches 0.80x")
+    assert "the others worse still" in sentence(speedup(0.8, 0.7, 0.9), speedup(0.5, 0.4, 0.6))
+    assert "the others worse still" not in sentence(speedup(0.8, 0.7, 0.9))
+    assert sentence(speedup(1.1), speedup(1.3)).startswith("c improves "), "without intervals the ratio decides"
+    assert "none can be compared with a" in sentence(speedup(None))
+
+
+def test_assumptions_that_turn_the_verdict_over_are_named():
+    rows = [{"parameter": name, "flips": ["b"]} for name in ("acceptance", "vllm.step_s", "x", "y")]
+    assert "It rests on acceptance, vllm.step_s, x and others" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=rows)
+    assert "and others" not in sentence(speedup(1.5, 1.4, 1.6), sensitivity=rows[:2])
+    calm = [{"parameter": "acceptance", "flips": ["c"]}]
+    assert "No assumed parameter turns this over" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=calm)
+    assert "It rests on" not in sentence(speedup(1.5, 0.9, 2.0), sensitivity=rows), "no verdict, nothing to turn over"
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "kept"),
+    [
+        ({"process": "gamma", "request_rate": 2.0, "burstiness": 0.5}, ("gamma", 0.5)),
+        ({"process": "constant", "request_rate": 2.0}, ("constant", None)),
+        ({"process": "poisson", "request_rate": 2.0}, ("poisson", None)),
+        ({"process": "closed-loop", "max_concurrency": 3}, ("poisson", None)),
+    ],
+)
+def test_another_rate_keeps_how_requests_arrive(arrivals, kept):
+    asked = scenario_from(tiny_data(arrivals=arrivals), "test")
+    load = load_of(asked, 40, own_arrivals=False)
+    found = load.at(asked, 9.0).workload
+    assert (found.arrivals.process, found.arrivals.burstiness) == kept
+    assert (found.arrivals.request_rate, found.num_requests) == (9.0, 40)
+
+
+def test_a_verdict_needs_a_long_run():
+    asked = scenario_from(tiny_data(num_requests=12), "test")
+    free, given = (load_of(asked, count, own_arrivals=False) for count in (None, 40))
+    assert given.long_enough(asked, 5.0, 1.0) == given
+    longer = [free.long_enough(asked, rate, 1.0).requests for rate in (1.0, 2.0, 4.0)]
+    assert longer[0] >= 12
+    assert longer[2] == pytest.approx(2 * longer[1], abs=1)
+    assert free.long_enough(asked, 1.0, 1e3).requests > longer[0], "who may wait long shows only in a long run"
+
+
+@pytest.mark.parametrize("config", [{"hit_rate": [0.2, 0.9]}, {"hit_rate": 0.6},
+                                    {"hit_rate_by_context": [[1024, 0.9], [16384, 0.5]]}])  # fmt: skip
+def test_hit_rates_are_scaled_and_never_pass_one(config):
+    data = tiny_data() | {"attention_speculation": config, "hardware": {"chip": "n300", "speculative_parallel": 2}}
+    before, after = scenario_from(data, "test"), with_hits_scaled(scenario_from(data, "test"), 1.5)
+
+    def rates(scenario, context):
+        given = scenario.attention_speculation
+        return given.layer_hit_rates(2, context)
+
+    for context in (1024, 16384):
+        expected = [min(1.0, 1.5 * rate) for rate in rates(before, context)]
+        assert rates(after, context) == pytest.approx(expected)
+    plain = scenario_from(tiny_data(), "test")
+    assert with_hits_scaled(plain, 1.5) is plain
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"pools": {}}, "pools: must not be empty"),
+        (
+            {"pools": {"all": {"role": "both"}}, "attention_speculation": {"hit_rate": 0.9},
+             "hardware": {"chip": "n300", "speculative_parallel": 2}},
+            "attention_speculation is modelled with equal replicas only",
+        ),
+        (
+            {"pools": {"all": {"role": "both", "hardware": {"speculative_parallel": 2}}}},
+            "pools.all.hardware.speculative_parallel",
+        ),
+        ({"pools": {"all": {"role": "both", "engine": {"routing": "round-robin"}}}}, "pools.all.engine.routing"),
+        ({"slo": {"p99_ttft": 100}}, "'p99_ttft' is no latency limit"),
+    ],
+)  # fmt: skip
+def test_sections_that_contradict_each_other(sections, told):
+    with pytest.raises(ForerunError) as caught:
+        scenario_from(tiny_data() | sections, "chat.yaml")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def written(path, data):
+    path.write_text(json.dumps(data))
+    return str(path)
+
+
+def test_a_study_is_no_scenario_and_a_name_may_be_too_long(tmp_path):
+    study = written(tmp_path / "study.json", {"scenario": tiny_data(), "vary": {"engine.max_num_seqs": [1, 2]}})
+    with pytest.raises(ForerunError, match="is a study file; forerun compare and forerun sweep take it"):
+        load_scenario(study)
+    wild = written(tmp_path / "wild.json", tiny_data() | {"model": "a/" + "x" * 5000})
+    with pytest.raises(ForerunError) as caught:
+        simulate(load_scenario(wild))
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 2000
+
+
+def test_comparisons_of_files(tmp_path, capsys):
+    one, two = (written(tmp_path / name, tiny_data()) for name in ("one.json", "two.json"))
+    for arguments, told in (
+        ([one, one], "the same file is given twice"),
+        ([one, two, "--vary", "engine.max_num_seqs=1,2"], "--vary: works on one scenario file"),
+        ([one], "there is nothing to compare"),
+        ([one, two, "--metric", "output_thruput"], "no metric 'output_thruput'; did you mean 'output_throughput'"),
+        ([one, two, "--metric", "request_goodput", "--replications", "1"], "does not measure request_goodput"),
+    ):
+        assert main(["compare", *arguments, "--jobs", "1", "--crossover", "none", "--no-sensitivity"]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1

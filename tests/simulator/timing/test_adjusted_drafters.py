@@ -1,0 +1,156 @@
+"""Drafters under a policy: fewer tokens in some steps, none in others, catching up after a rest, here and elsewhere."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from test_drafters import arrays, decode, made
+
+from hwprofiles import load_link
+from simulator.errors import ForerunError
+from simulator.timing import AdjustedDrafter, DraftStep, RemoteDrafter, StepWork
+from simulator.timing.costs import Costs
+
+LINK = load_link("pcie5-x16")
+STATE_BYTES = 8192.0
+CHAINS = {
+    "draft-model": 4,
+    "eagle3": 3,
+    "mtp": 3,
+    "mtp separate": 3,
+    "parallel-draft": 7,
+    "medusa chain": 3,
+    "ngram": 5,
+}
+KEEPS_A_CACHE = {"draft-model", "eagle3", "mtp", "mtp separate", "parallel-draft"}
+
+
+def chain(name):
+    if name.startswith("remote "):
+        return RemoteDrafter(made(name.removeprefix("remote ")), LINK, STATE_BYTES)
+    return made(name)
+
+
+def most(name):
+    return CHAINS[name.removeprefix("remote ")]
+
+
+def asked(tokens, switched=0, skipped=0, windows=1, seqs=2):
+    """A step that proposes so many tokens, after ``skipped`` fresh ones in all that the drafter has not seen."""
+    each = skipped // seqs
+    pairs, keys = seqs * each * (each + 1) // 2, skipped
+    return DraftStep(tokens, switched, seqs if skipped else 0, skipped, (pairs,) * windows, (keys,) * windows)
+
+
+def stacked(steps):
+    parts = zip(*steps, strict=True)
+    return DraftStep(
+        *(
+            tuple(np.array(column) for column in zip(*part, strict=True))
+            if isinstance(part[0], tuple)
+            else np.array(part)
+            for part in parts
+        )
+    )
+
+
+ALL = [*CHAINS, "remote draft-model", "remote eagle3", "remote parallel-draft"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_fewer_tokens_never_take_longer_and_all_of_them_are_the_drafter_itself(name):
+    drafter, work = chain(name), decode(8, 500, most(name) + 1)
+    seconds = [drafter.with_tokens(count).seconds(work) for count in range(1, most(name) + 1)]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] == pytest.approx(drafter.seconds(work), rel=1e-12)
+    assert seconds[0] > 0
+    if name not in ("ngram", "parallel-draft", "remote parallel-draft"):
+        assert seconds[0] < seconds[-1]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("follows", [False, True])
+def test_one_step_costs_what_it_costs_among_many(name, follows):
+    """Steps of every number of tokens, with and without a change and with and without a debt."""
+    adjusted = AdjustedDrafter(chain(name), most(name), follows, switch_s=1e-4)
+    works = [decode(2, 400 + 10 * row, most(name) + 1) for row in range(most(name) + 3)]
+    drafts = [asked(min(row, most(name)), row % 2, 0 if row < most(name) else 20 * row) for row in range(len(works))]
+    many = StepWork(
+        *(
+            tuple(np.array(column) for column in zip(*part, strict=True))
+            if isinstance(part[0], tuple)
+            else np.array(part)
+            for part in zip(*works, strict=True)
+        )
+    )
+    costs = adjusted.costs(many, stacked(drafts))
+    singly = [adjusted.seconds(work, draft) for work, draft in zip(works, drafts, strict=True)]
+    assert_allclose(singly, costs.device_s + costs.host_s, rtol=0.02)  # decode attention is interpolated
+    assert singly[1] - AdjustedDrafter(chain(name), most(name)).seconds(works[1], drafts[1]) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_resting_drafter_costs_nothing_and_one_that_follows_keeps_its_cache(name):
+    work = decode(8, 500, 1)
+    rests, follows = (AdjustedDrafter(chain(name), most(name), follows) for follows in (False, True))
+    assert rests.seconds(work, asked(0)) == 0.0
+    costs = rests.costs(arrays(work), stacked([asked(0)]))
+    assert all((getattr(costs, part) == 0).all() for part in Costs.__slots__)
+    kept = follows.seconds(work, asked(0))
+    assert (kept > 0) == (name.removeprefix("remote ") in KEEPS_A_CACHE)
+    assert kept < rests.seconds(work, asked(most(name)))
+
+
+@pytest.mark.parametrize("name", list(CHAINS))
+def test_what_was_skipped_is_computed_once_by_drafters_with_a_cache(name):
+    drafter = chain(name)
+    costs = [drafter.catch_up(stacked([asked(2, skipped=skipped)])) for skipped in (64, 4096)]
+    if name not in KEEPS_A_CACHE:
+        assert all((cost.device_s + cost.host_s == 0).all() for cost in costs)
+        return
+    assert costs[1].flops[0] > 60 * costs[0].flops[0], "64 times the tokens, and attention among them"
+    assert costs[0].device_s[0] < costs[1].device_s[0] < 64 * costs[0].device_s[0]
+
+
+def test_separate_modules_each_catch_up():
+    shared, separate = (made(name).catch_up(stacked([asked(2, skipped=64)])) for name in ("mtp", "mtp separate"))
+    assert separate.flops[0] == pytest.approx(3 * shared.flops[0])
+
+
+@pytest.mark.parametrize("name", ["draft-model", "eagle3", "parallel-draft"])
+def test_elsewhere_the_skipped_tokens_are_sent_in_one_message_and_no_work_is_the_targets(name):
+    near, remote = made(name), chain(f"remote {name}")
+    drafts = stacked([asked(2, skipped=skipped) for skipped in (0, 64, 4096)])
+    here, there = near.catch_up(drafts), remote.catch_up(drafts)
+    message = LINK.latency_s + drafts.skipped_tokens * (4 + STATE_BYTES) / LINK.bandwidth_bytes_per_s
+    assert_allclose(there.interconnect_s - here.interconnect_s, np.where(drafts.skipped_tokens > 0, message, 0.0))
+    assert_allclose(there.device_s - here.device_s, there.interconnect_s - here.interconnect_s)
+    assert there.flops.tolist() == there.bytes.tolist() == [0.0, 0.0, 0.0]
+    assert remote.pass_tokens == near.pass_tokens
+    assert remote.seconds(decode(0, 0, 4)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "proposed"),
+    [("draft-model", 4), ("draft-model", 1), ("eagle3", 2), ("parallel-draft", 7), ("parallel-draft", 3)],
+)
+def test_the_answer_holds_as_many_tokens_as_are_proposed(name, proposed):
+    remote = chain(f"remote {name}").with_tokens(proposed)
+    assert remote.proposed == proposed
+    work = decode(8, 500, 4)
+    messages = 2 * LINK.latency_s + (32 * (4 + STATE_BYTES) + 8 * proposed * 4) / LINK.bandwidth_bytes_per_s
+    assert remote.seconds(work) - made(name).with_tokens(proposed).seconds(work) == pytest.approx(messages, rel=1e-9)
+
+
+def test_a_tree_is_refused_fewer_tokens():
+    class Whole:
+        """Drafts as before there were policies."""
+
+        windows = (None,)
+
+        def seconds(self, work):
+            return 1e-3
+
+    adjusted = AdjustedDrafter(Whole(), 5)
+    assert adjusted.seconds(decode(2, 100, 6), asked(5)) == 1e-3
+    with pytest.raises(ForerunError, match="Whole drafts all its tokens or none"):
+        adjusted.seconds(decode(2, 100, 6), asked(3))

@@ -1,0 +1,82 @@
+"""What sets engines and their versions apart: share of free memory, skew of ranks, scales of activations."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
+from simulator.llm import load_architecture
+from simulator.replay.serving_names import dtype_name, framework_of_version, model_name
+from simulator.timing import Deployment, StepTimer, StepWork, load_framework, plan_memory, resolve_weight_dtypes
+from simulator.timing.step_kernels import step_kernels
+
+
+def deployment(framework, tensor_parallel=4, **changes):
+    chip, architecture = load_chip("h100-sxm"), load_architecture("llama-3.1-70b")
+    engine = load_framework(framework).model_copy(update=changes)
+    return Deployment(
+        architecture=architecture,
+        chip=chip,
+        kernels=KernelLibrary(chip, engine.kernel_library, static_scales=engine.static_activation_scales),
+        link=load_link(chip.links.scale_up),
+        framework=engine,
+        tensor_parallel=tensor_parallel,
+        weight_dtypes=resolve_weight_dtypes(architecture, "fp8"),
+        kv_dtype="fp8",
+    )
+
+
+def blocks(model):
+    return plan_memory(model, None, gpu_memory_utilization=0.9, block_size=16, max_tokens=2048, max_sampled=64,
+                       num_kv_blocks=None)  # fmt: skip
+
+
+def test_kv_takes_its_share_of_what_is_free():
+    model = deployment("trtllm")
+    plan = blocks(model)
+    free = plan.capacity_bytes - plan.weight_bytes - plan.activation_bytes
+    assert plan.num_blocks == int(0.9 * free // (plan.kv_bytes_per_token * 16))
+    whole = blocks(replace(model, framework=model.framework.model_copy(update={"kv_share_of": "all"})))
+    assert_allclose(
+        plan.num_blocks - whole.num_blocks,
+        0.1 * (plan.weight_bytes + plan.activation_bytes) / (plan.kv_bytes_per_token * 16),
+        atol=1.0,
+    )
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2, 8])
+def test_every_collective_waits_for_the_last_rank(tensor_parallel):
+    work = StepWork(0, 0, (0,), (0,), 0, (0,), 32, 1, (32 * 1000,))
+    even = StepTimer(deployment("trtllm-0.14", tensor_parallel, rank_skew_s=0.0), 256)
+    late = StepTimer(deployment("trtllm-0.14", tensor_parallel, rank_skew_s=1e-5), 256)
+    collectives = 2 * 80 + 2 if tensor_parallel > 1 else 0  # two per layer, embedding and logits
+    expected = collectives * (tensor_parallel - 1) * 1e-5
+    assert_allclose(late.seconds(work) - even.seconds(work), expected, rtol=1e-6, atol=1e-12)
+    arrays = StepWork(*(tuple(np.array([e]) for e in f) if isinstance(f, tuple) else np.array([f]) for f in work))
+    assert_allclose(late.costs(arrays).device_s - even.costs(arrays).device_s, expected, rtol=1e-6, atol=1e-12)
+    total = sum(kernel.times * kernel.seconds for kernel in step_kernels(late, work))
+    assert_allclose(total, late.costs(arrays).device_s[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("framework", "version", "expected"), [
+    ("trtllm", "0.14.0", "trtllm-0.14"), ("trtllm", "1.0 (PyTorch backend)", "trtllm"), ("trtllm", "0.21.0", "trtllm"),
+    ("vllm", "0.11.0", "vllm-0.11"), ("vllm", "v0.8.4", "vllm-0.11"), ("vllm", "0.14.1", "vllm"),
+    ("vllm", None, "vllm"), ("sglang", "0.4.4", "sglang"),
+])  # fmt: skip
+def test_versions_name_their_parameter_set(framework, version, expected):
+    assert framework_of_version(framework, version) == expected
+    assert load_framework(expected).kernel_library == framework
+
+
+@pytest.mark.parametrize("name", ["BF16", "fp8", "NVFP4", "fp4", "mxfp4", "w4a16", "int8", "fp8_block"])
+def test_every_format_that_is_known_has_a_size(name):
+    known = dtype_name(name)
+    assert known is not None
+    assert 0 < dtype_bytes(known) <= 2
+
+
+def test_llama_without_a_number_is_the_second():
+    assert model_name("LLaMA 70B") == "llama-2-70b"
+    assert model_name("LLaMA v3.1 70B") == "llama-3.1-70b"

@@ -1,0 +1,163 @@
+"""What readers of request and kernel traces refuse: one line with file, place and what is expected there."""
+
+import json
+import sqlite3
+
+import pytest
+from test_readers import SESSION, pool
+
+from traces import TraceError
+from traces.kernels import read_kernels
+from traces.requests import read_requests
+
+
+def written(tmp_path, value, name="trace.json"):
+    path = tmp_path / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+def refused(call):
+    with pytest.raises(TraceError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def session(*requests, **fields):
+    return SESSION | {"requests": list(requests)} | fields
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([1, 2], "a session object with a list 'requests' expected"),
+        (session(3), "request 1: 3: a JSON object expected"),
+        (session({"type": "subagent", "t": 1.0}), "request 1: a subagent needs 't' and a list 'requests'"),
+        (session({"type": "subagent", "requests": []}), "request 1: a subagent needs 't' and a list 'requests'"),
+    ],
+)
+def test_sessions_of_agents(tmp_path, value, told):
+    assert told in refused(lambda: read_requests(written(tmp_path, value), "agentic"))
+
+
+def test_block_ids_of_any_size_keep_what_is_shared(tmp_path):
+    """Ids are hashes: far apart as they may be, equal ones are one block and different ones are two."""
+    far = 2**60
+    requests = [
+        {"t": 0.0, "in": 128, "out": 1, "hash_ids": [5, far]},
+        {"t": 1.0, "in": 192, "out": 1, "hash_ids": [5, far, far + 1]},
+    ]
+    table = read_requests(written(tmp_path, session(*requests, block_size=64)), "agentic")
+    first, second = (table.prefix_hashes.of(request).tolist() for request in (0, 1))
+    assert second[:2] == first
+    assert len({*first, *second}) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"a": 1}, "a JSON list of conversations expected"),
+        ([{"conversations": [3]}], "conversation 1: 3: a message object expected"),
+        ([{"conversations": [{"from": "human"}]}], "conversation 1: a message has neither text nor tokens"),
+    ],
+)
+def test_conversations(tmp_path, value, told):
+    assert told in refused(lambda: read_requests(written(tmp_path, value), "sharegpt"))
+
+
+@pytest.mark.parametrize(
+    ("format", "options", "told"),
+    [
+        ("sharegpt", {"turns": "some"}, "turns: 'some': 'first' or 'all' expected"),
+        ("sharegpt", {"characters_per_token": 0.0}, "characters_per_token: 0.0: a finite number > 0 expected"),
+        ("plain", {"time_unit": "fortnight"}, "time_unit: 'fortnight': one of"),
+        ("agentic", {"session_interval_s": -1.0}, "session_interval_s: -1.0: a finite number >= 0 expected"),
+        ("agentic", {"seed": 3}, "format 'agentic' takes no option 'seed'"),
+    ],
+)
+def test_options_out_of_range(tmp_path, format, options, told):
+    path = written(tmp_path, session({"t": 0.0, "in": 8, "out": 1, "hash_ids": []}))
+    assert told in refused(lambda: read_requests(path, format, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"seed": -1, "duration_s": 10.0}, "seed: -1: a whole number >= 0 expected"),
+        ({"seed": 1, "duration_s": float("inf")}, "duration_s: inf: a finite number > 0 expected"),
+    ],
+)
+def test_draws_from_a_pool_out_of_range(tmp_path, options, told):
+    assert told in refused(lambda: read_requests(pool(tmp_path), **options))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (("600,2.0,1.4,Gamma,0.5,1", "0,2.0,1.4,Gamma,0.5,1"), ":2: rising times and a rate from 0 to 1e6"),
+        (("0,1e9,1.4,Gamma,0.5,1",), ":1: rising times and a rate from 0 to 1e6"),
+        (("0,-1,1.4,Gamma,0.5,1",), ":1: rising times and a rate from 0 to 1e6"),
+        (("0,2.0,1.4,Gamma,1e9,1",), ":1: shape 1000000000.0: 0.001 to 1e6 expected for Gamma"),
+    ],
+)
+def test_client_pools_with_impossible_rates(tmp_path, rows, told):
+    folder = pool(tmp_path)
+    (folder / "chunk-1-trace.csv").write_text("\n".join(rows) + "\n")
+    assert f"chunk-1-trace.csv{told}" in refused(lambda: read_requests(folder, seed=1, duration_s=100.0))
+
+
+def test_client_pools_with_impossible_lengths(tmp_path):
+    folder = pool(tmp_path)
+    lengths = next(path for path in sorted(folder.rglob("*.json")))
+    lengths.write_text("[1, 2]")
+    assert "an object of windows, keyed by their start in seconds" in refused(
+        lambda: read_requests(folder, seed=1, duration_s=24000.0)
+    )
+
+
+def export(tmp_path, *statements):
+    path = tmp_path / "export.sqlite"
+    with sqlite3.connect(path) as database:
+        for statement in statements:
+            database.execute(statement)
+    return path
+
+
+KERNELS = "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({})"
+STRINGS = "CREATE TABLE StringIds (id INTEGER, value TEXT)"
+
+
+@pytest.mark.parametrize(
+    ("statements", "told"),
+    [
+        ((STRINGS,), "no GPU kernels in this export"),
+        ((STRINGS, KERNELS.format("start INTEGER, shortName INTEGER")), "lacks start, end or name (has shortName"),
+        ((STRINGS, KERNELS.format("start INTEGER, end INTEGER, shortName INTEGER")), "no rows"),
+    ],
+)  # fmt: skip
+def test_exports_of_nsys_without_kernels(tmp_path, statements, told):
+    assert told in refused(lambda: read_kernels(export(tmp_path, *statements)))
+
+
+def test_an_export_of_nsys_counts_nanoseconds(tmp_path):
+    path = export(
+        tmp_path, STRINGS, KERNELS.format("start INTEGER, end INTEGER, shortName INTEGER"),
+        "INSERT INTO StringIds VALUES (7, 'ampere_bf16_gemm')",
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 4000, 7), (5000, 5500, 9)",
+    )  # fmt: skip
+    table = read_kernels(path)
+    assert table.measured_s.tolist() == pytest.approx([3e-6, 5e-7])
+    assert table.row(0)["name"] == "ampere_bf16_gemm"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "empty"),
+        ("op,m,m,n,k,measured_s\ngemm,1,1,1,1,1\n", "column 'm' appears 2 times; keep one"),
+        ("op,m,n,k,measured_s\ngemm,1,1,x,1\n", "column 'k': 'x' is not a number"),
+    ],
+)
+def test_kernel_tables(tmp_path, text, told):
+    assert told in refused(lambda: read_kernels(written(tmp_path, text, "kernels.csv")))

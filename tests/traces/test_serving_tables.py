@@ -1,0 +1,161 @@
+"""Published tables of serving runs: what a cell means, and which rows cannot be run again and why."""
+
+import csv
+
+import pytest
+
+from traces import TraceError
+from traces.servings import cells as cells_module
+from traces.servings import read_runs
+from traces.servings.blis import KUBECON_SIGNATURE
+from traces.servings.cells import Cells, read_text
+from traces.servings.unified import SIGNATURE
+
+ROW = {
+    "row_id": "r1", "weight_precision": "fp8", "n_gpus": "8", "tp": "4", "input_len": "1000", "output_len": "200",
+    "length_mode": "fixed", "output_tput_tok_s": "512", "max_concurrency": "16", "request_rate_rps": "inf",
+    "mean_ttft_ms": "80", "mean_tpot_ms": "10", "mean_itl_ms": "10", "itl_over_tpot": "1.0", "model": "llama",
+    "gpu": "H100",
+}  # fmt: skip
+
+
+def table(tmp_path, *rows, name="runs.csv"):
+    path = tmp_path / name
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def unified(tmp_path, **changes):
+    assert set(ROW) >= SIGNATURE
+    (run,) = read_runs(table(tmp_path, ROW | {"tool": "", **changes}))
+    return run
+
+
+def test_a_row_of_the_unified_table(tmp_path):
+    run = unified(tmp_path)
+    assert (run.process, run.max_concurrency, run.request_rate) == ("closed-loop", 16, None)
+    assert (run.tensor_parallel, run.replicas) == (4, 2), "8 chips are two replicas of 4"
+    assert (run.input_tokens, run.output_tokens, run.unusable) == (1000, 200, None)
+    assert run.measured == {"mean_ttft_ms": 80.0, "mean_tpot_ms": 10.0, "mean_itl_ms": 10.0, "output_throughput": 512.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "process", "rate"),
+    [
+        ({"max_concurrency": "", "request_rate_rps": "inf"}, "burst", None),
+        ({"max_concurrency": "", "request_rate_rps": ""}, None, None),
+        ({"request_rate_rps": "4.5"}, "poisson", 4.5),
+        ({"request_rate_rps": "a trace"}, None, None),
+        ({"request_rate_rps": ""}, "closed-loop", None),
+    ],
+)
+def test_arrivals_follow_rate_and_concurrency(tmp_path, changes, process, rate):
+    run = unified(tmp_path, **changes)
+    assert (run.process, run.request_rate) == (process, rate)
+    assert run.max_concurrency == (16 if process == "closed-loop" else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "absent"),
+    [
+        ({"tpot_definition": "(E2E - TTFT) / (tokens - 1)"}, set()),
+        ({"tpot_definition": "includes the first token"}, {"mean_tpot_ms"}),
+        ({"tool": "inference-perf"}, {"mean_tpot_ms", "mean_itl_ms"}),
+        ({"itl_over_tpot": "3.0"}, {"mean_itl_ms"}),
+        ({"spec_method": "eagle3"}, {"mean_itl_ms"}),
+    ],
+)
+def test_figures_that_mean_something_else_are_left_out(tmp_path, changes, absent):
+    kept = set(unified(tmp_path).measured)
+    assert set(unified(tmp_path, **changes).measured) == kept - absent
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"disagg": "true"}, "disaggregated prefill and decode"),
+        ({"input_len": ""}, "lengths are those of a data set"),
+        ({"length_mode": ""}, "how lengths were drawn is not known (not stated)"),
+        ({"length_mode": "lognormal"}, "how lengths were drawn is not known (lognormal)"),
+    ],
+)
+def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
+    assert unified(tmp_path, **changes).unusable == why
+
+
+def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
+    run = unified(tmp_path, length_mode="uniform[0.8 * n, n]")
+    assert (run.input_tokens, run.output_tokens) == ((800, 1000), (160, 200))
+
+
+KUBECON = {
+    "config": "plain", "stage": "2", "requested_rate_rps": "4", "achieved_send_rate_rps": "3.9", "model": "llama",
+    "mean_tpot_derived_ms": "12.5", "ttft": "", "mean_ttft_ms": "50", "gpu": "H100 (80 GB)", "framework": "vllm",
+    "tp": "1", "completed": "234", "mean_input_len": "160.4", "mean_output_len": "61",
+    "server_args": "max_num_seqs 128, prefix caching off", "caveat": "warm start", "spec_method": "",
+}  # fmt: skip
+
+
+def test_a_stage_of_a_constant_rate_sweep(tmp_path):
+    assert set(KUBECON) >= KUBECON_SIGNATURE
+    plain, drafting = read_runs(table(tmp_path, KUBECON, KUBECON | {"spec_method": "eagle3", "server_args": ""}))
+    assert (plain.name, plain.process, plain.request_rate) == ("plain stage 2", "constant", 3.9)
+    assert (plain.chip, plain.input_tokens, plain.output_tokens, plain.num_requests) == ("H100", 160, 64, 234)
+    assert (plain.max_num_seqs, plain.prefix_caching, plain.chunked_prefill) == (128, False, True)
+    assert plain.measured == {"mean_tpot_ms": 12.5, "mean_ttft_ms": 50.0}
+    assert plain.notes == ("warm start",)
+    assert (plain.unusable, drafting.unusable) == (None, "its acceptance was not recorded")
+    assert (drafting.max_num_seqs, drafting.prefix_caching) == (None, True)
+
+
+def test_yes_and_no_in_cells():
+    words = {"a": "Yes", "b": "off", "c": "maybe", "d": "nan"}
+    cells = Cells(words, "runs.csv:3")
+    assert [cells.flag(key) for key in ("a", "b", "d", "e")] == [True, False, None, None]
+    with pytest.raises(TraceError, match=r"runs\.csv:3: c: 'maybe' is neither true nor false"):
+        cells.flag("c")
+
+
+def test_files_that_cannot_be_read(tmp_path, monkeypatch):
+    with pytest.raises(TraceError, match="no such file"):
+        read_text(tmp_path / "none.csv")
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_text(tmp_path)
+    path = table(tmp_path, ROW)
+    monkeypatch.setattr(cells_module, "LARGEST_FILE_BYTES", 10)
+    with pytest.raises(TraceError, match=r"runs\.csv: larger than"):
+        read_text(path)
+
+
+def test_a_folder_gives_the_runs_of_the_files_that_are_known(tmp_path):
+    table(tmp_path, ROW)
+    table(tmp_path, KUBECON, name="sweep.csv")
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert sorted(run.name for run in read_runs(tmp_path)) == ["plain stage 2", "r1"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(TraceError, match="no file in this folder is recognised"):
+        read_runs(empty)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "format", "told"),
+    [
+        ("runs.csv", "row_id,tp\n1,2\n", "unified", "column '.*' is missing; not a table in the format 'unified'"),
+        ("runs.json", "[1]", "vllm-bench", "no JSON object in the format 'vllm-bench'"),
+        ("runs.jsonl", '{"mean_ttft_ms": 1}\n[2]\n', "vllm-bench", r"runs\.jsonl:2: no JSON object"),
+        ("runs.json", '{"benchmarks": [{"metrics": 3}]}', "auto", r"benchmarks\[0\]: an object with metrics expected"),
+        ("runs.csv", ",".join(sorted(SIGNATURE)) + "\n", "auto", "no run in it"),
+    ],
+)
+def test_tables_of_another_kind_are_refused(tmp_path, name, text, format, told):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(TraceError, match=told) as caught:
+        read_runs(path, format)
+    assert "\n" not in str(caught.value)
