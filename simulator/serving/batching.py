@@ -11,6 +11,9 @@ from simulator.serving.scheduler import Scheduler, StepPlan
 from simulator.serving.sequence import Sequence
 from simulator.serving.swap import SwapSpace
 
+NEW_TOKEN_RATIO = 0.7
+"""Share of the output still to come that SGLang keeps room for (``SGLANG_INIT_NEW_TOKEN_RATIO``)."""
+
 
 class UnifiedScheduler(Scheduler):
     """vLLM V1: one token budget per step, running requests first, then new ones.
@@ -105,6 +108,19 @@ class SglangScheduler(PrefillFirstScheduler):
         if not self.preempted:
             self._admit(plan, budget, whole_prompts=not limits.chunked_prefill)
         return plan if plan.chunks else self._decode(plan)
+
+    def _kept_blocks(self, sequence: Sequence, blocks: int) -> int:
+        """Its whole prompt and output, and a share of what the batch will still generate; nothing where it is alone.
+
+        Source: ``add_one_req`` and ``rem_total_tokens`` of python/sglang/srt/managers/schedule_policy.py (v0.5).
+        """
+        if not self.running:
+            return 0
+        limits = self.limits
+        own = limits.blocks(sequence.known_tokens + sequence.remaining_tokens) - blocks
+        prompts = sum(limits.blocks(s.known_tokens) - s.blocks for s in self.running if not s.decoding)
+        coming = sum(s.remaining_tokens for s in self.running)
+        return own + prompts + limits.blocks(round(NEW_TOKEN_RATIO * coming))
 
 
 class StaticScheduler(Scheduler):

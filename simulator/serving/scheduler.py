@@ -245,13 +245,18 @@ class Scheduler(ABC):
                 break
             chunk = min(tokens, budget)
             blocks = limits.blocks(cached + chunk)
-            if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
+            room = limits.num_blocks - limits.watermark_blocks - self._kept_blocks(sequence, blocks)
+            if self.used_blocks + blocks - in_use > room:
                 break
             self.waiting.popleft()
             self._start(sequence, units, cached, blocks)
             self._cache_prompt(sequence, cached + chunk)
             plan.chunks.append((sequence, chunk))
             budget -= chunk
+
+    def _kept_blocks(self, sequence: Sequence, blocks: int) -> int:
+        """Blocks that admission leaves free for what the batch, and the sequence beyond ``blocks``, still need."""
+        return 0
 
     def _resume(self, plan: StepPlan, budget: int) -> int:
         """Take in sequences with their KV: from other replicas, then from host memory; returns the tokens left.
