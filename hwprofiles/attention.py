@@ -253,6 +253,9 @@ def _kernel_time(
     stream = xp.maximum(moved / bandwidth, waves * moved / items * row_tiles / splits / core_bandwidth)
     core_flops = limits.peak_flops * parameters.compute_efficiency / cores
     busy = waves * length / splits * (2.0 * rows * width / core_flops + parameters.key_s)
+    if parameters.further_query:
+        longer = 1.0 + parameters.further_query * (q_len - 1.0)
+        busy, stream = busy * longer, stream * longer
     wave_s = parameters.wave_s + parameters.row_wave_s * (rows / parameters.row_step - 1.0)
     if parameters.pass_s:
         wave_s = wave_s + xp.where(length / splits >= PASS_TOKENS, parameters.pass_s, 0.0)

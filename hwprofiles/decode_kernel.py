@@ -61,6 +61,9 @@ class DecodeKernel(Record):
     core; 0 = the longer alone counts."""
     key_s: NonNegative = 0.0
     """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
+    further_query: NonNegative = 0.0
+    """Share of the time of one query that each further query of the same sequence adds (verify steps); 0 = none beyond
+    what its rows and products take."""
 
 
 class UnpackedKernel(DecodeKernel):

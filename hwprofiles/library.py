@@ -322,6 +322,7 @@ class KernelLibrary:
         gated: bool = True,
         active_experts: Num | None = None,
         routing: str = "uniform",
+        alike: Num = 1.0,
         kernel: str = "",
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
@@ -338,6 +339,7 @@ class KernelLibrary:
             gated: gate and up projections instead of up alone.
             active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
             routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
+            alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
             kernel: name of the kernel, where the library has several for a dtype; its own fit is taken if there is one.
 
         Raises:
@@ -355,13 +357,14 @@ class KernelLibrary:
             intermediate,
             expert_parallel,
             tensor_parallel,
+            alike,
         )
         if active_experts is not None:
             sizes = (*sizes, active_experts)
         return evaluate(
             sizes,
-            lambda xp, n, e, k, h, i, ep, tp, active=None: moe_time(
-                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread
+            lambda xp, n, e, k, h, i, ep, tp, same, active=None: moe_time(
+                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same
             ),
         )
 

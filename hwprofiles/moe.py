@@ -33,6 +33,7 @@ def moe_time(
     gated: bool = True,
     active_experts: Num | None = None,
     routing: Routing = EVEN,
+    alike: Num = 1.0,
 ) -> KernelTime:
     """Time of one layer's routed feed-forward on the fullest chip, both projections.
 
@@ -57,11 +58,15 @@ def moe_time(
         gated: gate and up projections (SwiGLU) instead of up alone.
         active_experts: experts of the layer the tokens touch, where known, all equally; None = as the routing does.
         routing: how tokens spread over the experts.
+        alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
     """
     width = intermediate / tensor_parallel
     first = 2.0 * width if gated else width
     if active_experts is None:
-        reached = expert_loads(xp, routing, tokens, num_experts, experts_per_token, expert_parallel)
+        picks = xp.maximum(1.0, tokens / alike)
+        reached = expert_loads(xp, routing, picks, num_experts, experts_per_token, expert_parallel)
+        loads = tuple(load * alike for load in reached.loads)
+        reached = ExpertLoads(reached.active, reached.assignments * alike, loads)
     else:
         even = tokens * experts_per_token / expert_parallel
         reached = ExpertLoads(active_experts / expert_parallel, even, (tokens * experts_per_token / active_experts,))

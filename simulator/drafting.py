@@ -79,7 +79,12 @@ class DraftRequest:
     def overhead(self) -> HostOverhead:
         """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
         known = load_draft_overhead(self.target.framework.name, self.config.method)
-        return HostOverhead(_given(self.draft.step_s, known.step_s), _given(self.draft.pass_s, known.pass_s))
+        draft = self.draft
+        return HostOverhead(
+            _given(draft.step_s, known.step_s),
+            _given(draft.pass_s, known.pass_s),
+            _given(draft.per_sequence_s, known.per_sequence_s),
+        )
 
     def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> Deployment:
         """A drafter's model on the chips that the scenario gives it."""

@@ -25,24 +25,17 @@ TREE_POLICIES = ("fixed", "disable-above-batch")
 """Policies that draft all or nothing, so that they go with trees too."""
 HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 APART = ("chip", "link", "overlap")
+HOST_TIMES = ("step_s", "pass_s", "per_sequence_s")
+LOOK_UP = ("step_s", "per_sequence_s", "per_context_token_s")
 DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
-    "draft-model": ("model", "weights_dtype", "tensor_parallel", *APART, "kv_tokens", "step_s", "pass_s"),
-    "ngram": ("step_s", "per_sequence_s", "per_context_token_s"),
-    "suffix": ("step_s", "per_sequence_s", "per_context_token_s"),
-    "medusa": ("weights_dtype", "num_layers", "step_s", "pass_s"),
-    "eagle": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle2": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "step_s", "pass_s"),
-    "eagle3": (
-        "model",
-        "weights_dtype",
-        "tensor_parallel",
-        *APART,
-        *HEAD_SIZES,
-        "draft_vocab_size",
-        "step_s",
-        "pass_s",
-    ),
-    "mtp": ("weights_dtype", "tensor_parallel", "modules", "step_s", "pass_s"),
+    "draft-model": ("model", "weights_dtype", "tensor_parallel", *APART, "kv_tokens", *HOST_TIMES),
+    "ngram": LOOK_UP,
+    "suffix": LOOK_UP,
+    "medusa": ("weights_dtype", "num_layers", *HOST_TIMES),
+    "eagle": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, *HOST_TIMES),
+    "eagle2": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, *HOST_TIMES),
+    "eagle3": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "draft_vocab_size", *HOST_TIMES),
+    "mtp": ("weights_dtype", "tensor_parallel", "modules", *HOST_TIMES),
     "parallel-draft": (
         "model",
         "weights_dtype",
@@ -50,8 +43,7 @@ DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
         *APART,
         *HEAD_SIZES,
         "draft_vocab_size",
-        "step_s",
-        "pass_s",
+        *HOST_TIMES,
     ),
 }
 """Methods, and the fields of ``draft`` that each has a use for."""
@@ -93,7 +85,7 @@ class DraftConfig(Section):
     pass_s: Seconds | None = None
     """The same per sequential pass."""
     per_sequence_s: Seconds | None = None
-    """Look-up on the host: seconds per sequence and step."""
+    """The same per drafting sequence and step; of a look-up on the host, its time for one sequence."""
     per_context_token_s: Seconds | None = None
     """Look-up on the host: seconds per context token scanned in each step."""
 

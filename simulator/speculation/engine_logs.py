@@ -138,6 +138,10 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
     for reader in (vllm, samples, sglang):
         if reader.found:
             return _checked(reader.result())
+    if vllm.incomplete is not None:
+        raise ForerunError(
+            f"{source}:{vllm.incomplete}: its SpecDecoding line lacks 'Accepted: N tokens' or 'Drafted: N tokens'"
+        )
     raise ForerunError(f"{source}: says nothing about accepted draft tokens; wanted: {WANTED}")
 
 
@@ -149,12 +153,15 @@ class _VllmLines:
         self.found = 0
         self.drafts = self.drafted = self.accepted = 0.0
         self.at_position: list[float] | None = None
+        self.incomplete: int | None = None
+        """First line that counts no tokens."""
 
     def add(self, line: str, number: int) -> None:
         match = _VLLM.search(line)
         text = match[1] if match else ""
         accepted, drafted = _VLLM_ACCEPTED.search(text), _VLLM_DRAFTED.search(text)
         if accepted is None or drafted is None:
+            self.incomplete = self.incomplete or number
             return
         rates = _VLLM_RATES.search(text)
         length = _VLLM_LENGTH.search(text)

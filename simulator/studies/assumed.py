@@ -17,7 +17,7 @@ from simulator.speculation import AcceptanceConfig, draft_survival
 from simulator.speculation.attention_level.parameters import mechanism_costs
 from simulator.speculation.spread import widest_spread
 from simulator.studies.study_file import apply_settings
-from simulator.timing import load_draft_overhead, load_framework, resolve_weight_dtypes
+from simulator.timing import VLLM_2025, load_draft_overhead, load_framework, resolve_weight_dtypes
 
 ACCEPTANCE = "acceptance"
 HIT_RATE = "attention.hit_rate"
@@ -28,9 +28,6 @@ TIME_FACTORS = (0.5, 2.0)
 EFFICIENCY_FACTORS = (0.85, 1.15)
 """Efficiencies of kernels that were not fitted on the chip: about the spread between fitted chips of one class."""
 ON_CHIP_FACTORS = (0.7, 1.4)
-DRAFT_STEP_S, DRAFT_PASS_S = 9.0e-4, 1.4e-4
-"""Host seconds per step and per pass that an engine without captured draft passes adds (EAGLE, vLLM of July 2025,
-vllm-project/vllm#20780): the upper end where the default is none at all."""
 FRAMEWORK_PARAMETERS = {
     "step_s": "host time per engine step",
     "per_sequence_s": "host time per running sequence and step",
@@ -147,6 +144,8 @@ def _link(scenario: Scenario) -> list[AssumedParameter]:
 
 
 def _speculation(scenario: Scenario) -> list[AssumedParameter]:
+    """Acceptance and host costs of drafting; those that are none by default reach up to what EAGLE cost in vLLM before
+    its passes were captured."""
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
         return []
@@ -160,10 +159,10 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
     known = load_draft_overhead(scenario.engine.framework, speculation.method)
     if known.source.kind != "assumed":
         return found
-    draft = speculation.draft
+    draft, uncaptured = speculation.draft, load_draft_overhead(VLLM_2025, "eagle")
     for name, says, most in (
-        ("step_s", "host time per step that drafts", DRAFT_STEP_S),
-        ("pass_s", "host time per draft pass", DRAFT_PASS_S),
+        ("step_s", "host time per step that drafts", uncaptured.step_s),
+        ("pass_s", "host time per draft pass", uncaptured.pass_s),
         ("per_sequence_s", "host look-up time per sequence", 0.0),
         ("per_context_token_s", "host look-up time per context token", 0.0),
     ):

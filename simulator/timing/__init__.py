@@ -4,7 +4,7 @@ from simulator.timing.adjusted import AdjustedDrafter
 from simulator.timing.config import HardwareConfig
 from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment, resolve_weight_dtypes
-from simulator.timing.draft_overheads import DraftOverhead, load_draft_overhead
+from simulator.timing.draft_overheads import VLLM_2025, DraftOverhead, load_draft_overhead
 from simulator.timing.draft_parts import HostOverhead, TokenTable, fusion_table, layer_weight_bytes
 from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftMemory, DraftStep
 from simulator.timing.drafter_check import check_drafter
@@ -25,6 +25,7 @@ from simulator.timing.work import StepWork, causal_pairs, keys_read, one_step, s
 
 __all__ = [
     "ACTIVATION_BYTES",
+    "VLLM_2025",
     "AdjustableDrafter",
     "AdjustedDrafter",
     "Costs",

@@ -32,10 +32,14 @@ class DraftOverhead(BaseModel):
     pass_s: float = Field(default=0.0, ge=0)
     """Per sequential pass."""
     per_sequence_s: float = Field(default=0.0, ge=0)
-    """Per sequence and step: look-ups on the host."""
+    """Per drafting sequence and step; of a look-up on the host, its own time."""
     per_context_token_s: float = Field(default=0.0, ge=0)
     """Per context token scanned in each step: look-ups on the host."""
     source: OverheadSource
+
+
+VLLM_2025 = "vllm-2025"
+"""Entry of vLLM's drafters before their passes were captured (July 2025)."""
 
 
 @cache

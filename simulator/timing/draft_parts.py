@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,12 @@ class HostOverhead:
     """Per step that drafts."""
     pass_s: float = 0.0
     """Per sequential pass."""
+    per_sequence_s: float = 0.0
+    """Per drafting sequence and step."""
+
+    def seconds(self, drafting: Any, passes: int) -> Any:
+        """Host seconds of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""
+        return self.step_s + passes * self.pass_s + self.per_sequence_s * drafting
 
 
 NO_OVERHEAD = HostOverhead()

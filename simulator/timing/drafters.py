@@ -75,14 +75,14 @@ class SequentialDrafter:
             if not drafting or not self.depth:
                 return 0.0
             one = self.step.seconds(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
-            return self.depth * (one + self.overhead.pass_s) + self.overhead.step_s
+            return self.depth * one + self.overhead.seconds(drafting, self.depth)
         seen = self._caught_up(work)
         first = self.step.seconds(seen, drafting if self.depth else 0)
         if self.fusion is not None:
             first = first + self.fusion.seconds(seen.prefill_tokens + seen.decode_seqs * seen.query_len)
         if not drafting:
             return first
-        overhead = self.overhead.step_s + len(self.pass_tokens) * self.overhead.pass_s
+        overhead = self.overhead.seconds(drafting, len(self.pass_tokens))
         if self.separate_modules:
             return self._modules * first + overhead
         total = first
@@ -99,7 +99,7 @@ class SequentialDrafter:
             if self.depth:
                 one = self.step.costs(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
                 total.add(one, present * self.depth)
-                total.host_s += present * (self.depth * self.overhead.pass_s + self.overhead.step_s)
+                total.host_s += present * self.overhead.seconds(drafting, self.depth)
             return total
         seen = self._caught_up(work)
         first = self.step.costs(seen, drafting if self.depth else 0 * drafting)
@@ -113,7 +113,7 @@ class SequentialDrafter:
             for width, passes, grown in self._groups:
                 one = self.step.costs(self._pass(seen, drafting, width, grown), drafting * width)
                 total.add(one, present * passes)
-        total.host_s += present * (self.overhead.step_s + len(self.pass_tokens) * self.overhead.pass_s)
+        total.host_s += present * self.overhead.seconds(drafting, len(self.pass_tokens))
         return total
 
     def with_tokens(self, count: int) -> SequentialDrafter:
@@ -197,7 +197,7 @@ class ParallelDrafter:
         total = self.step.seconds(self._masked(work), drafting * self.num_speculative_tokens)
         if self.fusion is not None:
             total = total + self.fusion.seconds(work.prefill_tokens + work.decode_seqs * work.query_len)
-        return total + (self.overhead.step_s + self.overhead.pass_s if drafting else 0.0)
+        return total + (self.overhead.seconds(drafting, 1) if drafting else 0.0)
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
         """Costs of many steps."""
@@ -205,7 +205,7 @@ class ParallelDrafter:
         total = self.step.costs(self._masked(work), drafting * self.num_speculative_tokens)
         if self.fusion is not None:
             total.add(self.fusion.rows(work.prefill_tokens + work.decode_seqs * work.query_len))
-        total.host_s += np.where(drafting > 0, self.overhead.step_s + self.overhead.pass_s, 0.0)
+        total.host_s += np.where(drafting > 0, self.overhead.seconds(drafting, 1), 0.0)
         return total
 
     def with_tokens(self, count: int) -> ParallelDrafter:
@@ -271,13 +271,13 @@ class HeadsDrafter:
         drafting = drafting_sequences(work)
         if not drafting:
             return 0.0
-        return self._table.seconds(drafting) + self.overhead.step_s + self.overhead.pass_s
+        return self._table.seconds(drafting) + self.overhead.seconds(drafting, 1)
 
     def costs(self, work: StepWork[IntArray]) -> Costs:
         """Costs of many steps."""
         drafting = drafting_sequences(work)
         total = self._table.rows(drafting)
-        total.host_s += np.where(drafting > 0, self.overhead.step_s + self.overhead.pass_s, 0.0)
+        total.host_s += np.where(drafting > 0, self.overhead.seconds(drafting, 1), 0.0)
         return total
 
     def with_tokens(self, count: int) -> HeadsDrafter:

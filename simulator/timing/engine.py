@@ -42,6 +42,27 @@ class EngineTimer(Protocol):
         """Costs of many steps: seconds by bound, and work per chip."""
 
 
+def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[Any]:
+    """A verify step in which every token is a sequence of its own: batch expansion.
+
+    Of ``q`` verified tokens of a sequence the last reads ``k`` keys and each one before it one less, so that they read
+    ``q k - q (q - 1) / 2`` together in place of ``k``; within a window, at most its width each.
+
+    Args:
+        work: one step or many.
+        windows: of its entries.
+
+    Source: ``vllm/spec_decode/batch_expansion.py``, v0.6.
+    """
+    rows = work.decode_seqs * work.query_len
+    earlier = rows * (work.query_len - 1) // 2
+    keys = []
+    for total, window in zip(work.decode_kv_tokens, windows, strict=True):
+        read = work.query_len * total - earlier
+        keys.append(read if window is None else np.minimum(read, rows * window))
+    return work._replace(decode_seqs=rows, query_len=0 * work.query_len + 1, decode_kv_tokens=tuple(keys))
+
+
 @dataclass(slots=True)
 class ModelTimer:
     """Prices steps of a target model, of an optional drafter, and of the host around them."""
@@ -61,6 +82,10 @@ class ModelTimer:
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
     _per_prompt_s: float = field(init=False)
+    _row_s: float = field(init=False)
+    """Per draft token that is verified as a sequence of its own."""
+    _expands: bool = field(init=False)
+    """Whether every verified token is."""
     _beside_s: float = field(init=False)
     _beside_per_sequence_s: float = field(init=False)
     """Host work that runs beside the device: the step lasts at least as long."""
@@ -75,6 +100,7 @@ class ModelTimer:
         ranks = self.target.deployment.tensor_parallel - 1
         self._step_s, self._per_sequence_s = host.step_s + ranks * host.rank_s, host.per_sequence_s
         self._per_prompt_s = host.per_prompt_s
+        self._row_s, self._expands = host.scored_row_s, host.scores == "sequences"
         self._beside_s, self._beside_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s
         self.windows = self.target.windows
         if isinstance(self.drafter, RemoteDrafter):
@@ -86,9 +112,11 @@ class ModelTimer:
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
-        target_s = self.target.seconds(work)
+        target_s = self.target.seconds(self._scored(work))
         sequences = work.decode_seqs + work.prefill_seqs
         exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        if self._expands:
+            exposed += self._row_s * work.decode_seqs * (work.query_len - 1)
         total = target_s + exposed
         if self.drafter is not None:
             if draft is None:
@@ -106,10 +134,12 @@ class ModelTimer:
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
-        total = self.target.costs(work)
+        total = self.target.costs(self._scored(work))
         target_s = total.device_s
         sequences = work.decode_seqs + work.prefill_seqs
         total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        if self._expands:
+            total.host_s += self._row_s * work.decode_seqs * (work.query_len - 1)
         if self.drafter is not None:
             self._add_drafting(total, target_s, work, draft)
         beside = self._beside_s + self._beside_per_sequence_s * sequences
@@ -122,7 +152,7 @@ class ModelTimer:
         if costs is None:
             return None
         seconds = costs.device_s + costs.host_s
-        return seconds - self._overlap * np.minimum(seconds, self.target.costs(work).device_s)
+        return seconds - self._overlap * np.minimum(seconds, self.target.costs(self._scored(work)).device_s)
 
     def drafting(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs | None:
         """What the drafter alone costs in each step; None without one."""
@@ -145,6 +175,10 @@ class ModelTimer:
         seconds = drafting.device_s + drafting.host_s
         hidden = self._overlap * np.minimum(seconds, target_s)
         total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
+
+    def _scored(self, work: StepWork[Any]) -> StepWork[Any]:
+        """The step as the target computes it."""
+        return expanded(work, self.windows) if self._expands else work
 
     def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
         """The skipped tokens, with the window entries in the drafter's order."""

@@ -67,6 +67,11 @@ class Framework(BaseModel):
     scheduling_s: float = Field(default=0.0, ge=0)
     """Part of the host work of a step that asynchronous scheduling runs beside the device."""
     scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
+    scores: Literal["queries", "sequences"] = "queries"
+    """How draft tokens are verified: as several queries of one sequence, or each as a sequence of its own that reads
+    the whole context again (vLLM's batch expansion of 2024)."""
+    scored_row_s: float = Field(default=0.0, ge=0)
+    """Host time for each verified draft token that is a sequence of its own."""
     source: FrameworkSource
 
     @property
@@ -127,6 +132,8 @@ class Framework(BaseModel):
             sizes: what the user asks for in place of the defaults; empty captures none.
         """
         wanted = self._default_sizes() if sizes is None else sorted(set(sizes))
+        if self.scores == "sequences":
+            query_len = 1
         if self.captured_unit == "sequences":
             limit = float(max_num_seqs * query_len)
             found = [size * query_len for size in wanted]

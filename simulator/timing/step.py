@@ -71,6 +71,10 @@ class StepTimer:
     windows: tuple[int | None, ...] = ()
     """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
     _layers: Costs = field(init=False)
+    _verifying: dict[int, tuple[Costs, list[float]]] = field(init=False, default_factory=dict)
+    """Layers and their seconds by tokens, where each sequence verifies so many: fewer experts are touched then."""
+    _routed: bool = field(init=False)
+    """Whether that makes a difference."""
     _head: Costs = field(init=False)
     _layer_seconds: list[float] = field(init=False)
     _head_seconds: list[float] = field(init=False)
@@ -133,6 +137,8 @@ class StepTimer:
         self._eager = ((tokens > framework.max_captured_tokens) | (not self.deployment.cuda_graphs)).tolist()
         self._decode_graphs = framework.captured_steps == "decode"
         self._layers = self._layer_costs(distinct).rows(inverse)
+        routed = any(isinstance(group.layer.mlp, MoeMlp) for group in groups)
+        self._routed = routed and self.deployment.attention_data_parallel == 1
         self._head = self._head_costs(tokens)
         if self.deployment.attention_data_parallel > 1:
             self._experts = ExpertTable(self.deployment, self.max_tokens)
@@ -153,7 +159,7 @@ class StepTimer:
         tokens = work.prefill_tokens + decoding * work.query_len
         if logit_rows is None:
             logit_rows = decoding * work.query_len + work.sampled_prefills
-        total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
+        total: Any = self._layers_by_tokens(work)[tokens] + self._head_seconds[logit_rows]
         total += self._attention_time(work)
         if not self._eager[tokens]:
             return total
@@ -169,7 +175,7 @@ class StepTimer:
         tokens = seen.prefill_tokens + decoding * seen.query_len
         if logit_rows is None:
             logit_rows = decoding * seen.query_len + seen.sampled_prefills
-        total: Any = self._layer_seconds[tokens] + self._head_seconds[logit_rows]
+        total: Any = self._layers_by_tokens(seen)[tokens] + self._head_seconds[logit_rows]
         if self._one_pass and decoding and prefilling and seen.query_len == 1:
             for mixed, window, count in self._one_pass:
                 chunks = (prefilling, seen.prefill_tokens, seen.prefill_pairs[window], seen.prefill_kv_tokens[window])
@@ -233,7 +239,7 @@ class StepTimer:
     ) -> Costs:
         verify_tokens = work.decode_seqs * work.query_len
         tokens = work.prefill_tokens + verify_tokens
-        total = self._layers.rows(tokens)
+        total = self._layer_rows(work, tokens)
         total.add(self._head.rows(verify_tokens + work.sampled_prefills if logit_rows is None else logit_rows))
         if experts is not None and everyone is not None:
             total.add(experts.rows(everyone, tokens))
@@ -285,13 +291,44 @@ class StepTimer:
         total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
         return total
 
-    def _layer_costs(self, tokens: IntArray) -> Costs:
+    def together(self, work: StepWork[Any]) -> int:
+        """Tokens in a row of each sequence that routed experts see: those verified, in steps without prompts."""
+        return int(work.query_len) if self._routed and work.decode_seqs and not work.prefill_seqs else 1
+
+    def _layers_by_tokens(self, work: StepWork[Any]) -> list[float]:
+        """Seconds of all layers by tokens, in such a step."""
+        query_len = self.together(work)
+        return self._layer_seconds if query_len == 1 else self._verified(query_len)[1]
+
+    def _layer_rows(self, work: StepWork[IntArray], tokens: IntArray) -> Costs:
+        """Costs of all layers of many steps."""
+        total = self._layers.rows(tokens)
+        lengths = np.broadcast_to(work.query_len, tokens.shape)
+        apart = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & (lengths > 1) & self._routed
+        for length in np.unique(lengths[apart]).tolist():
+            rows = np.flatnonzero(apart & (lengths == length))
+            part = self._verified(length)[0].rows(tokens[rows])
+            for name in Costs.__slots__:
+                getattr(total, name)[rows] = getattr(part, name)
+        return total
+
+    def _verified(self, query_len: int) -> tuple[Costs, list[float]]:
+        """Layers by tokens where every sequence verifies ``query_len`` tokens."""
+        if query_len not in self._verifying:
+            tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
+            padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
+            distinct, inverse = np.unique(padded, return_inverse=True)
+            costs = self._layer_costs(distinct, query_len).rows(inverse)
+            self._verifying[query_len] = (costs, costs.device_s.tolist())
+        return self._verifying[query_len]
+
+    def _layer_costs(self, tokens: IntArray, query_len: int = 1) -> Costs:
         """All layers and the embedding for each token count in ``tokens``; no experts where groups share them."""
         deployment = self.deployment
         hidden = deployment.architecture.hidden_size
         total = Costs.zeros(len(tokens))
         for group in deployment.architecture.layer_groups:
-            total.add(self.layer_costs(group.layer, tokens), group.count)
+            total.add(self.layer_costs(group.layer, tokens, query_len), group.count)
         if not deployment.first_stage:
             return total
         rows = tokens * hidden * deployment.activation_bytes
@@ -299,7 +336,7 @@ class StepTimer:
         self._add_collective(total, "all_reduce", rows, 1)
         return total
 
-    def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:
+    def layer_costs(self, layer: Layer, tokens: IntArray, query_len: int = 1) -> Costs:
         """One layer apart from attention itself, for each token count in ``tokens``, collectives included; no experts
         where attention groups share them."""
         one = Costs.zeros(len(tokens))
@@ -307,7 +344,7 @@ class StepTimer:
             one.add_kernel(time)
         deployment, mlp = self.deployment, layer.mlp
         if isinstance(mlp, MoeMlp) and deployment.attention_data_parallel == 1:
-            one.add_kernel(expert_kernel(deployment, mlp, tokens))
+            one.add_kernel(expert_kernel(deployment, mlp, tokens, query_len))
         message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
         self._add_collective(one, "all_reduce", message, self.reductions(layer))
         return one

@@ -54,7 +54,7 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
         found.append(_kernel("embedding", "elementwise", "", 1, deployment.kernels.elementwise(2 * rows)))
         found += _collective("embedding all-reduce", deployment, "all_reduce", rows, 1)
     for group in deployment.architecture.layer_groups:
-        for kernel in _layer(deployment, group.layer, padded, routed):
+        for kernel in _layer(deployment, group.layer, padded, routed, timer.together(work)):
             found.append(kernel._replace(times=kernel.times * group.count))
         found += _attention(timer, group.layer, group.count, work)
         reductions = timer.reductions(group.layer)
@@ -63,7 +63,7 @@ def step_kernels(timer: StepTimer, work: StepWork[int]) -> list[StepKernel]:
     return [kernel for kernel in (*found, *_head(deployment, sampled)) if kernel.times]
 
 
-def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> Iterator[StepKernel]:
+def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int, query_len: int) -> Iterator[StepKernel]:
     """Kernels of one layer apart from attention itself, as ``StepTimer`` prices them; ``routed``: tokens of experts."""
     kernels, tp = deployment.kernels, deployment.tensor_parallel
     hidden = deployment.architecture.hidden_size
@@ -72,7 +72,7 @@ def _layer(deployment: Deployment, layer: Layer, tokens: int, routed: int) -> It
     mlp = layer.mlp
     if isinstance(mlp, MoeMlp):
         dtype = deployment.weight_dtypes["expert"]
-        experts = expert_kernel(deployment, mlp, np.array([routed]))
+        experts = expert_kernel(deployment, mlp, np.array([routed]), query_len)
         time = KernelTime(*(float(np.atleast_1d(part)[0]) for part in experts))
         yield _kernel("experts", "moe", dtype, 1, time)
         if deployment.attention_data_parallel > 1:

@@ -5,12 +5,11 @@ import csv
 import numpy as np
 import pytest
 
+from simulator.metrics import summarise
+from simulator.replay.speculation.open_loop import vllm_2025
 from simulator.run import simulate
 from simulator.scenario import Scenario
 from simulator.speculation import curve_names, load_curve
-
-VLLM_JULY_2025 = {"eagle": {"step_s": 9.0e-4, "pass_s": 1.4e-4}, "eagle3": {"step_s": 1.17e-3, "pass_s": 7.7e-4}}
-"""Two constants per drafter, fitted at K = 2 and 6 only (simulator/timing/draft_overheads.yaml)."""
 
 
 def rows(shared_data, group):
@@ -35,8 +34,11 @@ def step_s(model, chip, speculation, prompt, output, engine=None, **fields):
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_vllm_k_sweep_on_one_h100(shared_data, method):
-    """vLLM #20780, Llama-3.1-8B on MT-bench: every K within 5 %, the best K right."""
-    measured, predicted = {}, {}
+    """vLLM #20780, Llama-3.1-8B on MT-bench: milliseconds per token at every K within 5 %, the best K right, and beside
+    the plain run of the same table within 2 % at K = 2 and 6, which the two constants were fitted at."""
+    measured, predicted, beside = {}, {}, {}
+    engine = {"framework": "vllm-0.11"}
+    plain_s = step_s("llama-3.1-8b", "h100-sxm", None, 128, 256, engine=engine)
     for row in rows(shared_data, "vllm20780"):
         if row["method"] != method:
             continue
@@ -44,14 +46,16 @@ def test_vllm_k_sweep_on_one_h100(shared_data, method):
         speculation = {
             "method": method,
             "num_speculative_tokens": k,
-            "draft": VLLM_JULY_2025[method],
+            "draft": vllm_2025(method),
             "acceptance": {"acceptance_length": length},
         }
         measured[k] = float(row["spec"]) / 1e3
-        predicted[k] = step_s("llama-3.1-8b", "h100-sxm", speculation, 128, 256) / length
+        predicted[k] = step_s("llama-3.1-8b", "h100-sxm", speculation, 128, 256, engine=engine) / length
+        beside[k] = plain_s / predicted[k] / float(row["speedup"]) - 1
     assert len(measured) >= 4
     errors = {k: predicted[k] / measured[k] - 1 for k in measured}
     assert max(map(abs, errors.values())) < 0.05, errors
+    assert max(abs(beside[k]) for k in (2, 6)) < 0.02, beside
     assert min(predicted, key=predicted.get) == min(measured, key=measured.get)
 
 
@@ -129,10 +133,11 @@ CHAIN_OF_3 = {"eagle": 2.29, "eagle3": 2.79}
 
 
 def test_gains_under_sglang_fall_with_the_batch(shared_data):
-    """EAGLE-3's table 3 (SGLang v0.4.4, one H100): within 10 % at batch 2, falling, EAGLE-3 above EAGLE throughout.
+    """EAGLE-3's table 3 (SGLang v0.4.4, one H100): EAGLE-3 within 20 % up to batch 32, EAGLE within 30 %, and EAGLE
+    loses at 64 as measured; gains fall, EAGLE-3's above EAGLE's. Nothing is fitted to these rows.
 
-    Nothing is fitted. Larger batches are over-predicted, by up to 45 % with EAGLE-3 and 60 % with EAGLE at 32 to 48:
-    what SGLang's scheduler of then spent on each sequence between drafting and verification has no public measurement.
+    EAGLE-3 at 48 and 64 is under-predicted by up to 25 %: its 80 questions do not keep so many streams busy to the end.
+    Prompts, which lower every gain a little, are left out here.
     """
 
     def seconds(speculation, batch):
@@ -164,5 +169,29 @@ def test_gains_under_sglang_fall_with_the_batch(shared_data):
         assert len(of_method) >= 5
         assert of_method == sorted(of_method, reverse=True)
         assert abs(errors[method, 2]) < 0.10, errors
+        assert all(abs(error) < 0.20 for (name, batch), error in errors.items() if name == "eagle3" and batch <= 32)
     assert all(gains["eagle3", batch] > gains["eagle", batch] for method, batch in gains if method == "eagle")
-    assert max(errors.values()) < 0.65, errors
+    assert gains["eagle", 64] < 1.0
+    assert max(map(abs, errors.values())) < 0.30, errors
+
+
+def test_vllm_v0_under_open_loop(shared_data):
+    """vLLM 0.9's V0 engine, Llama-3.1-8B on one H100, constant rates: mean TPOT within 5 % alone and 10 % at 39.8
+    requests/s, where each prompt interrupts decoding. The cost of a launch was fitted at the latter."""
+    with (shared_data / "serving/inference-perf-kubecon-h100.csv").open() as file:
+        found = [row for row in csv.DictReader(file) if row["config"] == "vllm+v0_engine"][:2]
+    for row, bound in zip(found, (0.05, 0.10), strict=True):
+        rate = float(row["achieved_send_rate_rps"])
+        data = {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "engine": {"framework": "vllm-2024", "scheduler": "prefill-first", "enable_prefix_caching": False},
+            "workload": {
+                "arrivals": {"process": "constant", "request_rate": rate},
+                "input_tokens": 201,
+                "output_tokens": 62,
+                "num_requests": max(40, round(30 * rate)),
+            },
+        }
+        seconds = summarise(simulate(Scenario.model_validate(data)))["mean_tpot_ms"]
+        assert seconds == pytest.approx(float(row["mean_tpot_derived_ms"]), rel=bound)

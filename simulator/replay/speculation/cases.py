@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from hwprofiles import load_chip
 from simulator.llm import architecture_names, load_architecture
-from simulator.replay.speculation.open_loop import OPEN_LOOP, VLLM_2025, OpenLoopCase, open_loop_case
+from simulator.replay.speculation.open_loop import OPEN_LOOP, OpenLoopCase, open_loop_case, vllm_2025
 from simulator.replay.speculation.published import PublishedSpeedup
 from simulator.speculation import expected_tokens, load_curve
+from simulator.speculation.config import DRAFT_FIELDS
 
 CHIPS = {
     "H100": "h100-sxm",
@@ -76,10 +77,14 @@ FEWER_NODES = {"13b": 50, "33b": 48, "70b": 48}
 ENGINE_FRAMEWORKS = (
     ("trt", "trtllm"),
     ("TensorRT", "trtllm"),
+    ("vLLM V1 2025", "vllm-0.11"),
     ("vLLM", "vllm"),
     ("SGLang", "sglang"),
     ("sglang", "sglang"),
 )
+GROUP_FRAMEWORKS = {"eagle3_t5": "vllm-2024"}
+"""Groups whose source names an engine but no version. EAGLE-3 (2025-03-03) is older than the plan for trained heads in
+vLLM's V1 engine (vllm-project/vllm#14719, 2025-03-13), so its table 5 ran V0."""
 RESEARCH = "transformers"
 """Framework of rows whose source ran its own PyTorch code."""
 CHAT_TOKENS = (128, 256)
@@ -95,11 +100,12 @@ OTHER_BASELINES = {
     "trtllm_dsr1_relaxed": "the baseline is strict MTP",
 }
 """Groups whose baseline is not plain decoding."""
+PROFILES = resources.files("simulator.replay.speculation")
 SERVED_EXPERTS = {
     "gptoss_h200": {
-        "chip": str(resources.files("simulator.replay.speculation").joinpath("gptoss-h200.yaml")),
+        "chip": str(PROFILES.joinpath("gptoss-h200.yaml")),
         "expert_routing": "zipf-1.0",
-        "draft": {"step_s": 3.9e-4},
+        "draft": {"step_s": 4.7e-4, "draft_vocab_size": 201088},
     }
 }
 """Groups whose routed experts were fitted to what was served without speculation (K = 0, concurrency 1 to 128: five
@@ -113,6 +119,12 @@ MAGICDEC = {
 }
 """A target that drafts for itself from 512 tokens of KV: acceptance of LLaMA-3.1-8B on PG-19 from 4k tokens on
 (Infini-AI-Lab/MagicDec); taken for LLaMA-2-7B-32K too, whose acceptance is not published."""
+RESEARCH_LOOPS = ("specbench", "hass")
+RESEARCH_PASS_S = 2.8e-3
+"""Host seconds per draft pass of Spec-Bench's Python loop, beside the launches: fitted to EAGLE on Vicuna-7B and one
+A100 only (``specbench-097``); HASS, measured with the same kind of loop, is predicted with it."""
+MAGICDEC_CHIPS = {"A100": "magicdec-a100.yaml", "H100": "magicdec-h100.yaml"}
+"""Its verify attention: one constant per GPU, fitted to one row of each (``magicdec-05`` and ``magicdec-14``)."""
 COMPILED = ("MagicDec",)
 """Research code that runs captured graphs, priced as framework ``generic``."""
 MEMORY_SHARE = 0.75
@@ -164,13 +176,17 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
     if length > depth + 1:
         return Unpredicted(row, f"{length:g} tokens per step from {depth} draft positions")
     speculation["acceptance"] = {"acceptance_length": length}
-    if row.engine.startswith("vLLM V1 2025") and speculation["method"] in VLLM_2025:
-        speculation["draft"] = VLLM_2025[speculation["method"]]
+    if row.engine.startswith("vLLM V1 2025") and speculation["method"] in ("eagle", "eagle3"):
+        speculation["draft"] = vllm_2025(speculation["method"])
+    if row.group in RESEARCH_LOOPS and "pass_s" in DRAFT_FIELDS[speculation["method"]]:
+        speculation["draft"] = {"pass_s": RESEARCH_PASS_S}
     served = SERVED_EXPERTS.get(row.group)
     if served is not None:
         speculation["draft"] = served["draft"]
     prompt, output = row.input_tokens or CHAT_TOKENS[0], row.output_tokens or CHAT_TOKENS[1]
-    framework = next((name for text, name in ENGINE_FRAMEWORKS if text in row.engine), RESEARCH)
+    framework = GROUP_FRAMEWORKS.get(row.group) or next(
+        (name for text, name in ENGINE_FRAMEWORKS if text in row.engine), RESEARCH
+    )
     if row.engine.startswith(COMPILED):
         framework = "generic"
     plain: dict[str, Any] = {
@@ -186,6 +202,8 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
         },
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     }
+    if row.group == "magicdec" and row.hardware in MAGICDEC_CHIPS:
+        plain["hardware"]["chip"] = str(PROFILES.joinpath(MAGICDEC_CHIPS[row.hardware]))
     if served is not None:
         plain["hardware"] |= {"chip": served["chip"], "expert_routing": served["expert_routing"]}
     if row.model in WEIGHTS:

@@ -10,6 +10,7 @@ from simulator.metrics import summarise
 from simulator.replay.speculation.published import PublishedSpeedup
 from simulator.run import simulate
 from simulator.scenario import Scenario
+from simulator.timing import VLLM_2025, load_draft_overhead
 
 
 class OpenLoop(NamedTuple):
@@ -25,41 +26,45 @@ class OpenLoop(NamedTuple):
     """Prompt and output tokens by method where the rows give none."""
 
 
-VLLM_2025 = {"eagle": {"step_s": 5.85e-4, "pass_s": 7.4e-5}, "eagle3": {"step_s": 8.3e-4, "pass_s": 6.7e-4}}
-"""Host seconds per step and pass of vLLM's drafters in 2025, before their passes were captured: two constants per
-drafter, fitted at K = 2 and 6 of vllm-project/vllm#20780 only."""
+def vllm_2025(method: str) -> dict[str, float]:
+    """The ``draft`` block of vLLM's drafters in 2025: two constants each, fitted at K = 2 and 6 of ``vllm20780``."""
+    known = load_draft_overhead(VLLM_2025, method)
+    return {"step_s": known.step_s, "pass_s": known.pass_s}
+
 
 OPEN_LOOP = {
     "vllm_blog2024": OpenLoop(
         process="poisson",
         seconds=60.0,
-        engine={"enable_prefix_caching": False, "enable_chunked_prefill": True},
+        engine={"framework": "vllm-2024", "scheduler": "prefill-first", "enable_prefix_caching": False},
         speculation={
             "draft": {
                 "method": "draft-model",
                 "draft": {"model": "qwen2.5-0.5b", "tensor_parallel": 1},
-                "acceptance": {"acceptance_length": 2.1},
+                "acceptance": {"acceptance_length": 3.0},
             },
-            "ngram": {"method": "ngram", "acceptance": {"acceptance_length": 3.0}},
+            "ngram": {"method": "ngram", "acceptance": {"acceptance_length": 4.6}},
         },
-        lengths={"draft": (215, 198), "ngram": (950, 190)},
+        lengths={"draft": (202, 147), "ngram": (950, 148)},
     ),
     "kubecon2025": OpenLoop(
         process="constant",
         seconds=60.0,
-        engine={"max_num_seqs": 128, "max_model_len": 512},
+        engine={"framework": "vllm-0.11", "max_num_seqs": 128, "max_model_len": 512},
         speculation={
             "eagle3": {
                 "method": "eagle3",
-                "draft": VLLM_2025["eagle3"],
+                "draft": vllm_2025("eagle3"),
                 "acceptance": {"acceptance_length": 1.18},
             }
         },
         lengths={},
     ),
 }
-"""Open-loop groups. vLLM's blog of 2024: Qwama-0.5B is priced as Qwen2.5-0.5B on one chip; ShareGPT's mean lengths, and
-an article with its summary; KubeCon: a drafter of vLLM in 2025 with its two constants from ``vllm20780``."""
+"""Open-loop groups. vLLM's blog of 2024: the V0 engine with batch expansion; Qwama-0.5B is priced as Qwen2.5-0.5B on
+one chip; ShareGPT's mean prompt (vLLM's blog of 2024-09) and an article's; output lengths, which the source does not
+give, solved from the plain run at the lowest rate of each. KubeCon: a drafter of vLLM in 2025 with its two constants
+from ``vllm20780``."""
 
 
 class OpenLoopCase(NamedTuple):
@@ -88,7 +93,7 @@ def open_loop_case(row: PublishedSpeedup, model: str, chip: str) -> OpenLoopCase
     plain: dict[str, Any] = {
         "model": model,
         "hardware": {"chip": chip, "tensor_parallel": row.chips or 1},
-        "engine": {"framework": "vllm", **group.engine},
+        "engine": {"framework": "vllm"} | group.engine,
         "workload": {
             "arrivals": {"process": group.process, "request_rate": rate},
             "input_tokens": prompt,

@@ -17,7 +17,11 @@ CONSTANTS = {
     "gptoss_h200": "five parameters of the MXFP4 expert kernels under Zipf's law of expert popularity, on K = 0 at "
     "concurrency 1 to 128 (`gptoss-h200.yaml`), and the drafter's host seconds per step, on K = 1 at concurrency 1",
     "kubecon2025": "acceptance length 1.18 of random prompts, on the lowest rate",
-    "vllm_blog2024": "acceptance length 2.1 (draft model) and 3.0 (n-gram), on the lowest rate of each",
+    "vllm_blog2024": "acceptance length 3.0 (draft model) and 4.6 (n-gram), and output lengths 147 and 148, which the "
+    "source does not give, on the lowest rate of each",
+    "magicdec": "what each further query adds to verify attention, one constant per GPU, on one row of each "
+    "(`magicdec-05`, `magicdec-14`)",
+    "specbench": "host seconds per draft pass of its Python loop, on `specbench-097`; also used for `hass`",
 }
 """What was fitted to rows of a group; everything else is predicted."""
 FITTED_DEPTH = 3
@@ -125,12 +129,18 @@ def _lines(
     yield "A published speedup is predicted as (plain step) / (verify step / acceptance length): step times from the"
     yield "chip's profile, acceptance length from the same source (else of the same drafter on the same model in the"
     yield "catalogue). Where prompt and output lengths are given, each request also pays its prompt. Rows without"
-    yield "lengths are taken in the middle of 128 + 256 tokens; papers that name no chip, on an A100; research code"
-    yield f"runs as framework `{RESEARCH}`, bound by kernel launches. Rows under open-loop arrivals are two simulated"
-    yield "runs of one stream of requests, compared in the source's own metric. MagicDec's rows take the acceptance of"
-    yield "LLaMA-3.1-8B drafting for itself from 512 tokens of KV, TinyLlama's too. vLLM of 2024 verified each draft"
-    yield "token as a sequence of its own and spent host time per sequence; neither is modelled, so its gains last too"
-    yield "long as the load rises."
+    yield "lengths are taken in the middle of 128 + 256 tokens, and several streams then pay such prompts too; papers"
+    yield f"that name no chip, on an A100; research code runs as framework `{RESEARCH}`, bound by kernel launches. Rows"
+    yield "under open-loop arrivals are two simulated runs of one stream of requests, compared in the source's own"
+    yield "metric. MagicDec's rows take the acceptance of LLaMA-3.1-8B drafting for itself from 512 tokens of KV,"
+    yield "TinyLlama's too."
+    yield ""
+    yield "Engines of their time: rows of vLLM in 2024, and of EAGLE-3's table 5, run framework `vllm-2024`, which"
+    yield "verifies each draft token as a sequence of its own; SGLang's rows pay the host work of a drafting step that"
+    yield "its scheduler did not overlap. Both are measured elsewhere (`frameworks.yaml`, `draft_overheads.yaml`), not"
+    yield "fitted to these rows. What remains: SGLang's gains at 48 and 64 streams come out too small, because 80"
+    yield "questions do not keep so many busy to the end; under overload (`vllm_blog2024` at 8 requests/s, n-gram) both"
+    yield "runs queue and their ratio says little."
     yield ""
     yield "Constants fitted to these rows, and nothing else:"
     yield ""

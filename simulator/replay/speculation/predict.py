@@ -55,7 +55,7 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
 
     A closed loop of b sequences spends, per token and sequence, its share of a step and of the prompts between:
     ``T / L + b P / n`` with the step T, tokens per step L (1 without speculation), one prompt's time P and n output
-    tokens per request. Speedup is the ratio of the two. Rows without lengths leave the prompts out.
+    tokens per request. Speedup is the ratio of the two. Rows of one stream without lengths leave it out.
     """
     case = case_of(row)
     if isinstance(case, Unpredicted):
@@ -75,11 +75,17 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
         _step_s(speculative.cluster.timer, case, speculative.cluster.limits.query_len),
     )
     prompts = [0.0, 0.0]
-    if row.input_tokens and row.output_tokens:
+    if _prompts_count(row, case.sequences):
         share = case.sequences / case.output_tokens
         prompts = [share * _prompt_s(build.cluster.timer, case.input_tokens) for build in (plain, speculative)]
     ratio = (before + prompts[0]) / (after / length + prompts[1])
     return Comparison(row, ratio, length, before, after, plain.basis)
+
+
+def _prompts_count(row: PublishedSpeedup, sequences: int) -> bool:
+    """Whether a row's speedup holds its prompts: where both lengths are given, or none of several streams; a prompt
+    alone is the context of a measured decode step."""
+    return bool(row.output_tokens and row.input_tokens) or (sequences > 1 and not row.input_tokens)
 
 
 def _built(data: dict[str, Any]) -> Build:

@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.errors import ForerunError
-from simulator.replay.speculation import broken_gates, compare_published, load_published, parse_gates
+from simulator.replay.speculation import broken_gates, compare_published, compare_row, load_published, parse_gates
 from simulator.replay.speculation.page import CONSTANTS, group_scores
 
 GROUPS = ["gptoss_h200", "magicdec"]
@@ -21,17 +21,55 @@ def gptoss():
 
 
 def test_gptoss_grid_from_its_plain_column_and_one_cell(gptoss):
-    """Speedup within 5, 10 and 15 % for K = 1, 3 and 7 up to 128 at a time; the side of 1 is right in 8 of 9 rows."""
+    """Speedup within 5, 10 and 15 % for K = 1, 3 and 7 up to 128 at a time; the side of 1 is right in 9 of 10 rows."""
     for item in gptoss:
         if int(item.row.load) <= 128:
             assert abs(item.error) < {"1": 0.05, "3": 0.10, "7": 0.15}[item.row.tokens], item.row.id
-    assert group_scores(gptoss)[0].right_sign >= 88
+    assert group_scores(gptoss)[0].right_sign >= 90
 
 
 def test_open_loop_eagle3_of_kubecon_loses_at_every_rate():
     compared, _ = compare_published(rows("kubecon2025")[:2])
     assert [item.predicted < 1.0 for item in compared] == [True, True]
     assert all(abs(item.error) < 0.1 for item in compared)
+
+
+@pytest.mark.parametrize(("method", "below", "above"), [("draft", 8, 10), ("ngram", 4, 8)])
+def test_speculation_of_2024_crosses_over_where_it_did(method, below, above):
+    """vLLM's blog of 2024-10: a drafter stops paying between 8 and 10 requests/s, n-grams between 4 and 8. Fitted at
+    1 request/s alone."""
+    row = next(row for row in rows("vllm_blog2024") if row.method == method)
+    gains = [compare_row(row._replace(load=str(rate))).predicted for rate in (1, below, above)]
+    assert gains[0] == pytest.approx(row.speedup, rel=0.05)
+    assert gains[0] > gains[1] > 1.0 > gains[2]
+
+
+def test_tables_of_engines_that_were_measured_elsewhere():
+    """SGLang's and vLLM V0's tables, to which nothing was fitted, and Spec-Bench's, to one row: mean error of every
+    fourth row, in percent."""
+    for group, most in (("eagle3_t3", 15), ("eagle3_t5", 20), ("specbench", 12), ("hass", 12)):
+        compared, _ = compare_published(rows(group)[::4])
+        assert group_scores(compared)[0].mape < most, group
+
+
+def test_ranking_of_k_at_every_load(gptoss):
+    """gpt-oss-120b with EAGLE-3: the published order of K = 0 and those K that were published, at 8 of 9 loads."""
+    right = 0
+    for load in sorted({item.row.load for item in gptoss}):
+        here = [item for item in gptoss if item.row.load == load]
+        gains = [{"0": 1.0} | {i.row.tokens: gain(i) for i in here} for gain in (lambda i: i.row.speedup, predicted)]
+        right += len({tuple(sorted(gain, key=lambda k: -gain[k])) for gain in gains}) == 1
+    assert right >= 8
+
+
+def predicted(item):
+    return item.predicted
+
+
+def test_magicdec_within_what_one_constant_per_gpu_leaves():
+    """One attention constant per GPU, fitted to one row of each: mean error of all rows below 10 %."""
+    compared, _ = compare_published(rows("magicdec"))
+    assert group_scores(compared)[0].mape < 10
 
 
 def test_magicdec_gains_grow_with_the_batch():

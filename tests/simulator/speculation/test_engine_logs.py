@@ -145,6 +145,7 @@ def test_a_tree_of_sglang_is_not_taken_for_a_chain(written):
     ("text", "words"),
     [
         ("", "says nothing about accepted draft tokens"),
+        ("SpecDecoding metrics: Mean acceptance length: 2.10\n", ":1: its SpecDecoding line lacks"),
         (OTHER_LINE, "SpecDecoding metrics:"),
         ("{", "says nothing"),
         ("vllm:spec_decode_num_drafts_total 0\n", "missing or 0"),

@@ -45,7 +45,7 @@ class TestVllmLines:
         line = vllm(120, 300, [0.7, 0.4, 0.1])
         useless = "SpecDecoding metrics: Drafted: 3 tokens\nSpecDecoding metrics: Accepted: 3 tokens\n" + vllm(0, 0)
         assert read(useless + line).records == 1
-        with pytest.raises(ForerunError, match="says nothing about accepted draft tokens"):
+        with pytest.raises(ForerunError, match=":1: its SpecDecoding line lacks 'Accepted: N tokens'"):
             read(useless)
         with pytest.raises(ForerunError, match="count no draft"):
             read(vllm(0, 0, [0.0, 0.0]))
