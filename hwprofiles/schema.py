@@ -235,7 +235,7 @@ def read_kernels(value: Any) -> Any:
                 raise ValueError(f"{library}.{family}: a mapping dtype -> parameters is needed")
             result[str(library)][family] = {}
             for dtype, parameters in sets.items():
-                if dtype != "any" and format_of(str(dtype)) not in DTYPES:
+                if format_of(str(dtype)) not in ("any", *DTYPES):
                     raise ValueError(f"{library}.{family}: no dtype '{dtype}'{did_you_mean(str(dtype), DTYPES)}")
                 place = f"{library}.{family}.{dtype}"
                 result[str(library)][family][str(dtype)] = _parameters(FAMILIES[family], parameters, place)

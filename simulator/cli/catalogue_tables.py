@@ -80,6 +80,9 @@ def chip_tables(chip: Chip) -> list[RenderableType]:
     if chip.price is not None and chip.price.usd_per_hour is not None:
         limits.append(("Price", f"${number(chip.price.usd_per_hour)} per hour"))
     sources = titled_table("Sources", "numbers", "kind", "date", "reference", left=True)
+    names, kinds, dates, _ = sources.columns
+    names.no_wrap, names.max_width = False, 36  # the names of single kernels are long
+    kinds.no_wrap = dates.no_wrap = True
     for name, source in chip.sources.items():
         sources.add_row(name, source.kind, source.date, source.reference)
     return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs_table("", limits), sources]

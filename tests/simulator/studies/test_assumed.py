@@ -19,11 +19,12 @@ def duration(scenario, **factors):
 
 
 def test_host_costs_are_assumed_and_calibrated_kernels_are_not():
-    names = set(assumed_parameters(scenario(engine={"framework": "sglang"})))
-    assert {"sglang.step_s", "sglang.per_sequence_s", "sglang.reserved_bytes"} <= names
-    fitted = set(assumed_parameters(scenario()))
-    assert {"vllm.eager_launch_s", "vllm.reserved_bytes"} <= fitted
-    assert "vllm.step_s" not in fitted  # fitted on served runs
+    names = set(assumed_parameters(scenario(engine={"framework": "generic"})))
+    assert {"generic.step_s", "generic.per_sequence_s", "generic.reserved_bytes"} <= names
+    for framework in ("vllm", "sglang"):
+        fitted = set(assumed_parameters(scenario(engine={"framework": framework})))
+        assert {f"{framework}.eager_launch_s", f"{framework}.reserved_bytes"} <= fitted
+        assert f"{framework}.per_sequence_s" not in fitted  # fitted on served runs
     assert not any(name.startswith("h100-sxm.kernels.") for name in names)
 
 
