@@ -14,6 +14,7 @@ test: .venv/ready-dev
 	$(BIN)/pytest
 
 coverage: .venv/ready-dev
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "coverage needs torch: $(BIN)/pip install -e '.[measure]'"; exit 1; }
 	$(BIN)/pytest --cov --cov-report=
 	@for room in hwprofiles simulator traces; do \
 		$(BIN)/coverage report --include="$$room/*" --fail-under=95 || exit 1; done
