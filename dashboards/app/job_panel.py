@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -79,6 +79,28 @@ def register_start(
         *(State(state_id(page, name), "value") for name in controls),
         prevent_initial_call=True,
     )(begin)
+
+
+def register_finished(app: Dash, page: str, field: str, known: Callable[[], Iterable[str]]) -> None:
+    """Let a page's list choose what a background run left, once it is among those known.
+
+    Args:
+        app: the app.
+        page: name of the page.
+        field: name of the list.
+        known: the labels there are.
+    """
+
+    def show(label: str | None) -> tuple[Any, Any]:
+        labels = list(known())
+        return (labels, label) if label in labels else (no_update, no_update)
+
+    app.callback(
+        Output(state_id(page, field), "data"),
+        Output(state_id(page, field), "value"),
+        Input(job_id(page, "done"), "data"),
+        prevent_initial_call=True,
+    )(show)
 
 
 def register(app: Dash, context: Context) -> None:

@@ -77,13 +77,7 @@ class Served:
 
     def plans(self) -> dict[str, Path]:
         """``plan.json`` of capacity plans by label: those of this session first, then those of the served folders."""
-        found = {}
-        for path in sorted(self.session.glob("*/plan.json"), key=lambda path: -path.stat().st_mtime):
-            found[f"{SESSION}/{path.parent.name}"] = path
-        for label, path in self._files():
-            if path.name == "plan.json":
-                found[os.path.dirname(label) or path.parent.name] = path
-        return found
+        return self._documents("plan.json")
 
     def plan(self, label: str) -> dict[str, Any]:
         """The document of the plan with this label.
@@ -105,13 +99,7 @@ class Served:
 
     def replays(self) -> dict[str, Path]:
         """``replay.json`` of replays of served runs or steps by label, those of this session first."""
-        found = {}
-        for path in sorted(self.session.glob("*/replay.json"), key=lambda path: -path.stat().st_mtime):
-            found[f"{SESSION}/{path.parent.name}"] = path
-        for label, path in self._files():
-            if path.name == "replay.json":
-                found[os.path.dirname(label) or path.parent.name] = path
-        return found
+        return self._documents("replay.json")
 
     def measured(self) -> dict[str, tuple[Path, bool]]:
         """Files of measured serving runs or engine steps by label, and whether they hold steps."""
@@ -172,6 +160,16 @@ class Served:
             except (OSError, ValueError):
                 continue
         return None
+
+    def _documents(self, name: str) -> dict[str, Path]:
+        """Files of this name by their folder's label: those of this session first, then those of the served folders."""
+        found = {}
+        for path in sorted(self.session.glob(f"*/{name}"), key=lambda path: -path.stat().st_mtime):
+            found[f"{SESSION}/{path.parent.name}"] = path
+        for label, path in self._files():
+            if path.name == name:
+                found[os.path.dirname(label) or path.parent.name] = path
+        return found
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """Files below the served folders with their labels, bounded in depth and number; links are not followed."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, no_update
+from dash import Dash
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
@@ -183,19 +183,10 @@ def register(app: Dash, context: Context) -> None:
         wanted = task(given)
         return wanted, f"plan {wanted.scenario.model} {wanted.rate:g}"
 
-    def show_finished(label: str | None) -> tuple[Any, Any]:
-        plans = list(context.served.plans())
-        return (plans, label) if label in plans else (no_update, no_update)
-
     areas = ("lead", "holding", "flags", "others", "basis")
     register_view(app, NAME, ("plan",), areas, ("strain", "front"), partial(compute, context))
     job_panel.register_start(app, context, NAME, "plan", ASKED, make)
-    app.callback(
-        Output(state_id(NAME, "plan"), "data"),
-        Output(state_id(NAME, "plan"), "value"),
-        Input(job_panel.job_id(NAME, "done"), "data"),
-        prevent_initial_call=True,
-    )(show_finished)
+    job_panel.register_finished(app, NAME, "plan", context.served.plans)
 
 
 def _holding(document: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, no_update
+from dash import Dash, Input, Output
 
 from dashboards.app import choices, job_panel
 from dashboards.app.context import Context, Page
@@ -199,10 +199,6 @@ def register(app: Dash, context: Context) -> None:
         task = replay_task(context.served, str(label or ""), str(model), str(chip), str(framework), int(tp))
         return task, f"replay {task.file.stem}"
 
-    def show_finished(label: str | None) -> tuple[Any, Any]:
-        replays = list(context.served.replays())
-        return (replays, label) if label in replays else (no_update, no_update)
-
     def which_controls(view: str | None) -> list[dict[str, str]]:
         hidden = {"display": "none"}
         served = view == SERVED
@@ -226,12 +222,7 @@ def register(app: Dash, context: Context) -> None:
         Input(state_id(NAME, "view"), "value"),
     )(which_controls)
     job_panel.register_start(app, context, NAME, "replay", ASKED, make)
-    app.callback(
-        Output(state_id(NAME, "replay"), "data"),
-        Output(state_id(NAME, "replay"), "value"),
-        Input(job_panel.job_id(NAME, "done"), "data"),
-        prevent_initial_call=True,
-    )(show_finished)
+    job_panel.register_finished(app, NAME, "replay", context.served.replays)
 
 
 def _devices(context: Context, trace: str) -> list[str]:

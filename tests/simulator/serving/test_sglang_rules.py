@@ -1,6 +1,7 @@
 """SGLang's batching rules as its scheduler has them (python/sglang/srt/managers/scheduler.py, v0.5), one test each."""
 
 import pytest
+from planned_steps import step
 
 from simulator.serving import EngineLimits
 from simulator.serving.batching import SglangScheduler
@@ -17,24 +18,6 @@ def scheduler(**changes):
 def add(engine, *requests, first=0):
     for index, (prompt, output) in enumerate(requests, start=first):
         engine.add(Sequence(index, prompt, output))
-
-
-def step(engine):
-    """Plan and commit a step; returns ({request: prompt tokens}, [decoding requests])."""
-    plan = engine.plan()
-    chunks = {sequence.index: tokens for sequence, tokens in plan.chunks}
-    decodes = [sequence.index for sequence in plan.decodes]
-    for sequence, tokens in plan.chunks:
-        sequence.computed_tokens += tokens
-        if sequence.computed_tokens == sequence.known_tokens:
-            sequence.decoding = True
-            sequence.generated_tokens += 1
-    for sequence in plan.decodes:
-        sequence.computed_tokens += 1
-        sequence.generated_tokens += 1
-    for sequence in [s for s in engine.running if not s.remaining_tokens]:
-        engine.release(sequence)
-    return chunks, decodes
 
 
 def test_prompts_go_first_and_alone():

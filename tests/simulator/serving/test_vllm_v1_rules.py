@@ -10,6 +10,7 @@ are used before cached ones are evicted, where vLLM takes both in one LRU order.
 """
 
 import pytest
+from planned_steps import step
 
 from simulator.serving import EngineLimits
 from simulator.serving.batching import UnifiedScheduler
@@ -42,24 +43,6 @@ def add(engine, *requests):
     for sequence in sequences:
         engine.add(sequence)
     return sequences
-
-
-def step(engine):
-    """Plan and commit a step; returns ({request: prompt tokens}, [decoding requests])."""
-    plan = engine.plan()
-    chunks = {sequence.index: tokens for sequence, tokens in plan.chunks}
-    decodes = [sequence.index for sequence in plan.decodes]
-    for sequence, tokens in plan.chunks:
-        sequence.computed_tokens += tokens
-        if sequence.computed_tokens == sequence.known_tokens:
-            sequence.decoding = True
-            sequence.generated_tokens += 1
-    for sequence in plan.decodes:
-        sequence.computed_tokens += 1
-        sequence.generated_tokens += 1
-    for sequence in [s for s in engine.running if not s.remaining_tokens]:
-        engine.release(sequence)
-    return chunks, decodes
 
 
 def test_rule_running_requests_come_before_waiting_ones():
