@@ -25,7 +25,7 @@ from dashboards.app.pages import run_explorer
 from dashboards.app.parts import spec
 from dashboards.app.served import Served
 from simulator.metrics import run_document
-from simulator.metrics.export import write_run
+from simulator.metrics.run_folder import write_run
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 

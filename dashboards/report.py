@@ -35,8 +35,8 @@ from dashboards.report_parts import (
     tiles,
     use_rows,
 )
-from dashboards.runs import Run, load_run
 from simulator.metrics.files import write_text_atomically
+from simulator.metrics.run_folder import Run, load_run
 
 REPORT_FILE = "report.html"
 MANY_REQUESTS = 300
@@ -100,7 +100,7 @@ def _body(run: Run, figures: dict[str, go.Figure]) -> str:
         card("Notes", notes_list(document)),
         _scenario(document),
         f"<footer>Forerun {escape(str(document.get('version', '')))} · seed {escape(str(document.get('seed', '')))} · "
-        f"a prediction, not a measurement</footer>",
+        f"a prediction, not a measurement · run {escape(str(document.get('run', '')))}</footer>",
     ]
     return "\n".join(section for section in sections if section)
 

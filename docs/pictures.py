@@ -17,7 +17,7 @@ from typing import Any
 
 from dashboards.report import write_report
 from simulator.metrics import run_document
-from simulator.metrics.export import write_run
+from simulator.metrics.run_folder import write_run
 from simulator.run import simulate
 from simulator.scenario import load_scenario
 

@@ -42,7 +42,7 @@ class RunTask:
     def __call__(self, folder: Path, tell: Tell) -> None:
         """Run, and write the run's files."""
         from simulator.metrics import run_document
-        from simulator.metrics.export import write_run
+        from simulator.metrics.run_folder import write_run
         from simulator.run import simulate
 
         result = simulate(self.scenario, self.seed, tell)

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dashboards.runs import Run, load_run
 from simulator.errors import ForerunError
+from simulator.metrics.run_folder import Run, load_run
 from traces import TraceError
 from traces.kernels import recognise_columns
 from traces.kernels.frame import head, is_parquet

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from dashboards.figures.theme import COLOURS, captioned
-from dashboards.runs import Run
+from simulator.metrics.run_folder import Run
 
 
 class BottleneckData(NamedTuple):

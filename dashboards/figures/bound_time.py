@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from dashboards.figures.theme import COLOURS, captioned
 from dashboards.figures.timeline import BINS, Spans, spans_of
-from dashboards.runs import BOUNDS, Run
+from simulator.metrics.run_folder import Run
+from simulator.metrics.usage import BOUNDS
 
 FloatArray = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from dashboards.figures.theme import COLOURS, captioned
-from dashboards.runs import Run
+from simulator.metrics.run_folder import Run
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
 MAX_POINTS = 400

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboards.figures.latency import NAMES, LatencyCurve, latency_data
 from dashboards.figures.theme import GREY, RUN_COLOURS, captioned
-from dashboards.runs import Run
+from simulator.metrics.run_folder import Run
 
 METRICS = {
     "output_throughput": ("output tokens/s", True),

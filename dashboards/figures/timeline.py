@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from dashboards.figures.theme import COLOURS, captioned
-from dashboards.runs import Run
+from simulator.metrics.run_folder import Run
 
 BINS = 300
 FloatArray = NDArray[np.float64]

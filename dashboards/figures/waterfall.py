@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from dashboards.figures.theme import COLOURS, captioned
-from dashboards.runs import Run
+from simulator.metrics.run_folder import Run
 
 MAX_REQUESTS = 60
 FloatArray = NDArray[np.float64]

@@ -123,12 +123,10 @@ def document_of(scenario: Scenario, seed: int, full_step_rows: int | None) -> di
 
 def write_outputs(folder: Path, result: RunResult, document: dict[str, Any]) -> dict[str, Any]:
     """Write the files of a run and its report; returns the document with remarks on the files added to its notes."""
-    from dashboards.report import write_report
-    from simulator.metrics.export import write_run
+    from dashboards.report import REPORT_FILE, write_report
+    from simulator.metrics.run_folder import write_run
 
-    written = write_run(folder, result, document)
-    write_report(folder)
-    return written
+    return write_run(folder, result, document, {REPORT_FILE: write_report})
 
 
 def report(

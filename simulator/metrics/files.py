@@ -1,13 +1,25 @@
-"""Files that are either whole or not there: staged beside their place, then moved into it."""
+"""Files that are either whole or not there, and folders that one process at a time writes."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+
+try:
+    import fcntl
+except ImportError:  # Windows: no advisory locks, and what two processes mixed is still found by its checksums
+    fcntl = None  # type: ignore[assignment]
+
+_STAGING = re.compile(r"\.forerun-(\d+)-.*\.tmp")
+_HELD: set[tuple[int, int]] = set()
+"""Device and inode of the folders that this process has locked."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -32,24 +44,32 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 class StagedFiles:
-    """Several files of one folder that appear together: all are written aside first, and only then moved into place.
+    """Several files of one folder that appear together: all are written aside and on the disk before the first moves.
 
-    Used as a context manager; leaving it with an exception removes what was staged. The folder is made if need be.
+    Used as a context manager; leaving it with an exception removes what was staged. The folder is made if need be. What
+    killed processes have left staged there is removed.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._staged: dict[str, Path] = {}
+        self.place = folder
+        """Where files are staged under their own names, once entered."""
+        self._names: list[str] = []
 
     def __enter__(self) -> StagedFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
+        _remove_orphans(self.folder)
+        self.place = Path(tempfile.mkdtemp(prefix=f".forerun-{os.getpid()}-", suffix=".tmp", dir=self.folder))
         return self
 
-    def add(self, name: str, write: Callable[[Path], None]) -> None:
-        """Stage file ``name``; ``write`` is handed the temporary path to fill."""
-        temporary = self.folder / f".{name}.{os.getpid()}.tmp"
-        self._staged[name] = temporary
-        write(temporary)
+    def add(self, name: str, write: Callable[[Path], object]) -> None:
+        """Stage file ``name``; ``write`` fills it under the path that it is handed. Files move in the order added."""
+        write(self.place / name)
+        self.made(name)
+
+    def made(self, name: str) -> None:
+        """Count file ``name`` in, which is in :attr:`place` already."""
+        self._names.append(name)
 
     def add_text(self, name: str, text: str) -> None:
         """Stage file ``name`` with ``text`` in UTF-8."""
@@ -60,29 +80,101 @@ class StagedFiles:
     ) -> None:
         try:
             if kind is None:
-                for name, temporary in self._staged.items():
-                    os.replace(temporary, self.folder / name)
+                for name in self._names:
+                    _to_disk(self.place / name)
+                for name in self._names:
+                    os.replace(self.place / name, self.folder / name)
+                _to_disk(self.folder)
         finally:
-            for temporary in self._staged.values():
-                temporary.unlink(missing_ok=True)
+            shutil.rmtree(self.place, ignore_errors=True)
+
+
+def _remove_orphans(folder: Path) -> None:
+    for left in folder.glob(".forerun-*.tmp"):
+        found = _STAGING.fullmatch(left.name)
+        if found is not None and not _alive(int(found[1])):
+            left.unlink() if left.is_file() else shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk; where it cannot, it does so later."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing ``folder``, which must be there; this process may lock it again.
+
+    The lock is the system's and on the folder itself, so it leaves nothing behind and ends with the process. Where a
+    file system has no locks there is none.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        status = os.fstat(handle)
+        mark = (status.st_dev, status.st_ino)
+        if mark in _HELD:
+            yield
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = "another forerun is writing into it; wait until it ends, or name another folder"
+            raise BlockingIOError(errno.EWOULDBLOCK, words, str(folder)) from None
+        except OSError:
+            pass
+        _HELD.add(mark)
+        try:
+            yield
+        finally:
+            _HELD.discard(mark)
+    finally:
+        os.close(handle)
 
 
 @contextmanager
 def writable_folder(folder: Path) -> Iterator[Path]:
-    """Make ``folder`` and prove that it takes a file before long work starts; remove it again if nothing was put there.
+    """Make ``folder`` and keep it for this process before long work starts; remove it again if nothing was put there.
 
     Raises:
-        OSError: when the folder cannot be made or written.
+        OSError: when the folder cannot be made or written, or another process writes it.
     """
+    with _proven_folder(folder), locked_folder(folder):
+        yield folder
+
+
+@contextmanager
+def _proven_folder(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and prove that it takes a file; remove it again if nothing was put there."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is a file, name a folder", str(folder))
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".forerun.{os.getpid()}.tmp"
+    probe = folder / f".forerun-{os.getpid()}-probe.tmp"
     try:
         _write_text(probe, "")
         probe.unlink()
-        yield folder
+        yield
     finally:
         if made and not any(folder.iterdir()):
             folder.rmdir()
@@ -90,7 +182,7 @@ def writable_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def writable_file(path: Path) -> Iterator[Path]:
-    """:func:`writable_folder` for the folder of ``path``.
+    """:func:`writable_folder` for the folder of ``path``, which others may write at the same time.
 
     Raises:
         OSError: also when ``path`` is a folder.
@@ -100,7 +192,7 @@ def writable_file(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    with writable_folder(path.resolve().parent):
+    with _proven_folder(path.resolve().parent):
         yield path
 
 

@@ -42,11 +42,17 @@ Event = dict[str, Any]
 
 
 def write_timeline(
-    path: Path, result: RunResult, max_slices: int = MAX_SLICES, max_requests: int = MAX_REQUESTS
+    path: Path, result: RunResult, max_slices: int = MAX_SLICES, max_requests: int = MAX_REQUESTS, run: str = ""
 ) -> None:
-    """Write the trace of ``result`` to ``path`` as one JSON object; its ``otherData`` says what is left out."""
+    """Write the trace of ``result`` to ``path`` as one JSON object.
+
+    Its ``otherData`` says what is left out, and the name of the run (see :mod:`simulator.metrics.run_folder`).
+    """
     remarks = thinning_remarks(len(result.steps), len(result.requests), max_slices, max_requests)
-    head = {"displayTimeUnit": "ms", "otherData": {"basis": result.basis, "seed": result.seed, "notes": remarks}}
+    head = {
+        "displayTimeUnit": "ms",
+        "otherData": {"run": run, "basis": result.basis, "seed": result.seed, "notes": remarks},
+    }
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(head, allow_nan=False)[:-1] + ', "traceEvents": [')
         separator = "\n"

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboards.runs import Run, load_run
-from simulator.metrics.export import write_run
 from simulator.metrics.replications import combine_replications
+from simulator.metrics.run_folder import Run, load_run, write_run
 from simulator.metrics.slo import slo_limits
 from simulator.metrics.summary import slo_report, summarise
 from simulator.metrics.usage import bottleneck_shares, kv_cache_section

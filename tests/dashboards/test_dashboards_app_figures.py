@@ -21,8 +21,8 @@ from dashboards.figures.speculation import (
 from dashboards.figures.theme import METHODS, chip_colour, gain_scale
 from dashboards.figures.waterfall import waterfall_data, waterfall_figure
 from dashboards.figures.what_if import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
-from dashboards.runs import BOUNDS
 from hwprofiles import KernelLibrary, load_chip
+from simulator.metrics.run_folder import BOUNDS
 from simulator.replay import replay_kernels
 from simulator.scenario import scenario_from
 from simulator.speculation import load_curve
@@ -89,7 +89,7 @@ def test_waterfall_around_a_request_holds_it_and_its_neighbours(run):
 
 
 def test_comparison_is_of_the_summaries(run, write_hand_made, tmp_path):
-    from dashboards.runs import load_run
+    from simulator.metrics.run_folder import load_run
 
     other = load_run(write_hand_made(tmp_path / "two", replications=2))
     data = comparison_data(run, other, ("one", "two"))

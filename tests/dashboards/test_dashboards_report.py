@@ -8,8 +8,8 @@ import pytest
 
 from dashboards.report import report_html, write_report
 from dashboards.report_parts import lead_sentence, number
-from dashboards.runs import load_run
 from simulator.errors import ForerunError
+from simulator.metrics.run_folder import checksum, load_run, run_id
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,8 @@ def test_a_run_in_which_nothing_happened_still_has_a_page(run_folder, tmp_path):
     document["summary"]["failed"] = 3
     document |= {"bottleneck": None, "slo": None, "cost_usd": None, "usd_per_million_output_tokens": None}
     document["utilisation"] = {"mfu": None, "mbu": None}
+    document["files"] = {name: checksum(folder / name) for name in document["files"]}
+    document["run"] = run_id(document)
     (folder / "summary.json").write_text(json.dumps(document))
     page = report_html(load_run(folder))
     assert "No request finished (3 failed)" in page
@@ -101,7 +103,7 @@ def test_a_run_in_which_nothing_happened_still_has_a_page(run_folder, tmp_path):
         ("summary.json", "{", "not JSON"),
         ("summary.json", "{}", "not the summary of a run"),
         ("steps.parquet", None, "missing"),
-        ("steps.parquet", "no", "not a Parquet file"),
+        ("steps.parquet", "no", "steps.parquet: not of the run in summary.json"),
     ],
 )
 def test_what_is_not_a_run_folder_is_refused_by_name(run_folder, tmp_path, name, content, complaint):

@@ -165,8 +165,8 @@ def started(code, *argv, **options):
 
 def test_killed_while_it_writes_the_old_files_stay(place, out):
     kill = (
-        "import os, signal, simulator.metrics.export as export\n"
-        "export.write_timeline = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, simulator.metrics.run_folder as export\n"
+        "export.write_timeline = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
     )
     target = out / "run"
     shutil.copytree(place / "run", target)

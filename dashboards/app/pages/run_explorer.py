@@ -40,8 +40,8 @@ from dashboards.figures.timeline import BINS, spans_of, timeline_data, timeline_
 from dashboards.figures.waterfall import slowest, waterfall_data, waterfall_figure
 from dashboards.report import report_html
 from dashboards.report_parts import ABSENT, LATENCY_NAMES, STATISTICS, lead_sentence, number, percent
-from dashboards.runs import Run
 from simulator.errors import ForerunError
+from simulator.metrics.run_folder import Run
 
 NAME = "runs"
 NOTHING = "none"

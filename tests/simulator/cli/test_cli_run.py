@@ -249,11 +249,11 @@ def test_a_read_only_folder_is_one_line(forerun, scenario_file, tmp_path):
 
 
 def test_a_full_disk_leaves_no_half_written_file(forerun, scenario_file, tmp_path, monkeypatch):
-    def full(path, result):
+    def full(path, result, **_):
         path.write_text('{"traceEvents": [')
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("simulator.metrics.export.write_timeline", full)
+    monkeypatch.setattr("simulator.metrics.run_folder.write_timeline", full)
     outcome = forerun("run", scenario_file, "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "No space left on device" in outcome.error_line

@@ -1,0 +1,209 @@
+"""A run folder is of one run: written in one transaction, read only where everything in it belongs together."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.metrics import files
+from simulator.metrics.files import StagedFiles, locked_folder, writable_folder
+from simulator.metrics.run_folder import load_run
+
+ROOT = Path(__file__).resolve().parents[3]
+TABLES = ("requests.parquet", "steps.parquet", "trace.json")
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scenario") / "tiny.json"
+    path.write_text(json.dumps(tiny_data(num_requests=5)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def two_runs(scenario, tmp_path_factory):
+    """Folders of runs that differ in their seed alone."""
+    place = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        assert main(["run", str(scenario), "--seed", str(seed), "--out", str(place / str(seed)), "--no-progress"]) == 0
+    return place / "0", place / "1"
+
+
+def told(capsys, *argv):
+    """Exit code of the command, and its one line on stderr."""
+    capsys.readouterr()
+    code = main([str(word) for word in argv])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (code != 0), lines
+    return code, "".join(lines)
+
+
+def test_every_file_names_the_run(two_runs):
+    import pyarrow.parquet as pq
+
+    folder, other = two_runs
+    run = load_run(folder).document["run"]
+    assert run != load_run(other).document["run"]
+    for name in TABLES[:2]:
+        assert pq.read_schema(folder / name).metadata[b"forerun.run"].decode() == run
+    assert json.loads((folder / "trace.json").read_text())["otherData"]["run"] == run
+    assert run in (folder / "report.html").read_text()
+
+
+def test_the_same_run_has_the_same_name(scenario, two_runs, tmp_path):
+    assert main(["run", str(scenario), "--seed", "0", "--out", str(tmp_path / "again")]) == 0
+    for name in TABLES:
+        assert (tmp_path / "again" / name).read_bytes() == (two_runs[0] / name).read_bytes()
+    assert load_run(tmp_path / "again").document["run"] == load_run(two_runs[0]).document["run"]
+
+
+@pytest.mark.parametrize("name", [*TABLES, "summary.json"])
+def test_files_of_two_runs_are_refused(two_runs, tmp_path, capsys, name):
+    folder = shutil.copytree(two_runs[0], tmp_path / "mixed")
+    shutil.copy(two_runs[1] / name, folder / name)
+    code, line = told(capsys, "report", folder)
+    assert code == 2
+    assert "summary.json" in line
+    assert "run the scenario again" in line
+
+
+@pytest.mark.parametrize("moves", range(6))
+def test_ended_between_any_two_moves_the_folder_is_one_run_or_refused(two_runs, scenario, tmp_path, monkeypatch, moves):
+    """What a kill leaves: the moves made so far."""
+    folder = shutil.copytree(two_runs[0], tmp_path / "run")
+    made = []
+    replace = os.replace
+
+    class KilledError(BaseException):
+        pass
+
+    def one_of(source, target):
+        if Path(target).parent == folder:
+            if len(made) == moves:
+                raise KilledError
+            made.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", one_of)
+    try:
+        main(["run", str(scenario), "--seed", "1", "--out", str(folder)])
+    except KilledError:
+        assert moves < 5
+    monkeypatch.undo()
+    if moves == 0:
+        assert load_run(folder).document["seed"] == 0
+    elif moves >= 5:
+        assert load_run(folder).document["seed"] == 1
+    else:
+        with pytest.raises(ForerunError, match="not of the run"):
+            load_run(folder)
+    assert not list(folder.glob(".forerun*"))
+
+
+def changes(document):
+    """Every key taken out and every value replaced, to a depth of two."""
+    for key, value in document.items():
+        if key in ("run", "files"):
+            continue
+        yield {k: v for k, v in document.items() if k != key}
+        for wrong in (None, "words", [1], {"a": 1}, -1, 1e300):
+            if wrong != value:
+                yield document | {key: wrong}
+        if isinstance(value, dict):
+            for inner in value:
+                for wrong in (None, "words", [1], {"a": 1}):
+                    if wrong != value[inner]:
+                        yield document | {key: value | {inner: wrong}}
+
+
+def test_a_changed_summary_is_one_line(two_runs, tmp_path, capsys):
+    folder = shutil.copytree(two_runs[0], tmp_path / "run")
+    document = json.loads((folder / "summary.json").read_text())
+    document["engine"] = {key: value for key, value in document["engine"].items() if key not in ("cpu_s", "wall_s")}
+    tried = 0
+    for changed in changes(document):
+        (folder / "summary.json").write_text(json.dumps(changed))
+        with pytest.raises(ForerunError) as refused:
+            load_run(folder)
+        assert str(refused.value).startswith(f"{folder / 'summary.json'}: ")
+        if tried % 50 == 0:
+            assert told(capsys, "report", folder) == (2, f"forerun: {refused.value}")
+        tried += 1
+    assert tried > 300
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "null", "[" * 100_000, '{"summary": {}}', '{"files": 3}', "\udcff"]
+)
+def test_what_is_no_summary_is_one_line(two_runs, tmp_path, capsys, text):
+    folder = shutil.copytree(two_runs[0], tmp_path / "run")
+    (folder / "summary.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    code, line = told(capsys, "report", folder)
+    assert (code, line.startswith(f"forerun: {folder / 'summary.json'}: ")) == (2, True)
+
+
+def started(code, *argv):
+    """The command in a process of its own, with ``code`` run before it."""
+    script = f"import sys\n{code}\nfrom simulator.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, argv)], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+WAITS = """
+import simulator.metrics.run_folder as run_folder
+def write(path, *_, **__):
+    path.write_text("half")
+    print("writing", flush=True)
+    sys.stdin.readline()
+run_folder.write_timeline = write
+"""
+
+
+def test_while_one_process_writes_another_is_refused(scenario, tmp_path, capsys):
+    first = started(WAITS, "run", scenario, "--out", tmp_path / "run")
+    assert first.stdout.readline() == "writing\n"
+    code, line = told(capsys, "run", scenario, "--out", tmp_path / "run")
+    assert code == 2
+    assert "another forerun is writing into it" in line
+    first.communicate("\n", timeout=120)
+    assert first.returncode == 0
+    assert load_run(tmp_path / "run").document["seed"] == 0
+    assert told(capsys, "run", scenario, "--out", tmp_path / "run")[0] == 0
+
+
+def test_ended_by_the_system_nothing_half_written_stays(scenario, two_runs, tmp_path):
+    folder = shutil.copytree(two_runs[0], tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    process = started(WAITS, "run", scenario, "--seed", "1", "--out", folder)
+    assert process.stdout.readline() == "writing\n"
+    process.send_signal(signal.SIGTERM)
+    _, complaint = process.communicate(timeout=120)
+    assert (process.returncode, complaint) == (143, "")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for owner in (ended.pid, os.getpid()):
+        (tmp_path / f".forerun-{owner}-x.tmp").mkdir()
+    with StagedFiles(tmp_path) as staged:
+        staged.add_text("a", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".forerun-{os.getpid()}-x.tmp", "a"]
+
+
+def test_one_process_may_lock_twice(tmp_path):
+    with writable_folder(tmp_path), locked_folder(tmp_path), locked_folder(tmp_path):
+        pass
+    with locked_folder(tmp_path):
+        pass
