@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("repeatable", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("repeatable")
+# An example takes as long as the machine lets it: no limit per example, and none on making examples up.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("unhurried"), derandomize=True)
+settings.load_profile("repeatable" if os.environ.get("CI") else "unhurried")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -164,7 +164,7 @@ def test_faults_are_not_shown(caplog):
     assert sentence(ForerunError("/srv/data/x.yaml: bad")) == "x.yaml: bad"
 
 
-def waited(jobs, token, states, seconds=60):
+def waited(jobs, token, states, seconds=600):
     end = time.monotonic() + seconds
     while (view := jobs.look(token)).state not in states and time.monotonic() < end:
         time.sleep(0.05)

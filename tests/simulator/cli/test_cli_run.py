@@ -226,7 +226,7 @@ def test_a_reader_that_leaves_early_is_no_failed_gate(scenario_file):
     process = subprocess.Popen([*command, str(scenario_file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, b"")
 
 

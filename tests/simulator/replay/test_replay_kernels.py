@@ -219,16 +219,19 @@ def test_the_document_is_what_the_contract_says(kernels):
     assert document["basis"] in ("datasheet", "calibrated", "extrapolated")
 
 
-def test_three_hundred_thousand_rows_take_seconds_and_no_more_than_two_gigabytes():
+def test_three_hundred_thousand_rows_are_priced_by_groups_in_no_more_than_two_gigabytes(monkeypatch):
+    """A row must not cost a call: rows that differ in sizes only are one."""
     import resource
-    import time
 
     generator = np.random.default_rng(0)
     table = concatenate([gemm_rows(200_000, generator), attention_rows(100_000, generator)])
-    start = time.process_time()
+    calls = []
+    for name in ("gemm", "attention_prefill", "attention_decode"):
+        method = getattr(KernelLibrary, name)
+        monkeypatch.setattr(KernelLibrary, name, lambda *a, m=method, **k: calls.append(1) or m(*a, **k))
     report = replay_kernels(measured(table, "h100-sxm", "sglang"), LIBRARY)
     assert report.overall.n == 300_000
-    assert time.process_time() - start < 10
+    assert len(calls) < 100
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2e6
 
 
