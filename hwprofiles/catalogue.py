@@ -16,6 +16,7 @@ from hwprofiles.schema import KINDS, Chip, Link, read_kernels
 from hwprofiles.yaml_loader import LARGEST_FILE_BYTES, parse, problem_of
 
 _R = TypeVar("_R", bound=Record)
+SOURCES = ("source", "field_sources")
 
 
 def chip_names() -> tuple[str, ...]:
@@ -131,7 +132,20 @@ def _extended(data: Any, place: str, model: type[Record]) -> Any:
         close = did_you_mean(str(name), known)
         raise ProfileError(f"{place}: extends: no chip '{name}'{close} (forerun chips list)")
     text = resources.files("hwprofiles").joinpath("chips", f"{name}.yaml").read_text("utf-8")
-    return _overlaid(_parse(text, f"chips/{name}.yaml"), own)
+    base = _parse(text, f"chips/{name}.yaml")
+    merged = _overlaid(base, own)
+    if _limits(merged) != _limits(base):  # kernels fitted on the base were never measured on this chip
+        merged |= {"like": own.get("like", name), "kernels": own.get("kernels", {})}
+    return merged
+
+
+def _limits(data: Mapping[str, Any]) -> list[Any]:
+    """What a profile's kernel times depend on, without its sources; capacity is no matter of time."""
+    groups = [data.get(group) for group in ("compute", "memory", "on_chip")]
+    return [
+        {key: value for key, value in group.items() if key not in unmeasured} if isinstance(group, dict) else group
+        for group, unmeasured in zip(groups, (SOURCES, (*SOURCES, "capacity_bytes"), SOURCES), strict=True)
+    ]
 
 
 def _overlaid(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def as_older_kernels_see(chip: Chip) -> Chip:
 def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[FamilyParameters, str]:
     """Find the parameter set for a kernel family and the dtype of its stored operand.
 
-    The fit of ``library``, else the chip's ``generic`` one, else that of the chip it is ``like``, else the defaults of
-    its class; within each the set of the dtype, else the nearest one. Where the dtype names one kernel of several
-    (``fp8@name``), the set of that kernel comes first.
+    The fit of ``library``, else the chip's ``generic`` one, else that of the chip it is ``like`` (or which that one is
+    like), else the defaults of its class; within each the set of the dtype, else the nearest one. Where the dtype names
+    one kernel of several (``fp8@name``), the set of that kernel comes first.
 
     Returns:
         The set, and what it rests on: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.
@@ -59,8 +59,9 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
         if found is not None:
             found = _widening(found, chip, chip, libraries, dtype) if names is near else found
             return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
-    if chip.like is not None:
-        model = load_chip(chip.like)
+    model = chip
+    while model.like is not None:
+        model = load_chip(model.like)
         found = _first(model, libraries, family, exact)
         other = _first(model, libraries, family, near)
         if found is None and other is not None:

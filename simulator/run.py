@@ -40,6 +40,9 @@ from simulator.timing import (
 )
 from simulator.workload import RequestStream, generate_requests
 
+NEARLY_GONE = 0.98
+"""Share of the KV blocks in use from which a run says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -138,6 +141,7 @@ def simulate(
         notes.append(f"{restarts} requests started again elsewhere because their replica failed")
     kinds = [pool for pool in build.pools for _ in range(pool.replicas)]
     notes += _decode_ranges(build, steps)
+    notes += _kv_notes(kv)
     return RunResult(
         scenario=scenario,
         seed=seed,
@@ -217,6 +221,17 @@ def _steps(log: RunLog, build: Build, condensed: Condensed | None) -> tuple[Step
             return condensed.steps(), condensed.use
     steps = price_steps(log.steps, build)
     return steps, BlockUse.of(steps, sum(pool.replicas for pool in build.pools))
+
+
+def _kv_notes(kv: KvCacheReport) -> list[str]:
+    """A word where KV memory was nearly gone: what waits then waits for blocks, not for the chip."""
+    if kv.peak_blocks < NEARLY_GONE * kv.num_blocks:
+        return []
+    tokens = kv.num_blocks * kv.block_size
+    return [
+        f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
+        f"({tokens:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
+    ]
 
 
 def _decode_ranges(build: Build, steps: StepRecords) -> list[str]:

@@ -70,7 +70,9 @@ def fit_apart(
     deployment, inner = drafter.deployment, drafter.inner
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
     left = budget - inner.weight_bytes - activation_bytes(deployment, max_tokens, 0)
-    blocks = int(left // (inner.kv_bytes_per_token * memory.block_size)) if left > 0 else 0
+    block = inner.kv_bytes_per_token * memory.block_size
+    # A drafter with a cache of fixed size holds it with its weights: it never limits how many blocks there are.
+    blocks = (int(left // block) if block else memory.num_blocks) if left > 0 else 0
     if blocks < 1:
         raise ForerunError(
             f"chip: {deployment.architecture.name} does not fit {deployment.tensor_parallel} x {deployment.chip.name}: "
@@ -179,8 +181,9 @@ def window_bytes(
     """KV bytes on one chip set aside for layers with a window.
 
     Every sequence that runs keeps its window and a block that is being filled; the step's own tokens stay until it
-    ends. As many sequences count as may run, and no more than fit when each is just as long as the widest window, so
-    that short contexts never get more blocks than if nothing were dropped.
+    ends. As many sequences count as may run. Where all of that is more than the windows' share of sequences just as
+    long as the widest window, it is that share: contexts shorter than the window drop nothing, so they get as many
+    blocks as if no layer had one.
 
     Args:
         deployment: the model.
@@ -195,10 +198,10 @@ def window_bytes(
         return 0.0
     widest = max(window for window, _ in windows)
     sequence = sum(size * (window + block_size) for window, size in windows)
-    fitting = left // (sequence + per_token * widest)
-    sequences = min(-(-max_num_seqs // deployment.attention_data_parallel), fitting)
+    sequences = -(-max_num_seqs // deployment.attention_data_parallel)
     step = min(max_tokens * sum(size for _, size in windows), 0.5 * left)
-    return float(min(sequences * sequence + step, left - per_token * block_size))
+    share = left * sequence / (sequence + per_token * (widest + block_size))
+    return float(min(sequences * sequence + step, share, left - per_token * block_size))
 
 
 def _stage_words(deployment: Deployment) -> str:

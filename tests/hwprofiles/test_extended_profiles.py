@@ -42,3 +42,27 @@ def test_an_unknown_base_is_refused(tmp_path):
     path.write_text("extends: h20-sxm\nname: mine\n")
     with pytest.raises(ProfileError, match="extends: no chip 'h20-sxm'; did you mean"):
         load_chip(path)
+
+
+FASTER = """\
+extends: {base}
+name: faster
+memory:
+  bandwidth_bytes_per_s: 5.2e+12
+  capacity_bytes: 1.41e+11
+  source: {{kind: assumed, reference: "a test", date: 2026-11}}
+"""
+
+
+@pytest.mark.parametrize("base", ["h200-sxm", "b200-sxm"])
+def test_kernels_fitted_under_other_limits_are_not_this_chips(tmp_path, base):
+    """Other bandwidths were never measured: the base's parameters stand in, and say so."""
+    path = tmp_path / "faster.yaml"
+    path.write_text(FASTER.format(base=base))
+    own, other = KernelLibrary(load_chip(path), "vllm"), KernelLibrary(base, "vllm")
+    for family, dtype in (("gemm", "bf16"), ("attention_decode", "bf16"), ("moe", "bf16"), ("collective", "any")):
+        assert own.basis(family, dtype) == "datasheet"
+        assert own.parameters(family, dtype).fit is None
+        before = other.parameters(family, dtype).vector()
+        assert own.parameters(family, dtype).vector() == pytest.approx(before)
+    assert KernelLibrary("h200-sxm", "vllm").basis("gemm", "bf16") == "calibrated"

@@ -220,3 +220,14 @@ def test_speculation_switched_off_equals_none():
     plain = simulate(scenario())
     assert_array_equal(off.requests.finished_s, plain.requests.finished_s)
     assert off.speculation is None
+
+
+def test_a_run_says_when_its_kv_memory_was_nearly_gone():
+    short = scenario(
+        engine={"num_kv_blocks": 40},
+        workload={"arrivals": {"process": "burst"}, "input_tokens": 200, "output_tokens": 40, "num_requests": 8},
+    )
+    said = [note for note in simulate(short).notes if "KV memory was nearly gone" in note]
+    assert len(said) == 1
+    assert "of 40 blocks (640 tokens) in use at the peak" in said[0]
+    assert not [note for note in simulate(scenario()).notes if "KV memory" in note]

@@ -158,6 +158,15 @@ class TestApart:
             assert fitted.num_blocks == min(own, target.num_blocks)
             assert fitted.draft_weight_bytes == 0.0
 
+    def test_a_cache_of_fixed_size_never_limits_the_blocks(self):
+        """It is held with the weights, and no token takes more: any plan of the target stands."""
+        target, drafter = planned(bare()), self.drafter()
+        fixed = replace(drafter, inner=replace(drafter.inner, kv_bytes_per_token=0.0))
+        fitted = fit_apart(target, fixed, gpu_memory_utilization=0.8, max_tokens=64)
+        assert fitted.num_blocks == target.num_blocks
+        with pytest.raises(ForerunError, match="does not fit 1 x l4"):
+            fit_apart(target, fixed, gpu_memory_utilization=0.001, max_tokens=64)
+
     def test_one_block_is_enough_and_none_is_refused(self):
         target, drafter = planned(bare()), self.drafter()
         one = drafter.deployment
@@ -185,12 +194,24 @@ class TestWindows:
             assert found == pytest.approx(seqs * (128 + 16) * self.SIZE + 2048 * self.SIZE)
 
     def test_no_more_sequences_than_fit(self):
-        """Each with its window, a block and as many tokens in the other layers."""
+        """Each with its window, a block and as many tokens in the other layers: half of all for half of the layers."""
         left = 0.2 * GB
-        fitting = left // ((128 + 16) * self.SIZE + 128 * self.SIZE)
-        assert window_bytes(self.ONE, left, self.SIZE, 1, 10**6, 16) == pytest.approx(
-            fitting * (128 + 16) * self.SIZE + self.SIZE
-        )
+        assert window_bytes(self.ONE, left, self.SIZE, 1, 10**6, 16) == pytest.approx(left / 2)
+
+    @pytest.mark.parametrize("seqs", [16, 64, 256])
+    def test_short_contexts_have_the_blocks_that_they_would_have_without_windows(self, seqs):
+        """Of gemma-3-27b 52 layers of 62 keep 1,024 tokens: 20 GB hold 2,500 blocks of all layers, not 80."""
+        one = deployment("gemma-3-27b", "h100-sxm")
+        plan = planned(one, max_tokens=8192, max_sampled=seqs)
+        left = 0.9 * H100 - plan.weight_bytes - plan.activation_bytes
+        assert left > 19 * GB
+        assert plan.num_blocks >= int(left // (16 * one.kv_bytes_per_token)) > 2000
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(1, 2000), st.integers(1, 20_000), st.floats(0.01, 60.0))
+    def test_more_sequences_never_leave_more_blocks(self, seqs, tokens, gigabytes):
+        one, more = (window_bytes(self.ONE, gigabytes * GB, self.SIZE, tokens, n, 16) for n in (seqs, seqs + 1))
+        assert one <= more
 
     def test_a_step_takes_half_at_most_and_a_block_is_left(self):
         left = 100 * self.SIZE
