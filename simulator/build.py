@@ -29,7 +29,7 @@ from simulator.serving import (
 )
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import Role
-from simulator.speculation import PolicyFactory, draft_survival, proposal, sampler_of
+from simulator.speculation import PolicyFactory, borrowed_acceptance, draft_survival, proposal, sampler_of
 from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
@@ -234,6 +234,8 @@ def build_cluster(
     )
     notes = [f"{architecture.name}: {note}" for note in architecture.notes]
     notes += drafting_notes(speculation) if speculation is not None else ()
+    borrowed = borrowed_acceptance(speculation, scenario.model)
+    notes += [borrowed] if borrowed is not None else []
     if isinstance(drafter, RemoteDrafter):
         apart = drafter.deployment
         notes.append(
@@ -256,7 +258,7 @@ def build_cluster(
     return Build(
         cluster=cluster,
         memory=memory,
-        basis="extrapolated" if groups else _basis([target, *models_of(drafter)]),
+        basis="extrapolated" if groups or borrowed else _basis([target, *models_of(drafter)]),
         chips=hardware.replicas * chips,
         notes=tuple(notes),
         pools=(pool,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from simulator.errors import ForerunError, did_you_mean
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
 from simulator.settings import PositiveFloat, Section
-from simulator.speculation import SpeculationConfig
+from simulator.speculation import SpeculationConfig, carry_acceptance
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig, check_groups
 from simulator.timing.config import HardwareConfig
 from simulator.workload.config import WorkloadConfig
@@ -111,10 +112,7 @@ class Scenario(Section):
         Raises:
             ForerunError: a path or a value that the scenario does not have.
         """
-        data = self.model_dump(exclude_unset=True)
-        for path, value in overrides.items():
-            set_value(data, path, value, "override")
-        return scenario_from(data, "scenario")
+        return scenario_from(with_settings(self.model_dump(exclude_unset=True), overrides, "override"), "scenario")
 
 
 def overridden_section(scenario: Scenario, pool: str, section: str) -> Any:
@@ -176,12 +174,13 @@ def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Seque
         ForerunError: a field or an override is wrong; one line that starts with ``place`` or the override.
     """
     resolve_paths(data, folder)
+    settings = {}
     for override in overrides:
         name, equals, value = override.partition("=")
         if not equals or not all(name.split(".")):
             raise ForerunError(f"--set {override}: write PATH=VALUE, for example engine.max_num_seqs=128")
-        set_value(data, name, parse_yaml(value, f"--set {name}"), "--set")
-    return scenario_from(data, place)
+        settings[name] = parse_yaml(value, f"--set {name}")
+    return scenario_from(with_settings(data, settings, "--set"), place)
 
 
 def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
@@ -287,7 +286,20 @@ def _is_model(candidate: Any) -> bool:
     return isinstance(candidate, type) and issubclass(candidate, BaseModel)
 
 
-def set_value(data: dict[str, Any], path: str, value: Any, place: str) -> None:
+def with_settings(data: dict[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Plain scenario data with values set by dotted path, acceptance kept with its method and target.
+
+    Raises:
+        ForerunError: a single value stands on the way, or a method that the acceptance does not hold for.
+    """
+    changed = deepcopy(data)
+    for path, value in settings.items():
+        _set_value(changed, path, value, place)
+    carry_acceptance(data, changed, settings)
+    return changed
+
+
+def _set_value(data: dict[str, Any], path: str, value: Any, place: str) -> None:
     """Set a value of plain scenario data by dotted path; sections on the way are made.
 
     Raises:

@@ -24,8 +24,16 @@ def test_speculation_crossover(project_root):
     assert "The draft model pays below about" in text
 
 
-def test_lossless_sampling(project_root):
-    assert output_of("lossless_sampling.py", root=project_root)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_lossless_sampling(seed, project_root):
+    lines = output_of("lossless_sampling.py", "--seed", seed, root=project_root).splitlines()
+    verdicts = {line[:13].strip(): line.split("   ")[-1].strip() for line in lines[2:]}
+    assert verdicts == {
+        "no draft": "same distribution",
+        "chain of 3": "same distribution",
+        "tree 3x2x1": "same distribution",
+        "forgetful": "another distribution",
+    }
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from simulator.speculation.level_decay import AcceptanceFit, LevelDecay, fit_len
 from simulator.speculation.policies import Batch, DraftPolicy, PolicyFactory, check_policy, policy_factory
 from simulator.speculation.policy_config import PolicyConfig
 from simulator.speculation.proposal import Proposal, draft_survival, proposal, tree_survival
+from simulator.speculation.provenance import borrowed_acceptance, carry_acceptance
 from simulator.speculation.tree_config import TreeConfig
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "SpeculationConfig",
     "TreeConfig",
     "acceptance_sampler",
+    "borrowed_acceptance",
+    "carry_acceptance",
     "check_policy",
     "curve_names",
     "draft_survival",

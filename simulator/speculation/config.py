@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -112,6 +112,12 @@ class AcceptanceConfig(Section):
     """Name of a published curve."""
     log: str | None = None
     """File in which vLLM or SGLang reported its acceptance: log, Prometheus counters or benchmark JSON."""
+    method: str | None = None
+    """Method that the rates were measured with, where it is not the scenario's; a curve names its own."""
+    model: str | None = None
+    """Target model that they were measured on, likewise."""
+    instead_of: dict[str, Any] | None = None
+    """The ``method`` and ``acceptance`` that stood here before the method was changed; set by Forerun."""
     decay: Annotated[float, Field(gt=0, le=MOST_DECAY, allow_inf_nan=False)] | None = None
     """With ``alpha`` or ``acceptance_length``: factor of the rate from one position to the next; default 1."""
     extrapolate: bool = False

@@ -12,6 +12,7 @@ from simulator.metrics import combine_replications, forerun_version, jsonable, s
 from simulator.metrics.document import SINGLE_RUN_NOTE
 from simulator.metrics.replications import BASIS_ORDER
 from simulator.scenario import load_scenario
+from simulator.speculation import borrowed_acceptance
 from simulator.studies.conclusion import compare_sentence
 from simulator.studies.crossover import (
     Crossing,
@@ -156,10 +157,16 @@ def compare(
         "basis": max((run["basis"] for run in combined.values()), key=BASIS_ORDER.index),
         "notes": notes,
     }
-    document["conclusion"] = compare_sentence(document)
+    document["conclusion"] = compare_sentence(document) + _borrowed_words(variants)
     plain = jsonable(document)
     assert isinstance(plain, dict)
     return plain
+
+
+def _borrowed_words(variants: Sequence[Variant]) -> str:
+    """Which variants rest on acceptance that was measured with another method or on another model."""
+    found = [(v.name, borrowed_acceptance(v.scenario.speculation, v.scenario.model)) for v in variants]
+    return "".join(f" {name}: {words}." for name, words in found if words is not None)
 
 
 def headline_metric(variant: Variant) -> str:

@@ -13,6 +13,7 @@ from simulator.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, SpeculationConfig, draft_survival, proposal
 from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
 from simulator.speculation.config import ACCEPTANCE_SOURCES, OF_THIS_TREE
+from simulator.speculation.provenance import measured_with
 
 FloatArray = NDArray[np.float64]
 
@@ -136,7 +137,9 @@ def _with_chain(scenario: Scenario, tokens: int, survival: FloatArray) -> Scenar
 def _same_spread(acceptance: AcceptanceConfig) -> dict[str, object]:
     """The fields of an acceptance section that say nothing about the rates at short context."""
     left_out = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread"}
-    return {name: value for name, value in acceptance.model_dump(exclude_unset=True).items() if name not in left_out}
+    kept = {name: value for name, value in acceptance.model_dump(exclude_unset=True).items() if name not in left_out}
+    method, model = measured_with(acceptance)
+    return kept | {"method": method, "model": model}
 
 
 def _trees(scenario: Scenario, speculation: SpeculationConfig) -> tuple[DraftChoice, ...]:

@@ -19,7 +19,7 @@ from simulator.scenario import (
     resolve_paths,
     scenario_from,
     scenario_in,
-    set_value,
+    with_settings,
 )
 
 STUDY_KEYS = ("scenario", "vary", "variants", "metric")
@@ -153,9 +153,7 @@ def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: P
     """
     if not settings:
         return scenario
-    data = scenario.model_dump(exclude_unset=True)
-    for path, value in settings.items():
-        set_value(data, path, value, place + ":")
+    data = with_settings(scenario.model_dump(exclude_unset=True), settings, place + ":")
     if folder is not None:
         resolve_paths(data, folder)
     changed = scenario_from(data, place)

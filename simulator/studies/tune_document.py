@@ -6,7 +6,8 @@ from typing import Any
 
 from simulator.errors import ForerunError
 from simulator.metrics.document import forerun_version, jsonable, scenario_document
-from simulator.speculation import iid_alpha
+from simulator.scenario import Scenario
+from simulator.speculation import borrowed_acceptance, iid_alpha
 from simulator.studies.draft_choices import DraftChoice
 from simulator.studies.tune import BreakEven, Cell, Load, Tuning
 from simulator.studies.tune_flags import batch_table, flags, sglang_choice, vllm_config
@@ -70,7 +71,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
             "emit": emitted,
             "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
             "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
-            "conclusion": conclusion(tuning),
+            "conclusion": conclusion(tuning) + _borrowed_words(tuning.scenario),
             "scenario": scenario_document(tuning.scenario),
             "seed": 0,
             "version": forerun_version(),
@@ -101,6 +102,12 @@ def cell_document(cell: Cell) -> Document:
         },
         "fits_kv_cache": cell.fits,
     }
+
+
+def _borrowed_words(scenario: Scenario) -> str:
+    """Whose acceptance the tuning rests on, where it is not the scenario's own."""
+    words = borrowed_acceptance(scenario.speculation, scenario.model)
+    return "" if words is None else f" {words[0].upper()}{words[1:]}."
 
 
 def conclusion(tuning: Tuning) -> str:

@@ -1,8 +1,5 @@
 """Speculative sampling is lossless: what comes out is the target's, whatever the drafter."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -197,16 +194,3 @@ def test_temperature():
     assert_allclose(token_distribution(logits, 1e-3), [0, 0.5, 0.5, 0], atol=1e-12)
     with pytest.raises(ForerunError, match="temperature"):
         token_distribution(logits, -1.0)
-
-
-def test_the_example_runs(project_root):
-    out = subprocess.run(
-        [sys.executable, "examples/lossless_sampling.py", "--draws", "300"],
-        cwd=project_root,
-        env={"PYTHONPATH": str(project_root)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "1 - TV" in out
-    assert len(out.splitlines()) == 5

@@ -1,0 +1,168 @@
+"""Whose acceptance it is: rates belong to a drafting method and a target model, and move to no other in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simulator.errors import ForerunError
+from simulator.llm import published_repositories
+from simulator.speculation.config import ACCEPTANCE_SOURCES, AcceptanceConfig, SpeculationConfig
+from simulator.speculation.curves import Curve, curve_names, load_curve
+
+SAME_DRAFTER = {"eagle2": "eagle"}
+"""Methods that draft with another's weights: EAGLE-2 grows its trees from the heads of EAGLE."""
+
+
+def borrowed_acceptance(config: SpeculationConfig | None, model: str | Mapping[str, Any]) -> str | None:
+    """What a reader must know of acceptance that was measured with another method or on another model; else None.
+
+    Args:
+        config: the ``speculation`` section.
+        model: the scenario's ``model``.
+    """
+    if config is None or config.method == "none" or config.acceptance is None:
+        return None
+    acceptance = config.acceptance
+    rates = "its rates were" if acceptance.curve is None else f"curve {acceptance.curve} was"
+    method, target = measured_with(acceptance)
+    own = model_name(model)
+    foreign = []
+    if method is not None and _drafter(method) != _drafter(config.method):
+        foreign.append(f"with {method}, not with {config.method}")
+    if target is not None and not same_model(model, target):
+        foreign.append(f"on {target}, not on {own}")
+    words = f"acceptance is borrowed: {rates} measured {' and '.join(foreign)}" if foreign else None
+    if acceptance.instead_of is None:
+        return words
+    swap = (
+        f"the acceptance of {acceptance.instead_of.get('method', 'another method')} does not hold for {config.method}: "
+        f"{_choice_words(config.method, model, config.depth)} stands in"
+    )
+    return swap if words is None else f"{swap}; {words}"
+
+
+def measured_with(acceptance: AcceptanceConfig) -> tuple[str | None, str | None]:
+    """Method and target model that an acceptance section was measured with; None where it is the scenario's own."""
+    if acceptance.curve is None:
+        return acceptance.method, acceptance.model
+    curve = load_curve(acceptance.curve)
+    return curve.method, curve.target
+
+
+def carry_acceptance(before: Mapping[str, Any], data: dict[str, Any], paths: Iterable[str]) -> None:
+    """Keep acceptance with its method and its target where settings change those and leave the acceptance standing.
+
+    Another method takes the catalogue's own curve, on the same target where there is one, and gets its former
+    acceptance back when it is set again; rates carried to another model say whose they are.
+
+    Args:
+        before: plain data of a scenario.
+        data: the same with values set; its acceptance is replaced or stamped.
+        paths: what was set.
+
+    Raises:
+        ForerunError: a method of which the catalogue has no curve.
+    """
+    old, new = before.get("speculation"), data.get("speculation")
+    if not (isinstance(old, Mapping) and isinstance(new, dict) and isinstance(new.get("acceptance"), Mapping)):
+        return
+    own = {"speculation", "speculation.acceptance", *(f"speculation.acceptance.{name}" for name in ACCEPTANCE_SOURCES)}
+    if not own.isdisjoint(paths):
+        return
+    acceptance, method = dict(new["acceptance"]), new.get("method")
+    measured = "curve" not in acceptance  # a curve names its method and target itself
+    if measured and before.get("model") != data.get("model") and before.get("model") is not None:
+        acceptance.setdefault("model", model_name(before["model"]))
+    origin = _origin(acceptance, old.get("method"))
+    if method != old.get("method") and origin is not None:
+        if measured:
+            acceptance.setdefault("method", origin)
+        if isinstance(method, str) and method != "none" and _drafter(origin) != _drafter(method):
+            acceptance = _own_acceptance(method, data.get("model"), _depth(new), origin, acceptance)
+    new["acceptance"] = acceptance
+
+
+def _own_acceptance(method: str, model: Any, depth: int, origin: str, acceptance: Mapping[str, Any]) -> dict[str, Any]:
+    """Acceptance of a method in place of another's: what stood here for it before, else a curve of the catalogue."""
+    former = acceptance.get("instead_of")
+    if not isinstance(former, Mapping):
+        former = {"method": origin, "acceptance": acceptance}
+    elif _drafter(str(former.get("method"))) == _drafter(method):
+        return dict(former["acceptance"])
+    return {"curve": _stand_in(method, model, depth).name, "extrapolate": True, "instead_of": former}
+
+
+def same_model(model: str | Mapping[str, Any], target: str) -> bool:
+    """Whether a scenario's model is the one that a curve names: by catalogue name, repository or name of its file."""
+    names = {model_name(model).lower()}
+    if isinstance(model, str):
+        names |= {repository.split("/")[-1].lower() for repository in published_repositories(model)}
+    return target.lower() in names or model_name(target).lower() in names
+
+
+def model_name(model: str | Mapping[str, Any]) -> str:
+    """A model in words: the last part of its name, repository or path."""
+    if not isinstance(model, str):
+        return str(model.get("name", "a model of the scenario's own"))
+    parts = [part for part in model.replace("\\", "/").split("/") if part]
+    if len(parts) > 1 and parts[-1] == "config.json":
+        return parts[-2]
+    return parts[-1].removesuffix(".json").removesuffix(".yaml") if parts else model
+
+
+def _origin(acceptance: Mapping[str, Any], method: Any) -> str | None:
+    """The method that acceptance was measured with; None where nothing says so."""
+    name = acceptance.get("curve")
+    if isinstance(name, str) and name in curve_names():
+        return load_curve(name).method
+    said = acceptance.get("method", method)
+    return said if isinstance(said, str) and said != "none" else None
+
+
+def _drafter(method: str) -> str:
+    return SAME_DRAFTER.get(method, method)
+
+
+def _depth(speculation: Mapping[str, Any]) -> int:
+    """Draft tokens at which curves are compared: those of a chain, else three."""
+    tokens = speculation.get("num_speculative_tokens")
+    return tokens if isinstance(tokens, int) and 0 < tokens <= 1024 else 3
+
+
+def _own_curves(method: str, model: Any) -> list[Curve]:
+    """The catalogue's curves of a method; those of the model alone, where there are any."""
+    curves = [curve for curve in map(load_curve, curve_names()) if _drafter(curve.method) == _drafter(method)]
+    same = [c for c in curves if isinstance(model, str | Mapping) and same_model(model, c.target)]
+    return same or curves
+
+
+def _lengths(curves: Iterable[Curve], depth: int) -> list[tuple[float, str]]:
+    """Acceptance length at ``depth`` draft tokens and name of each curve, ascending."""
+    return sorted((1.0 + float(curve.survival(depth).sum()), curve.name) for curve in curves)
+
+
+def _stand_in(method: str, model: Any, depth: int) -> Curve:
+    """The middle one of a method's curves by acceptance length, the lower of two.
+
+    Raises:
+        ForerunError: the catalogue has none.
+    """
+    ranked = _lengths(_own_curves(method, model), depth)
+    if not ranked:
+        raise ForerunError(
+            f"speculation.acceptance: was given for another method, and the catalogue has no curve of {method}; set "
+            f"speculation.acceptance together with speculation.method"
+        )
+    return load_curve(ranked[(len(ranked) - 1) // 2][1])
+
+
+def _choice_words(method: str, model: Any, depth: int) -> str:
+    ranked = _lengths(_own_curves(method, model), depth)
+    name = ranked[(len(ranked) - 1) // 2][1]
+    if len(ranked) == 1:
+        return f"the catalogue's only curve of it, {name},"
+    return (
+        f"{name}, the middle one of {len(ranked)} curves of it ({ranked[0][0]:.2f} to {ranked[-1][0]:.2f} tokens per "
+        f"step of {depth}),"
+    )
