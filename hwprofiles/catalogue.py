@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from forerun.yaml_files import LARGEST_FILE_BYTES, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Record
 from hwprofiles.schema import KINDS, Chip, Link, read_kernels
-from hwprofiles.yaml_loader import LARGEST_FILE_BYTES, parse, problem_of
 
 _R = TypeVar("_R", bound=Record)
 SOURCES = ("source", "field_sources")

@@ -1,1 +1,11 @@
-"""Forerun's simulator: one scenario in, predicted requests, engine steps and summary out."""
+"""Forerun's simulator: one scenario in, predicted requests, engine steps and summary out.
+
+>>> import simulator as fr
+>>> result = fr.simulate(fr.load_scenario("examples/chat-h100-draft.yaml"))
+>>> result.summary["completed"]
+200
+"""
+
+from forerun.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hwprofiles import ProfileError, dtype_bytes, load_chip, load_link
+from hwprofiles import dtype_bytes, load_chip, load_link
 from hwprofiles.routing import read_routing
 from simulator.errors import ForerunError
 from simulator.llm import load_architecture
 from simulator.scenario import Scenario
 from simulator.timing import load_framework
-from traces import TraceError
 from traces.catalogue import resolve
 
 
@@ -26,7 +25,7 @@ def check_names(scenario: Scenario) -> None:
     for field, look_up, name in _names(scenario):
         try:
             look_up(name)
-        except (ForerunError, ProfileError, TraceError) as error:
+        except ForerunError as error:
             text = str(error)
             raise ForerunError(text if text.startswith(f"{field}:") else f"{field}: {text}") from None
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwprofiles import Chip
 from simulator.assumptions import Factors
 from simulator.build import Build, PoolBuild
 from simulator.build_fleet import build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError
 from simulator.laws import Outcome, check_laws
+from simulator.result import Result, Summary
 from simulator.scenario import Scenario
 from simulator.serving import (
     FULL_ROWS,
@@ -32,21 +37,45 @@ from simulator.serving import (
     replica_use,
     transfer_report,
 )
+from simulator.serving.fleet_config import Role
 from simulator.speculation import PolicyFactory
 from simulator.step_detail import StepDetail, step_detail
 from simulator.step_rows import BlockUse, Condensed, price_steps, run_gaps
-from simulator.timing import (
-    ModelTimer,
-)
+from simulator.tables import Table
+from simulator.timing import MemoryPlan, ModelTimer
 from simulator.workload import RequestStream, generate_requests
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NEARLY_GONE = 0.98
 """Share of the KV blocks in use from which a run says so."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class PoolFacts:
+    """Equal replicas of a finished run; what made them does not stay."""
+
+    name: str
+    role: Role
+    replicas: int
+    chips: int
+    """Of one replica."""
+    chip: Chip
+    memory: MemoryPlan
+    usd_per_chip_hour: float | None
+
+    @classmethod
+    def of(cls, pool: PoolBuild) -> PoolFacts:
+        """What outlives the run of a pool."""
+        return cls(*(getattr(pool, field.name) for field in fields(cls)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunResult(Result):
     """A finished run."""
+
+    kind = "run"
 
     scenario: Scenario
     seed: int
@@ -60,7 +89,7 @@ class RunResult:
     """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
     notes: tuple[str, ...]
     chips: int
-    pools: tuple[PoolBuild, ...]
+    pools: tuple[PoolFacts, ...]
     """The kinds of replicas, in the order of their numbers."""
     replicas: tuple[ReplicaUse, ...]
     """What each replica did."""
@@ -72,6 +101,51 @@ class RunResult:
     """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` writes: the contract's ``run`` JSON for one seed."""
+        from simulator.metrics import run_document
+
+        return run_document(self)
+
+    @property
+    def summary(self) -> Summary:
+        """The figures of vLLM's serving benchmark, by its names."""
+        return Summary(self.document["summary"])
+
+    @property
+    def title(self) -> str:
+        """Model and hardware."""
+        from simulator.metrics.tables import run_title
+
+        return run_title(self.document)
+
+    def tables(self) -> list[Table]:
+        """Serving, latency, speculation, SLO, engine, pools: those that apply."""
+        from simulator.metrics.tables import run_tables
+
+        return run_tables(self.document)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a request."""
+        return self.to_arrow().to_pylist()
+
+    def to_arrow(self, name: str = "requests") -> pa.Table:
+        """``requests`` or ``steps`` as ``requests.parquet`` and ``steps.parquet`` hold them, or a table by its name."""
+        from simulator.metrics.run_folder import run_columns
+
+        return run_columns(self, name) if name in ("requests", "steps") else super().to_arrow(name)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write what ``forerun run --out`` writes: summary.json, Parquet tables, trace.json and report.html.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        from dashboards.results import save_run
+
+        return save_run(self, Path(folder))
 
 
 def simulate(
@@ -161,7 +235,7 @@ def simulate(
         basis=build.basis,
         notes=tuple(notes),
         chips=build.chips,
-        pools=build.pools,
+        pools=tuple(map(PoolFacts.of, build.pools)),
         replicas=replica_use(
             log,
             use.busy_s,

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from hwprofiles.yaml_loader import LARGEST_FILE_BYTES, Strict, problem_of
+from forerun.yaml_files import LARGEST_FILE_BYTES, parse, problem_of
 from simulator.errors import ForerunError, did_you_mean
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
@@ -229,24 +229,11 @@ def parse_yaml(text: str, place: str) -> Any:
         ForerunError: not YAML; with the line.
     """
     try:
-        return yaml.load(text, Loader=_ScenarioLoader)
+        return parse(text)
     except yaml.YAMLError as error:
         what, line = problem_of(error)
-        where = "" if line is None else f":{line}"
+        where = "" if line is None else f":{min(line, len(text.splitlines()) or 1)}"  # LibYAML names the end a line on
         raise ForerunError(f"{place}{where}: {what}") from None
-
-
-class _ScenarioLoader(Strict, yaml.SafeLoader):
-    """Strict YAML that reads 1e3 as a number."""
-
-
-_ScenarioLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
-    ),
-    list("-+0123456789."),
-)
 
 
 def _wrong_branch(kind: str, value: Any) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
+    ("forerun",),
     ("dashboards",),
     ("simulator.cli",),
     ("simulator.studies", "simulator.selfcheck"),
@@ -26,13 +27,21 @@ FLOORS = (
     ("simulator.speculation.attention_level",),
     ("simulator.speculation", "simulator.timing", "simulator.workload"),
     ("simulator.llm",),
-    ("simulator.settings",),
+    ("simulator.settings", "simulator.result"),
+    ("simulator.tables",),
     ("simulator.errors", "simulator.workers"),
     ("hwprofiles",),
     ("traces",),
+    ("forerun.errors", "forerun.lazy", "forerun.yaml_files"),
 )
-"""From the top: a room may import from the rooms below it. The command may open the dashboards when asked."""
-ALLOWED_UPWARDS = {("simulator.cli", "dashboards")}
+"""From the top: a room may import from the rooms below it. ``forerun`` itself is a name over ``simulator``."""
+ALLOWED_UPWARDS = {
+    ("simulator.cli", "dashboards"),
+    ("simulator.result", "dashboards"),
+    ("simulator.run", "dashboards"),
+    ("simulator.run", "simulator.metrics"),
+}
+"""The command and a result open what shows them when they are asked to."""
 APART = {("hwprofiles", "traces"), ("traces", "hwprofiles")}
 
 
@@ -46,7 +55,7 @@ def floor(name: str) -> int:
 
 
 def sources() -> list[Path]:
-    folders = ("simulator", "hwprofiles", "traces", "dashboards")
+    folders = ("forerun", "simulator", "hwprofiles", "traces", "dashboards")
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

@@ -1,43 +1,9 @@
-"""The one exception of this package, and the hint that goes with it."""
+"""What the package raises, and the wording that goes with it."""
 
-from __future__ import annotations
-
-import difflib
-from collections.abc import Iterable
-
-LONGEST_MESSAGE = 1000
-"""Characters of an error message; whatever is longer has swallowed a file."""
+from forerun.errors import ForerunError
+from forerun.errors import did_you_mean as did_you_mean
+from forerun.errors import shown as shown
 
 
-class TraceError(ValueError):
-    """A trace that cannot be used: one line naming the file, the line or field, the value, and what would be right."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(one_line(message))
-
-
-def one_line(message: str) -> str:
-    """``message`` as one printable line: line ends become spaces, control characters and broken text are spelled out.
-
-    The middle of a message beyond ``LONGEST_MESSAGE`` characters is left out: file and reason stand at its ends.
-    """
-    text = " ".join(message.splitlines())
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    half = LONGEST_MESSAGE // 2 - 3
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} ... {text[-half:]}"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint such as ``; did you mean 'azure-llm'?`` for the known word nearest to ``word``, or an empty string."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else ""
-
-
-def shown(value: object, width: int = 40) -> str:
-    """``value`` as it may stand in a one-line message: its repr, without line ends, cut to ``width`` characters."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, a structure nested too deep
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+class TraceError(ForerunError):
+    """A trace that cannot be used: its message names the file and the line or field."""

@@ -110,9 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         print("forerun: this run needs more memory than there is; fewer requests, or --no-steps", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except (ValueError, OSError) as error:
-        if not is_user_error(error):
-            raise
+    except (ForerunError, OSError) as error:
         if isinstance(error, OSError) and error.filename is None:
             silence_stdout()
         print(f"forerun: {error_line(error)}", file=sys.stderr)
@@ -167,16 +165,6 @@ def broken_law_line(error: LawBrokenError) -> str:
         f"this result cannot be, which is a fault of Forerun: {error.law}; please report {file}; to reproduce: "
         f"forerun run {file} --seed {error.seed}"
     )
-
-
-def is_user_error(error: Exception) -> bool:
-    """Whether ``error`` is about what the user gave, not about a fault of ours."""
-    if isinstance(error, ForerunError | OSError):
-        return True
-    from hwprofiles import ProfileError
-    from traces import TraceError
-
-    return isinstance(error, ProfileError | TraceError)
 
 
 def error_line(error: Exception) -> str:

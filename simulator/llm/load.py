@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, one_line, show
@@ -125,9 +126,8 @@ def _catalogue_files() -> dict[str, Traversable]:
 
 @cache
 def _catalogue_entry(name: str) -> Fields:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = _catalogue_files()[name].read_text(encoding="utf-8")
-    return Fields.of(yaml.load(text, loader), f"catalogue/{name}.yaml")
+    return Fields.of(parse(text), f"catalogue/{name}.yaml")
 
 
 @cache
@@ -199,8 +199,6 @@ def _parse(path: Path) -> Any:
     try:
         if path.suffix.lower() == ".json":
             return json.loads(text)
-        from hwprofiles.yaml_loader import parse  # its package imports much that a model of the catalogue does not need
-
         return parse(text)
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""

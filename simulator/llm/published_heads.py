@@ -7,8 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-import yaml
-
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
 from simulator.llm.draft_heads import HeadSizes
@@ -59,7 +58,7 @@ def published_head(name: str, method: str, target: Architecture) -> PublishedHea
 @cache
 def _heads() -> dict[str, PublishedHead]:
     text = (resources.files("simulator.llm") / "draft_heads.yaml").read_text(encoding="utf-8")
-    rows: dict[str, dict[str, Any]] = yaml.safe_load(text)["heads"]
+    rows: dict[str, dict[str, Any]] = parse(text)["heads"]
     known = [field.name for field in fields(HeadSizes)]
     return {
         name: PublishedHead(

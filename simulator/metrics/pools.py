@@ -12,8 +12,7 @@ import numpy as np
 from simulator.metrics.usage import cost_usd, energy_joules, matrix_dtype, utilisation
 
 if TYPE_CHECKING:
-    from simulator.build import PoolBuild
-    from simulator.run import RunResult
+    from simulator.run import PoolFacts, RunResult
     from simulator.serving.records import ReplicaUse, StepRecords
 
 
@@ -83,7 +82,7 @@ def fleet_energy_joules(rows: Sequence[dict[str, Any]]) -> float | None:
     return None if None in known else sum(known)
 
 
-def fleet_cost_usd(pools: Sequence[PoolBuild], duration_s: float) -> float | None:
+def fleet_cost_usd(pools: Sequence[PoolFacts], duration_s: float) -> float | None:
     """Rent of all pools, US dollars; None when the price of one is not known."""
     known = [cost_usd(pool.usd_per_chip_hour, pool.replicas * pool.chips, duration_s) for pool in pools]
     return None if any(usd is None for usd in known) else sum(usd for usd in known if usd is not None)

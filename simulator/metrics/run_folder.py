@@ -25,6 +25,8 @@ from simulator.metrics.timeline import thinning_remarks, write_timeline
 from simulator.metrics.usage import BOUNDS
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from simulator.run import RunResult
 
 Column = NDArray[np.float64]
@@ -86,11 +88,10 @@ def write_run(
         )
     document = document | {"notes": [*document.get("notes", ()), *remarks]}
     run = run_id(document)
-    latencies = {f"{name}_ms": values for name, values in request_latencies_ms(result.requests).items()}
     folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(folder), StagedFiles(folder) as staged:
-        staged.add(REQUESTS_FILE, lambda path: write_parquet(path, result.requests.columns() | latencies, run))
-        staged.add(STEPS_FILE, lambda path: write_parquet(path, result.steps.columns(), run))
+        staged.add(REQUESTS_FILE, lambda path: write_parquet(path, run_columns(result, "requests"), run))
+        staged.add(STEPS_FILE, lambda path: write_parquet(path, run_columns(result, "steps"), run))
         staged.add(TIMELINE_FILE, lambda path: write_timeline(path, result, run=run))
         sums = {name: checksum(staged.place / name) for name in (REQUESTS_FILE, STEPS_FILE, TIMELINE_FILE)}
         document |= {"run": run, "files": sums}
@@ -112,13 +113,22 @@ def run_id(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def write_parquet(path: Path, columns: Mapping[str, NDArray[np.generic]], run: str = "") -> None:
-    """Write numpy columns as Parquet (zstd), NaN as null, with the name of the run that they are of."""
+def run_columns(result: RunResult, name: str) -> pa.Table:
+    """The ``requests`` (with their latencies in ms) or ``steps`` of a run as their files hold them: NaN as null."""
     import pyarrow as pa
+
+    columns: Mapping[str, NDArray[np.generic]] = result.steps.columns()
+    if name == "requests":
+        latencies = {f"{key}_ms": values for key, values in request_latencies_ms(result.requests).items()}
+        columns = result.requests.columns() | latencies
+    return pa.table({key: pa.array(values, from_pandas=True) for key, values in columns.items()})
+
+
+def write_parquet(path: Path, table: pa.Table, run: str = "") -> None:
+    """Write a table as Parquet (zstd), with the name of the run that it is of."""
     import pyarrow.parquet as pq
 
-    arrays = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
-    pq.write_table(pa.table(arrays).replace_schema_metadata({RUN_KEY: run.encode()}), path, compression="zstd")
+    pq.write_table(table.replace_schema_metadata({RUN_KEY: run.encode()}), path, compression="zstd")
 
 
 def checksum(path: Path) -> str:

@@ -7,10 +7,10 @@ from importlib import resources
 from typing import Annotated
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 from simulator.settings import PositiveInt, Section, Share
 from simulator.speculation.level_decay import (
@@ -141,9 +141,8 @@ def load_curve(name: str) -> Curve:
 
 @cache
 def _curves() -> dict[str, Curve]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = (resources.files("simulator.speculation") / "curves.yaml").read_text(encoding="utf-8")
-    data = yaml.load(text, loader)
+    data = parse(text)
     return {
         name: Curve.model_validate({"name": name, **row, "source": data["sources"][row["source"]]})
         for name, row in data["curves"].items()

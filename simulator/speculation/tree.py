@@ -10,9 +10,9 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 
 IntArray = NDArray[np.int64]
@@ -188,5 +188,5 @@ def load_tree(name: str) -> DraftTree:
 @cache
 def _trees() -> dict[str, Any]:
     text = (resources.files("simulator.speculation") / "trees.yaml").read_text(encoding="utf-8")
-    trees: dict[str, Any] = yaml.safe_load(text)
+    trees: dict[str, Any] = parse(text)
     return trees

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from hwprofiles import Chip, ProfileError, load_chip
+from hwprofiles import Chip, load_chip
 from simulator.build_fleet import build_run
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
@@ -139,7 +139,7 @@ def _layout(study: StudyFile, settings: dict[str, Any], several: Sequence[str]) 
     refused = None
     try:
         chips, usd = _bill(study, scenario, settings)
-    except (ForerunError, ProfileError) as error:
+    except ForerunError as error:
         return Layout(settings, scenario, _name(scenario, told), 0, None, str(error))
     steady = None
     try:

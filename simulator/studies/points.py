@@ -124,11 +124,8 @@ def evaluate(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def error_text(error: Exception) -> str:
     """An error in one line; faults of ours name their kind."""
-    from hwprofiles import ProfileError
-    from traces import TraceError
-
     text = " ".join(str(error).split())
-    if isinstance(error, ForerunError | ProfileError | TraceError | OSError):
+    if isinstance(error, ForerunError | OSError):
         return text
     return f"internal error: {type(error).__name__}: {text}"
 

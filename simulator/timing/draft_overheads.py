@@ -6,9 +6,9 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 
 
@@ -50,7 +50,7 @@ def load_draft_overhead(framework: str, method: str) -> DraftOverhead:
         ForerunError: no such method.
     """
     text = resources.files("simulator.timing").joinpath("draft_overheads.yaml").read_text(encoding="utf-8")
-    entries = yaml.safe_load(text)
+    entries = parse(text)
     row = entries.get(framework, {}).get(method, entries["default"].get(method))
     if row is None:
         known = list(entries["default"])

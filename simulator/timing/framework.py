@@ -8,10 +8,10 @@ from importlib import resources
 from typing import Literal
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from forerun.yaml_files import parse
 from hwprofiles import Chip
 from simulator.errors import ForerunError, did_you_mean
 
@@ -179,7 +179,7 @@ def load_framework(name: str) -> Framework:
         ForerunError: no such framework.
     """
     text = resources.files("simulator.timing").joinpath("frameworks.yaml").read_text(encoding="utf-8")
-    known = yaml.safe_load(text)
+    known = parse(text)
     if name not in known:
         raise ForerunError(
             f"engine.framework: no framework '{name}'{did_you_mean(name, known)} (one of {', '.join(known)})"

@@ -43,7 +43,7 @@ def test_lower_bounds_are_those_that_are_tried():
 
 
 def test_every_package_is_typed_and_shipped():
-    for package in ("simulator", "hwprofiles", "traces", "dashboards"):
+    for package in ("forerun", "simulator", "hwprofiles", "traces", "dashboards"):
         assert (ROOT / package / "py.typed").exists()
 
 

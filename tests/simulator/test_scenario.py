@@ -171,3 +171,17 @@ def test_speculation_is_switched_off_by_one_field(scenario_file):
     off = load_scenario(scenario_file, [f"speculation={block}", "speculation.method=none"])
     assert off.speculation is not None
     assert (off.speculation.method, off.speculation.num_speculative_tokens) == ("none", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("0100", 100), ("010", 10), ("1:30", "1:30"), ("0o17", 15), ("0x1F", 31), ("1e3", 1000.0), (".5", 0.5)),
+        *(("yes", "yes"), ("True", True), ("~", None), ("", None), ("2024-09-01", "2024-09-01"), ("1_000", "1_000")),
+        *(("-.inf", float("-inf")), ("+12", 12), ("1.5e-3", 0.0015), ("0b1", "0b1"), (".", "."), ("1.", 1.0)),
+    ],
+)
+def test_plain_values_mean_what_yaml_1_2_says(text, value):
+    found = parse_yaml(f"key: {text}", "here")["key"]
+    assert found == value
+    assert type(found) is type(value)

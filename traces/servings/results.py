@@ -274,10 +274,12 @@ def _scale(metric: Mapping[str, Any], place: str) -> float:
 def _yaml(file: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
-    import yaml
+    from yaml import YAMLError
+
+    from forerun.yaml_files import parse
 
     try:
-        value = yaml.safe_load(read_text(file))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        value = parse(read_text(file))
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
         raise TraceError(f"{file}: not readable as YAML ({str(error)[:80]})") from None
     return value if isinstance(value, Mapping) else {}

@@ -7,8 +7,8 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-import yaml
 
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 
 TOLERANCE = 0.10
@@ -18,7 +18,7 @@ TOLERANCE = 0.10
 @cache
 def _published() -> dict[str, Any]:
     text = resources.files("simulator.speculation.attention_level").joinpath("hit_rates.yaml").read_text("utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data: dict[str, Any] = parse(text)
     return data
 
 

@@ -8,8 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 
 MECHANISM = ("verify_s", "sync_s", "skip_launch_s")
@@ -70,7 +69,7 @@ class ConsistencySet:
 @cache
 def _file() -> dict[str, Any]:
     text = resources.files("simulator.speculation.attention_level").joinpath("parameters.yaml").read_text("utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data: dict[str, Any] = parse(text)
     return data
 
 

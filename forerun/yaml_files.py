@@ -1,9 +1,9 @@
-"""YAML as people's files hold it: safe types, no key twice, and no few lines that stand for gigabytes."""
+"""YAML as people's files hold it: YAML 1.2's values, no key twice, and no few lines that stand for gigabytes."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -18,22 +18,24 @@ LARGEST_VALUES = 1_000_000
 """Values that a file may stand for once its aliases are written out."""
 
 
-class Strict:
-    """Refuses a key given twice, aliases that multiply or hold themselves, and impossible dates.
+class StrictLoader(_Loader):  # type: ignore[misc]
+    """Refuses a key given twice and aliases that multiply or hold themselves; whatever it refuses is a ``YAMLError``.
 
-    Mixed into one of PyYAML's safe loaders; whatever it refuses is a ``yaml.YAMLError``.
+    Plain values mean what YAML 1.2's core schema says (yaml.org/spec/1.2.2, section 10.3), as in JSON: PyYAML's own
+    rules are those of YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean.
     """
+
+    yaml_implicit_resolvers: ClassVar[dict[str | None, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def __init__(self, stream: str) -> None:
         if _brackets_deep(stream) > DEEPEST:
             raise yaml.YAMLError("nested too deeply")
-        super().__init__(stream)  # type: ignore[call-arg]
+        super().__init__(stream)
 
     def get_single_node(self) -> Any:
         """The document, if what it stands for is small enough."""
-        above: Any = super()
         try:
-            node = above.get_single_node()
+            node = super().get_single_node()
             if node is not None:
                 _written_out(node, {})
         except RecursionError:
@@ -41,10 +43,9 @@ class Strict:
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """A value; a text that only looks like a date or a number is refused with its line."""
-        above: Any = super()
+        """A value; one that cannot be, such as an integer of ten thousand digits, is refused with its line."""
         try:
-            return above.construct_object(node, deep)
+            return super().construct_object(node, deep)
         except (ValueError, TypeError, OverflowError) as error:
             problem = f"{str(error).splitlines()[0]} (write it in quotes, if it is a text)"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
@@ -60,12 +61,25 @@ class Strict:
                 problem = f"'{key_node.value}' is given twice"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             seen.add(key_node.value)
-        above: Any = super()
-        return above.construct_mapping(node, deep=deep)
+        return super().construct_mapping(node, deep=deep)
 
 
-class StrictLoader(Strict, _Loader):  # type: ignore[misc]
-    """Strict YAML, read by LibYAML where it is installed."""
+def _integer(loader: Any, node: Any) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+for _tag, _form, _first in (
+    ("null", r"null|Null|NULL|~|", "nN~\0"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    ("merge", r"<<", "<"),  # of YAML 1.1, and in every file with anchors
+):
+    _resolver = re.compile(f"(?:{_form})$")
+    StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _resolver, [*_first.replace("\0", ""), ""])
+StrictLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def _brackets_deep(text: str) -> int:

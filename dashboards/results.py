@@ -1,0 +1,97 @@
+"""Figures and pages of results: what :class:`simulator.result.Result` opens when it is asked for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboards.compare_report import compare_report
+from dashboards.plan_report import plan_report
+from dashboards.report import REPORT_FILE, report_figures, write_report
+from dashboards.study_report import StudyReport, study_html, study_markdown
+from dashboards.sweep_report import sweep_report
+from dashboards.tune_report import tune_report
+from simulator.errors import ForerunError, did_you_mean
+from simulator.metrics.document import json_text
+from simulator.metrics.files import StagedFiles
+from simulator.metrics.run_folder import REQUEST_COLUMNS, STEP_COLUMNS, Run, run_columns, write_run
+from simulator.result import Result
+from simulator.run import RunResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def result_figure(result: Result, name: str = "") -> go.Figure:
+    """The main figure of a result, or the one of that name.
+
+    Raises:
+        ForerunError: there is none of that name.
+    """
+    found = _figures(result)
+    if name and name not in found:
+        hint = did_you_mean(name, found)
+        raise ForerunError(f"name: no figure '{name}'{hint} (there are {', '.join(found) or 'none'})")
+    if not found:
+        raise ForerunError(f"{result.kind}: this result has no figures")
+    return found[name or next(iter(found))]
+
+
+def figure_names(result: Result) -> tuple[str, ...]:
+    """Names of the figures of a result, the main one first."""
+    return tuple(_figures(result))
+
+
+def study_report(result: Result) -> StudyReport:
+    """The report of a study: its tables, figures, sentence and all that it takes to run it again.
+
+    Raises:
+        ForerunError: there is no report of this kind of result.
+    """
+    reports = {"compare": compare_report, "plan": plan_report, "tune": tune_report, "sweep": sweep_report}
+    if result.kind not in reports:
+        raise ForerunError(f"{result.kind}: no figures and no report of such a result")
+    return reports[result.kind](result.document, result.command)
+
+
+def save_result(result: Result, folder: Path) -> Path:
+    """Write the document of a study and its report as HTML and Markdown; all or none."""
+    report = study_report(result)
+    with StagedFiles(folder) as staged:
+        staged.add_text(f"{result.kind}.json", json_text(result.document))
+        for name, text in result.files().items():
+            staged.add_text(name, text)
+        staged.add_text("report.html", study_html(report))
+        staged.add_text("report.md", study_markdown(report))
+    return folder
+
+
+def save_run(result: RunResult, folder: Path) -> Path:
+    """Write the files and the report of a run, as ``forerun run --out`` does."""
+    write_run(folder, result, result.document, {REPORT_FILE: write_report})
+    return folder
+
+
+def run_of_result(result: RunResult) -> Run:
+    """A result as the figures read it, without a folder."""
+
+    def floats(table: pa.Table, names: tuple[str, ...]) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+        return {name: np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=np.float64) for name in names}
+
+    return Run(
+        Path(),
+        result.document,
+        floats(run_columns(result, "requests"), REQUEST_COLUMNS),
+        floats(run_columns(result, "steps"), STEP_COLUMNS),
+    )
+
+
+def _figures(result: Result) -> dict[str, go.Figure]:
+    """Every figure of a result by name, the main one first."""
+    if isinstance(result, RunResult):
+        figures = report_figures(run_of_result(result))
+        return {key.removeprefix("figure-"): figure for key, figure in figures.items()}
+    return {figure.name: figure.figure for figure in study_report(result).figures}

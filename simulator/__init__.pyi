@@ -1,0 +1,10 @@
+from simulator.errors import ForerunError as ForerunError
+from simulator.errors import LawBrokenError as LawBrokenError
+from simulator.replay import replay_kernels as replay_kernels
+from simulator.replay.calibrate import calibrate as calibrate
+from simulator.result import Result as Result
+from simulator.run import RunResult as RunResult
+from simulator.run import simulate as simulate
+from simulator.scenario import Scenario as Scenario
+from simulator.scenario import load_scenario as load_scenario
+from simulator.tables import Table as Table

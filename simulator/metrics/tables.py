@@ -1,0 +1,167 @@
+"""What a run says, as tables, grouped as vLLM's benchmark prints its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulator.metrics.pools import chips_words
+from simulator.metrics.slo import LATENCIES
+from simulator.metrics.usage import main_bottleneck
+from simulator.tables import ABSENT, Cell, Table, Value, duration, number, pairs, percent, scaled
+
+Document = dict[str, Any]
+
+STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
+
+
+def run_tables(document: Document) -> list[Table]:
+    """Every table of a ``run`` document."""
+    found = [serving_table(document), latency_table(document)]
+    if "spec_decode_num_drafts" in document["summary"]:
+        found.append(speculation_table(document))
+    if document["slo"] is not None:
+        found.append(slo_table(document))
+    found.append(engine_table(document))
+    if document.get("pools"):
+        found.append(pool_table(document))
+    return found
+
+
+def run_title(document: Document) -> str:
+    """Model and hardware of a run document."""
+    scenario = document["scenario"]
+    model = scenario["model"] if isinstance(scenario["model"], str) else "inline model"
+    return f"{model} on {chips_words(document)}"
+
+
+def run_facts(document: Document) -> str:
+    """What the numbers of a run document rest on."""
+    runs = document["replications"]
+    count = f" · mean of {runs} runs, {document['interval_level']:.0%} intervals" if runs > 1 else ""
+    return f"basis: {document['basis']} · seed {document['seed']}{count}"
+
+
+def serving_table(document: Document) -> Table:
+    """Requests, tokens and rates, under vLLM's labels."""
+    summary, intervals = document["summary"], document["intervals"]
+    rows = [
+        ("Successful requests", "completed"),
+        ("Failed requests", "failed"),
+        ("Benchmark duration (s)", "duration"),
+        ("Total input tokens", "total_input_tokens"),
+        ("Total generated tokens", "total_output_tokens"),
+        ("Request throughput (req/s)", "request_throughput"),
+        ("Request goodput (req/s)", "request_goodput"),
+        ("Output token throughput (tok/s)", "output_throughput"),
+        ("Total token throughput (tok/s)", "total_token_throughput"),
+    ]
+    shown = [(label, key) for label, key in rows if key != "request_goodput" or summary[key] is not None]
+    cells = [(label, with_interval(key, summary, intervals)) for label, key in shown]
+    return pairs("Serving", cells, name="serving")
+
+
+def latency_table(document: Document) -> Table:
+    """Latencies in milliseconds, one row each."""
+    summary, intervals = document["summary"], document["intervals"]
+    rows = [
+        [name.upper(), *(with_interval(f"{statistic}_{name}_ms", summary, intervals) for statistic in STATISTICS)]
+        for name in LATENCIES
+    ]
+    return Table("Latency (ms)", ("", *STATISTICS), rows, name="latency")
+
+
+def with_interval(key: str, summary: Document, intervals: Document) -> Value:
+    """A number of the summary, and half the width of its interval where there is one, e.g. ``58.04 ±15``."""
+    interval = intervals.get(key)
+    if interval is None or interval[0] == interval[1]:
+        return Cell(number(summary[key]), value=summary[key])
+    half = (interval[1] - interval[0]) / 2
+    return Cell(number(summary[key]), aside=f"±{number(half, 2)}", value=summary[key])
+
+
+def speculation_table(document: Document) -> Table:
+    """vLLM's speculative-decoding results."""
+    summary = document["summary"]
+    positions = summary["spec_decode_per_position_acceptance_rates"] or []
+    rows: list[tuple[str, Value]] = [
+        ("Acceptance rate (%)", summary["spec_decode_acceptance_rate"]),
+        ("Acceptance length", summary["spec_decode_acceptance_length"]),
+        ("Drafts", summary["spec_decode_num_drafts"]),
+        ("Draft tokens", summary["spec_decode_draft_tokens"]),
+        ("Accepted tokens", summary["spec_decode_accepted_tokens"]),
+        ("Per-position acceptance (%)", "  ".join(f"{share * 100:.1f}" for share in positions) or ABSENT),
+    ]
+    return pairs("Speculative decoding", rows, name="speculation")
+
+
+def slo_table(document: Document) -> Table:
+    """Every limit, the value reached and the verdict."""
+    slo = document["slo"]
+    share = "" if slo["good_share"] is None else f", {percent(slo['good_share'])} of requests good"
+    words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
+    rows = [[key, row["value"], row["limit"], words[row["met"]]] for key, row in slo["limits"].items()]
+    return Table(f"SLO {'met' if slo['met'] else 'missed'}{share}", ("", "value", "limit", ""), rows, name="slo")
+
+
+def engine_table(document: Document) -> Table:
+    """What limits the engine, KV use, utilisation, energy, cost, and how long the simulation took."""
+    kv, use, engine = document["kv_cache"], document["utilisation"], document["engine"]
+    blocks = f"{number(kv['num_blocks'])} x {kv['block_size']} tokens{' (measured)' if kv['overridden'] else ''}"
+    held = f"peak {percent(kv['peak_use'])}, mean {percent(kv['mean_use'])}, {number(kv['preemptions'])} preemptions"
+    rows: list[tuple[str, Value]] = [
+        ("Bottleneck", bottleneck_cell(document["bottleneck"])),
+        ("KV blocks per replica", blocks),
+        ("KV use", held),
+        ("MFU / MBU", f"{percent(use['mfu'])} / {percent(use['mbu'])}"),
+    ]
+    if kv["prefix_hit_tokens"] is not None:
+        rates = [row["prefix_hit_rate"] for row in document.get("replicas") or () if row["prefix_hit_rate"] is not None]
+        spread = f", {percent(min(rates))} to {percent(max(rates))} by replica" if len(rates) > 1 else ""
+        host = kv.get("host")
+        tier = f", {percent(host['hit_rate'])} from host memory" if host else ""
+        rows.insert(3, ("Prefix cache hits", f"{percent(kv['prefix_hit_rate'])} of prompt tokens{tier}{spread}"))
+    transfers = document.get("kv_transfer")
+    if transfers:
+        moved = f"{number(transfers['transfers'])} prompts, {number(transfers['tokens'])} tokens"
+        rows.append(("KV transferred", f"{moved}, mean {duration(transfers['mean_s'])} from prompt end to arrival"))
+    if kv.get("swapped_blocks") is not None:
+        rows.append(("Swapped to host", f"{number(kv['swapped_blocks'])} KV blocks"))
+    if document.get("restarts") is not None:
+        rows.append(("Restarts after failures", document["restarts"]))
+    if document["energy_joules"] is not None:
+        rows.append(("Energy", scaled(document["energy_joules"], "J")))
+    if document["cost_usd"] is not None:
+        per_million = document["usd_per_million_output_tokens"]
+        rows.append(("Cost", f"${number(document['cost_usd'])}, ${number(per_million)} per million output tokens"))
+    steps = f"{number(engine['steps'])} engine steps in {duration(engine['wall_s'])}"
+    return pairs("Engine", [*rows, ("Simulated", steps)], name="engine")
+
+
+def pool_table(document: Document) -> Table:
+    """Every pool: its chips, how busy it was, and what its KV cache held."""
+    columns = ("", "role", "replicas", "chips", "busy", "peak KV", "prefix hits", "MFU / MBU")
+    rows = [
+        [
+            pool["name"],
+            pool["role"],
+            pool["replicas"],
+            f"{pool['chips']} x {pool['chip']}",
+            percent(pool["busy"]),
+            percent(pool["peak_use"]),
+            percent(pool["prefix_hit_rate"]),
+            f"{percent(pool['utilisation']['mfu'])} / {percent(pool['utilisation']['mbu'])}",
+        ]
+        for pool in document["pools"]
+    ]
+    return Table("Pools", columns, rows, name="pools")
+
+
+def bottleneck_cell(shares: Mapping[str, float] | None) -> Value:
+    """The main bound first, then the other shares of at least 0.5 %, largest first."""
+    main = main_bottleneck(dict(shares)) if shares else None
+    if shares is None or main is None:
+        return None
+    others = sorted((bound for bound in shares if bound != main and shares[bound] >= 0.005), key=lambda b: -shares[b])
+    rest = ", ".join(f"{bound} {shares[bound]:.0%}" for bound in others)
+    return Cell(f"{main} {shares[main]:.0%}", aside=rest, tone="strong")

@@ -1,0 +1,233 @@
+"""A table as data, with one rule each for a terminal, Markdown and HTML; and how single figures are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+ABSENT = "-"
+Tone = Literal["", "good", "bad", "faint", "strong"]
+_RICH_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value as it is shown: its words, what stands faintly behind them, and a tone.
+
+    >>> Cell("1.284", aside="1.251..1.320", tone="good", value=1.284)
+    Cell(text='1.284', aside='1.251..1.320', tone='good', value=1.284)
+    """
+
+    text: str
+    aside: str = ""
+    """Less important words after the text, such as an interval."""
+    tone: Tone = ""
+    """``good`` and ``bad`` where the value is sure to be one of the two; ``faint`` for what is left out of account."""
+    value: Any = None
+    """What stands for the cell in a data frame; default: the text."""
+
+
+Value = Cell | str | int | float | None
+"""What a cell may hold: numbers are written by :func:`number`, None as ``-``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as data: what studies and runs build once, and every surface renders.
+
+    ``rich()`` is for a terminal, ``markdown()`` for a file, ``html()`` for a page (a ``<table>`` in a ``div.scroll``
+    without its title, which belongs to the card or heading around it), ``to_arrow()`` for a data frame. The first
+    column labels the rows; the others hold figures and align right unless ``left`` is set.
+
+    >>> print(Table("Latency (ms)", ("", "mean", "p99"), [("TTFT", 12.5, 80.25)]).markdown())
+    |   | mean | p99 |
+    | --- | ---: | ---: |
+    | TTFT | 12.5 | 80.25 |
+    """
+
+    title: str
+    columns: Sequence[str]
+    """Headings; where all are empty the table shows none."""
+    rows: Sequence[Sequence[Value]]
+    left: bool = False
+    """Whether all columns hold words."""
+    shown: int | None = None
+    """Rows that a terminal shows and a page does not fold; None for all. Data frames and Markdown have every row."""
+    name: str = ""
+    """Under which a result hands it out: ``result.table("candidates")``."""
+
+    @property
+    def headed(self) -> bool:
+        """Whether the columns have headings."""
+        return any(self.columns)
+
+    @property
+    def hidden(self) -> int:
+        """Rows beyond ``shown``."""
+        return 0 if self.shown is None else max(0, len(self.rows) - self.shown)
+
+    def rich(self) -> RichTable:
+        """The table for a terminal."""
+        from rich import box
+        from rich.table import Table as RichTable
+
+        table = RichTable(
+            title=self.title or None,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD if self.headed else None,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+            show_header=self.headed,
+            caption=f"and {self.hidden:,} more: --json FILE has them all" if self.hidden else None,
+            caption_justify="left",
+        )
+        for index, column in enumerate(self.columns):
+            left = self.left or index == 0 or not self.headed
+            table.add_column(_plain(column), justify="left" if left else "right", overflow="fold")
+            table.columns[-1].no_wrap = index == 0 and self.headed
+        for row in self.rows[: self.shown]:
+            table.add_row(*map(_rich_cell, row))
+        return table
+
+    def markdown(self) -> str:
+        """The table in Markdown, every row of it."""
+        rules = [" --- " if self.left or index == 0 else " ---: " for index in range(len(self.columns))]
+        head = "|".join(f" {markdown_text(column) or ' '} " for column in self.columns)
+        lines = ["|".join(f" {markdown_text(cell_text(cell)) or ' '} " for cell in row) for row in self.rows]
+        return "\n".join(f"|{line}|" for line in (head, "|".join(rules), *lines))
+
+    def html(self) -> str:
+        """The table as HTML without its title; rows beyond ``shown`` are folded. Empty text without rows."""
+        if not self.rows:
+            return ""
+        kind = ' class="words"' if self.left else ""
+        head = "".join(f'<th scope="col">{escape(column)}</th>' for column in self.columns)
+        head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
+        lines = ["<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows]
+        shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
+        table = f'<div class="scroll"><table{kind}>{head}<tbody>{"".join(shown)}</tbody></table></div>'
+        if not more:
+            return table
+        rest = f'<div class="scroll"><table{kind}>{head}<tbody>{"".join(more)}</tbody></table></div>'
+        return f"{table}<details><summary>{len(more):,} more</summary>{rest}</details>"
+
+    def to_arrow(self) -> pa.Table:
+        """The values of the cells in columns named by their headings."""
+        import pyarrow as pa
+
+        values = [[_value(cell) for cell in row] for row in self.rows]
+        names = [column or (f"column_{index}" if index else "name") for index, column in enumerate(self.columns)]
+        return pa.table({name: arrow_column([row[index] for row in values]) for index, name in enumerate(names)})
+
+
+def pairs(title: str, rows: Iterable[tuple[str, Value]], name: str = "") -> Table:
+    """A table without headings: labels on the left, values on the right."""
+    return Table(title, ("", ""), list(rows), left=True, name=name)
+
+
+def faint(row: Sequence[Value]) -> list[Value]:
+    """A row that stands back behind the others."""
+    return [
+        replace(cell, tone="faint") if isinstance(cell, Cell) else Cell(cell_text(cell), "", "faint", cell)
+        for cell in row
+    ]
+
+
+def arrow_column(values: list[Any]) -> pa.Array[Any]:
+    """Values as a column; texts where they are of several kinds."""
+    import pyarrow as pa
+
+    try:
+        column: pa.Array[Any] = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        known = [value for value in values if value is not None]
+        kind: type = float if all(isinstance(value, int | float) for value in known) else str
+        column = pa.array([None if value is None else kind(value) for value in values])
+    return column
+
+
+def cell_text(cell: Value) -> str:
+    """A cell in plain words."""
+    if isinstance(cell, Cell):
+        return f"{cell.text} {cell.aside}".rstrip()
+    return cell if isinstance(cell, str) else number(cell)
+
+
+def markdown_text(text: str) -> str:
+    """``text`` in one line of Markdown in which nothing is markup."""
+    line = " ".join(text.split())
+    for mark in ("\\", "`", "*", "_", "[", "|", "#"):
+        line = line.replace(mark, f"\\{mark}")
+    return line.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _value(cell: Value) -> Any:
+    if not isinstance(cell, Cell):
+        return cell
+    return cell_text(cell) if cell.value is None else cell.value
+
+
+def _plain(text: str) -> Text:
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _rich_cell(cell: Value) -> Text:
+    if not isinstance(cell, Cell):
+        return _plain(cell_text(cell))
+    from rich.text import Text
+
+    text = Text(cell.text, style=_RICH_STYLES[cell.tone])
+    return text.append(f" {cell.aside}", style="dim not bold") if cell.aside else text
+
+
+def _html_cell(cell: Value) -> str:
+    if not isinstance(cell, Cell):
+        return f"<td>{escape(cell_text(cell))}</td>"
+    aside = f' <span class="aside">{escape(cell.aside)}</span>' if cell.aside else ""
+    tone = f' class="{cell.tone}"' if cell.tone else ""
+    return f"<td{tone}>{escape(cell.text)}{aside}</td>"
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """``digits`` significant digits with thousands separators; ``-`` for None."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, int) or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def scaled(value: float | None, unit: str) -> str:
+    """A number with an SI prefix, e.g. ``3.35 TB/s``; ``-`` for None."""
+    if value is None:
+        return ABSENT
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in the unit that reads best, e.g. ``12.3 us``."""
+    if seconds is None:
+        return ABSENT
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= factor:
+            return f"{seconds / factor:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage; ``-`` for None."""
+    return ABSENT if share is None else f"{share * 100:.1f} %"

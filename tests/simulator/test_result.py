@@ -1,0 +1,128 @@
+"""What a result hands out: documents, tables, frames, figures; and the one base of all errors."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tiny_scenario import tiny_data
+
+import simulator
+from hwprofiles import ProfileError, load_chip
+from simulator import ForerunError, simulate
+from simulator.scenario import scenario_from
+from simulator.tables import Cell, Table, faint, pairs
+from traces import TraceError, read_requests
+
+
+def test_every_package_raises_the_same_base():
+    assert issubclass(ProfileError, ForerunError)
+    assert issubclass(TraceError, ForerunError)
+    with pytest.raises(ForerunError, match="no chip 'h10-sxm'"):
+        load_chip("h10-sxm")
+    with pytest.raises(ForerunError, match="azure-conv-2023"):
+        read_requests("azure-conv-202")
+
+
+ODD = Table(
+    "Odd <b>",
+    ("", "a|b", "*n*"),
+    [["[red]x\ny", Cell("1.5", aside="1..2", tone="good", value=1.5), 2], ["<i>", None, 1234567.0], ["z", "w", 3]],
+    shown=2,
+)
+
+
+def test_a_table_is_rendered_without_its_words_becoming_markup():
+    page = ODD.html()
+    assert "&lt;i&gt;" in page
+    assert '<td class="good">1.5 <span class="aside">1..2</span></td>' in page
+    assert "<details><summary>1 more</summary>" in page
+    lines = ODD.markdown().splitlines()
+    assert len(lines) == 2 + 3
+    assert all(line.count("|") - line.count("\\|") == 4 for line in lines)
+    assert lines[0] == "|   | a\\|b | \\*n\\* |"
+    assert lines[2].startswith("| \\[red] x y |".replace("] x", "]x"))
+    assert lines[3] == "| &lt;i> | - | 1,234,567 |"
+
+
+def test_a_table_in_a_terminal_shows_its_words_as_they_are(capsys):
+    from rich.console import Console
+
+    Console(width=100).print(ODD.rich())
+    out = capsys.readouterr().out
+    assert "[red]x" in out
+    assert "1.5 1..2" in out
+    assert "and 1 more" in out
+    assert "z" not in out.split("Odd <b>")[1].split("and 1 more")[0].split("\n", 2)[2]
+
+
+def test_values_of_a_table_reach_a_data_frame():
+    frame = ODD.to_arrow()
+    assert frame.column_names == ["name", "a|b", "*n*"]
+    assert frame["*n*"].to_pylist() == [2.0, 1234567.0, 3.0]
+    assert faint(["a", 2])[1].value == 2
+    assert not pairs("", [("label", 1)]).headed
+
+
+@pytest.fixture(scope="module")
+def result():
+    return simulate(scenario_from(tiny_data(), "tiny"))
+
+
+def test_a_run_result_travels(result):
+    again = pickle.loads(pickle.dumps(result))
+    assert again == result
+    assert again.document == result.document
+    other = simulate(scenario_from(tiny_data(), "tiny"), seed=7)
+    assert other != result
+    assert result != result.document
+    assert len(repr(result)) < 2000
+    assert "llama" in repr(result)
+
+
+def test_a_run_result_hands_out_all_it_has(result, tmp_path):
+    assert result.summary["completed"] == len(result.requests)
+    assert "mean_ttft_ms" in repr(result.summary)
+    assert result.to_arrow().num_rows == len(result.requests)
+    assert result.to_arrow("steps").num_rows == len(result.steps)
+    assert result.table().title == "Serving"
+    assert result.table("latency").rows[0][0] == "TTFT"
+    with pytest.raises(ForerunError, match="no table 'latenc'; did you mean 'latency'"):
+        result.table("latenc")
+    assert "<table" in result._repr_html_()
+    assert result.figure("latency").data
+    assert "latency" in result.figures
+    with pytest.raises(ForerunError, match="no figure 'latenc'; did you mean 'latency'"):
+        result.figure("latenc")
+    assert result.save(tmp_path / "run") == tmp_path / "run"
+    assert pq.read_table(tmp_path / "run" / "requests.parquet").equals(result.to_arrow())
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_without_pandas_the_way_out_is_told(result, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ForerunError, match=r"pandas is not installed.*to_arrow"):
+        result.to_pandas()
+
+
+def test_the_face_lends_what_its_stub_names():
+    for package in ("simulator", "hwprofiles", "traces", "dashboards"):
+        module = __import__(package)
+        assert module.__all__, package
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        assert set(module.__all__) <= set(dir(module))
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = module.nothing
+        submodules = {path.stem for path in Path(module.__file__).parent.iterdir()}
+        assert not submodules & set(module.__all__), "a submodule of that name would take the name's place"
+
+
+def test_forerun_is_a_name_over_the_face():
+    import forerun
+
+    assert forerun.simulate is simulator.simulate
+    assert "simulate" in dir(forerun)
+    with pytest.raises(AttributeError):
+        _ = forerun.nothing
