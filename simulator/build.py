@@ -65,6 +65,8 @@ class PoolBuild:
     cluster: Cluster
     memory: MemoryPlan
     usd_per_chip_hour: float | None
+    peak_flops_per_s: float
+    """Dense, of one chip, in the dtype of the weight matrices (of the experts where there are any): what MFU is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,11 @@ def build_cluster(
         notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
     usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
     chips = hardware.chips_per_replica * hardware.speculative_parallel
-    pool = PoolBuild("all", "both", hardware.replicas, chips, hardware.chips_per_stage, chip, cluster, memory, usd)
+    matrices = "expert" if architecture.parameters().expert else "mlp"
+    peak = chip.peak_flops(target.weight_dtypes[matrices])
+    pool = PoolBuild(
+        "all", "both", hardware.replicas, chips, hardware.chips_per_stage, chip, cluster, memory, usd, peak
+    )
     return Build(
         cluster=cluster,
         memory=memory,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 from forerun.errors import ForerunError as ForerunError
 from forerun.errors import did_you_mean as did_you_mean
+
+
+class StalledError(RuntimeError):
+    """A simulation has nothing left to do and requests that have not ended: a fault of the simulator."""
 
 
 class LawBrokenError(RuntimeError):
@@ -15,11 +20,17 @@ class LawBrokenError(RuntimeError):
         law: what is broken, with the numbers.
         scenario: what was run, as JSON that ``forerun run`` takes.
         seed: with which it was run.
+        options: further words of the command that runs it again.
+        result: the run's result, where there is one; it does not travel between processes.
     """
 
-    def __init__(self, law: str, scenario: str, seed: int) -> None:
-        super().__init__(law, scenario, seed)
-        self.law, self.scenario, self.seed = law, scenario, seed
+    def __init__(self, law: str, scenario: str, seed: int, options: str = "", result: Any = None) -> None:
+        super().__init__(law, scenario, seed, options)
+        self.law, self.scenario, self.seed, self.options, self.result = law, scenario, seed, options, result
+
+    def __reduce__(self) -> tuple[type[LawBrokenError], tuple[str, str, int, str]]:
+        """For another process: all but the result."""
+        return type(self), (self.law, self.scenario, self.seed, self.options)
 
     @property
     def mark(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,8 @@ from simulator.assumptions import Factors
 from simulator.build import Build, PoolBuild
 from simulator.build_fleet import build_run
 from simulator.drafting import DrafterFactory
-from simulator.errors import ForerunError
-from simulator.laws import Outcome, check_laws
+from simulator.errors import ForerunError, LawBrokenError, StalledError
+from simulator.invariants import Outcome, StepAudit, broken
 from simulator.result import Result, Summary
 from simulator.scenario import Scenario
 from simulator.serving import (
@@ -38,9 +38,10 @@ from simulator.serving import (
     transfer_report,
 )
 from simulator.serving.fleet_config import Role
+from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory
 from simulator.step_detail import StepDetail, step_detail
-from simulator.step_rows import BlockUse, Condensed, price_steps, run_gaps
+from simulator.step_rows import StepRows, StepTotals
 from simulator.tables import Table
 from simulator.timing import MemoryPlan, ModelTimer
 from simulator.workload import RequestStream, generate_requests
@@ -64,6 +65,7 @@ class PoolFacts:
     chip: Chip
     memory: MemoryPlan
     usd_per_chip_hour: float | None
+    peak_flops_per_s: float
 
     @classmethod
     def of(cls, pool: PoolBuild) -> PoolFacts:
@@ -81,6 +83,8 @@ class RunResult(Result):
     seed: int
     requests: RequestRecords
     steps: StepRecords
+    totals: StepTotals
+    """Sums over all engine steps, whichever rows were kept."""
     gaps: GapCounts
     kv: KvCacheReport
     speculation: SpeculationCounters | None
@@ -174,7 +178,8 @@ def simulate(
         stream: requests to serve in place of those that the scenario's workload describes.
 
     Raises:
-        LawBrokenError: the result breaks physics or conservation (see ``simulator.laws``); a fault of the simulator.
+        LawBrokenError: the result breaks physics or conservation (see ``simulator.invariants``), a fault of the
+            simulator; the error carries the result.
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
             modelled.
         hwprofiles.ProfileError: unknown or faulty chip or link.
@@ -186,83 +191,120 @@ def simulate(
         stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    keep_steps = full_step_rows != 0
-    condensed = None if keep_steps else Condensed(build)
-    log = (build.fleet or build.cluster).run(
-        stream,
-        progress,
-        full_step_rows or FULL_ROWS,
-        None if condensed is None else condensed.take,
-    )
-    if sum(log.failed) == len(stream):
+    audit, keep_steps = StepAudit(build.pools), full_step_rows != 0
+    rows = StepRows(build, audit.take, keep_steps)
+    try:
+        log = (build.fleet or build.cluster).run(
+            stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take
+        )
+    except StalledError as error:
+        raise _broken(str(error), scenario, seed, keep_steps) from None
+    rows.take(log.steps)
+    result = _result(scenario, seed, build, log, rows, audit, keep_steps, cpu, wall)
+    problem = broken(_outcome(build, log, result, audit))
+    if problem is not None:
+        raise _broken(problem, scenario, seed, keep_steps, result)
+    return result
+
+
+def _broken(
+    problem: str, scenario: Scenario, seed: int, keep_steps: bool, result: RunResult | None = None
+) -> LawBrokenError:
+    described = scenario.model_dump_json(exclude_unset=True)
+    return LawBrokenError(problem, described, seed, "" if keep_steps else " --no-steps", result)
+
+
+def _result(
+    scenario: Scenario,
+    seed: int,
+    build: Build,
+    log: RunLog,
+    rows: StepRows,
+    audit: StepAudit,
+    keep_steps: bool,
+    cpu: float,
+    wall: float,
+) -> RunResult:
+    """What is left of a run that began at these processor and wall-clock times.
+
+    Raises:
+        ForerunError: no request could be served, or the run lasts beyond what simulated time can tell apart.
+    """
+    if sum(log.failed) == len(log.stream):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
         raise ForerunError(f"workload: no request can be served here ({reasons})")
-    requests = _requests(log, build.cluster)
-    steps, use = _steps(log, build, condensed)
-    kv = _kv_report(build, use, requests, log)
-    speculation = _speculation(log, build.cluster) if build.cluster.sampler is not None else None
-    check_laws(scenario, seed, _outcome(build, log, requests, steps, speculation))
-    ends = steps.start_s + steps.seconds
-    notes = [*build.notes, *stream.notes]
-    if stream.prefix_hashes is None and any(pool.cluster.offload is not None for pool in build.pools):
-        notes.append("engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat")
-    if log.stage_open_s:
-        idle = 1.0 - log.stage_busy_s / log.stage_open_s
-        notes.append(f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)")
-    notes += [f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items())]
-    restarts = sum(log.restarts)
-    if restarts:
-        notes.append(f"{restarts} requests started again elsewhere because their replica failed")
+    totals = audit.totals
+    simulated_s = float(totals.end_s.max())
+    if simulated_s > LONGEST_S:
+        raise ForerunError(
+            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be told apart; fewer "
+            f"requests, shorter pauses or failures"
+        )
+    requests, steps = _requests(log, build.cluster), rows.steps()
+    kv = _kv_report(build, totals, requests, log)
     kinds = [pool for pool in build.pools for _ in range(pool.replicas)]
-    notes += _decode_ranges(build, steps)
-    notes += _kv_notes(kv)
     return RunResult(
         scenario=scenario,
         seed=seed,
         requests=requests,
         steps=steps,
-        gaps=run_gaps(log, build.fast, condensed),
+        totals=totals,
+        gaps=rows.gaps(log, build.fast),
         kv=kv,
-        speculation=speculation,
+        speculation=_speculation(log, build.cluster) if build.cluster.sampler is not None else None,
         engine=EngineCounters(
-            steps=int(steps.steps.sum()),
+            steps=int(totals.steps.sum()),
             spans=log.steps.spans,
             exact_steps=log.exact_steps,
-            simulated_s=float(ends.max()) if len(ends) else 0.0,
+            simulated_s=simulated_s,
             cpu_s=time.process_time() - cpu,
             wall_s=time.perf_counter() - wall,
         ),
         basis=build.basis,
-        notes=tuple(notes),
+        notes=(*build.notes, *log.stream.notes, *_notes(build, log, steps), *_kv_notes(kv)),
         chips=build.chips,
         pools=tuple(map(PoolFacts.of, build.pools)),
         replicas=replica_use(
             log,
-            use.busy_s,
-            use.peak_blocks,
+            totals.seconds,
+            totals.peak_blocks,
             [pool.cluster.pool(pool.name) for pool in kinds],
             [pool.chip.name for pool in kinds],
         ),
         transfers=transfer_report(log) if any(pool.role == "prefill" for pool in build.pools) else None,
-        restarts=restarts,
+        restarts=sum(log.restarts),
         detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 and keep_steps else None,
         steps_kept=keep_steps,
     )
 
 
-def _outcome(
-    build: Build, log: RunLog, requests: RequestRecords, steps: StepRecords, speculation: SpeculationCounters | None
-) -> Outcome:
+def _notes(build: Build, log: RunLog, steps: StepRecords) -> Iterator[str]:
+    """What a run has to say about itself beside what was known before it."""
+    if log.stream.prefix_hashes is None and any(pool.cluster.offload is not None for pool in build.pools):
+        yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
+    if log.stage_open_s:
+        idle = 1.0 - log.stage_busy_s / log.stage_open_s
+        yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"
+    yield from (f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items()))
+    restarts = sum(log.restarts)
+    if restarts:
+        yield f"{restarts} requests started again elsewhere because their replica failed"
+    yield from _decode_ranges(build, steps)
+
+
+def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> Outcome:
     return Outcome(
         pools=build.pools,
-        requests=requests,
-        steps=steps,
-        speculation=speculation,
+        requests=result.requests,
+        steps=audit,
+        speculation=result.speculation,
+        offered=len(log.stream),
         max_concurrency=log.stream.max_concurrency,
         restarts=np.asarray(log.restarts, dtype=np.int64),
         prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
         transfers=log.transfers,
         blocks_left=log.blocks_left,
+        refused=sum(log.refusals.values()),
         stage_busy_s=log.stage_busy_s,
         stage_open_s=log.stage_open_s,
     )
@@ -287,25 +329,14 @@ def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
     )
 
 
-def _steps(log: RunLog, build: Build, condensed: Condensed | None) -> tuple[StepRecords, BlockUse]:
-    """Step records, or the sums that stand for them, and the use of KV blocks behind them."""
-    if condensed is not None:
-        condensed.take(log.steps)
-        if condensed.use is not None:
-            return condensed.steps(), condensed.use
-    steps = price_steps(log.steps, build)
-    return steps, BlockUse.of(steps, sum(pool.replicas for pool in build.pools))
-
-
-def _kv_notes(kv: KvCacheReport) -> list[str]:
+def _kv_notes(kv: KvCacheReport) -> Iterator[str]:
     """A word where KV memory was nearly gone: what waits then waits for blocks, not for the chip."""
-    if kv.peak_blocks < NEARLY_GONE * kv.num_blocks:
-        return []
-    tokens = kv.num_blocks * kv.block_size
-    return [
-        f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
-        f"({tokens:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
-    ]
+    if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
+        tokens = kv.num_blocks * kv.block_size
+        yield (
+            f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
+            f"({tokens:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
+        )
 
 
 def _decode_ranges(build: Build, steps: StepRecords) -> list[str]:
@@ -354,16 +385,16 @@ def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | N
     )
 
 
-def _kv_report(build: Build, use: BlockUse, requests: RequestRecords, log: RunLog) -> KvCacheReport:
+def _kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: RunLog) -> KvCacheReport:
     cached = log.stream.prefix_hashes is not None and any(pool.cluster.prefix_caching for pool in build.pools)
     first = sum(pool.replicas for pool in build.pools[: build.pools.index(build.main)])
     own = slice(first, first + build.main.replicas)
-    memory, busy = build.memory, float(use.busy_s[own].sum())
+    memory, busy = build.memory, float(totals.seconds[own].sum())
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
-        peak_blocks=int(use.peak_blocks[own].max()),
-        mean_blocks=float(use.block_seconds[own].sum() / busy) if busy else 0.0,
+        peak_blocks=int(totals.peak_blocks[own].max()),
+        mean_blocks=float(totals.block_s[own].sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
         bytes_per_token=memory.replica_kv_bytes_per_token,

@@ -1,8 +1,9 @@
-"""Step rows of a run: priced with their bounds, all of them, or summed up on the way where none are to be kept."""
+"""Step rows of a run: priced with their bounds, looked at and summed up one by one, kept or joined."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -29,59 +30,126 @@ MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
 
 
 @dataclass(slots=True)
-class BlockUse:
-    """How the KV blocks of each replica were used, and for how long it worked."""
+class StepTotals:
+    """Sums over the engine steps of each replica: all that a summary says about steps comes from them.
 
-    busy_s: FloatArray
+    They are taken of every step before rows are joined or dropped, so that a summary does not depend on what is kept.
+    """
+
+    peak_flops_per_s: FloatArray
+    """Of the replica, dense, in the dtype of its weight matrices."""
+    bandwidth_bytes_per_s: FloatArray
+    """Of the replica."""
+    steps: IntArray
+    seconds: FloatArray
+    """At work."""
+    prefill_tokens: IntArray
+    output_tokens: IntArray
+    compute_s: FloatArray
+    memory_s: FloatArray
+    interconnect_s: FloatArray
+    latency_s: FloatArray
+    host_s: FloatArray
+    flops: FloatArray
+    bytes: FloatArray
+    active_s: FloatArray
+    """Seconds that the FLOPs or the bytes of each step, whichever take longer, need at the peak."""
+    block_s: FloatArray
+    """KV blocks in use times seconds."""
+    held_s: FloatArray
+    """Requests running and waiting times seconds."""
     peak_blocks: IntArray
-    block_seconds: FloatArray
-    """Blocks in use times seconds."""
+    first_s: FloatArray
+    """Start of the first step; inf for none."""
+    end_s: FloatArray
+    """End of the last step; 0 for none."""
 
     @classmethod
-    def of(cls, steps: StepRecords, replicas: int) -> BlockUse:
-        """Of some steps."""
-        found = cls(np.zeros(replicas), np.zeros(replicas, dtype=np.int64), np.zeros(replicas))
-        found.add(steps)
+    def none(cls, peak_flops_per_s: Sequence[float], bandwidth_bytes_per_s: Sequence[float]) -> StepTotals:
+        """Of replicas with these peaks that have done nothing yet."""
+        count = len(peak_flops_per_s)
+        rest = [field.name for field in fields(cls)][2:]
+        columns: dict[str, Any] = {
+            name: np.zeros(count, dtype=np.int64 if name in COUNTS else np.float64) for name in rest
+        }
+        found = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), **columns)
+        found.first_s += np.inf
         return found
 
     def add(self, steps: StepRecords) -> None:
         """Count further steps."""
-        count = len(self.busy_s)
-        self.busy_s += np.bincount(steps.replica, weights=steps.seconds, minlength=count)
-        self.block_seconds += np.bincount(steps.replica, weights=steps.kv_blocks * steps.seconds, minlength=count)
-        np.maximum.at(self.peak_blocks, steps.replica, steps.kv_blocks)
+        replica, seconds = steps.replica, steps.seconds
+        needed_s = np.maximum(
+            steps.flops / self.peak_flops_per_s[replica], steps.bytes / self.bandwidth_bytes_per_s[replica]
+        )
+        derived = {
+            "active_s": np.minimum(needed_s, seconds),
+            "block_s": steps.kv_blocks * seconds,
+            "held_s": (steps.running + steps.waiting) * seconds,
+        }
+        for name in (*STEP_SUMS, *derived):
+            sums, values = getattr(self, name), derived[name] if name in derived else getattr(steps, name)
+            sums += np.bincount(replica, weights=values, minlength=len(sums)).astype(sums.dtype)
+        np.maximum.at(self.peak_blocks, replica, steps.kv_blocks)
+        np.fmin.at(self.first_s, replica, steps.start_s)
+        np.fmax.at(self.end_s, replica, steps.start_s + seconds)
+
+    def of_replicas(self, first: int, count: int) -> StepTotals:
+        """Those of ``count`` replicas from number ``first`` on."""
+        return StepTotals(**{field.name: getattr(self, field.name)[first : first + count] for field in fields(self)})
+
+
+STEP_SUMS = (
+    "steps", "seconds", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s", "latency_s",
+    "host_s", "flops", "bytes",
+)  # fmt: skip
+"""Totals that are sums of the column of their name."""
+COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
 
 @dataclass(slots=True)
-class Condensed:
-    """Takes the rows of a ``StepLog`` whenever there are many, prices them and keeps sums over neighbours alone."""
+class StepRows:
+    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums over neighbours.
+
+    Args:
+        build: what was run.
+        look: told of all steps, once, before any of them are joined.
+        keep: whether every row is kept; if not, the log is to be taken whenever it is long.
+    """
 
     build: Build
+    look: Callable[[StepRecords], None]
+    keep: bool
     parts: list[StepRecords] = field(default_factory=list)
-    use: BlockUse | None = None
     gap_s: list[FloatArray] = field(default_factory=list)
     gap_counts: list[IntArray] = field(default_factory=list)
 
     def take(self, log: StepLog) -> None:
-        """Sum up the rows that ``log`` holds; it forgets them."""
-        if not len(log):
-            return
+        """Price the rows that ``log`` holds; unless they are kept, it forgets them."""
         steps = price_steps(log, self.build)
-        if self.use is None:
-            self.use = BlockUse.of(steps, sum(pool.replicas for pool in self.build.pools))
-        else:
-            self.use.add(steps)
+        self.look(steps)
         gap_s, counts = step_gaps(log)
         self.gap_s.append(gap_s)
         self.gap_counts.append(counts)
+        if self.keep:
+            self.parts.append(steps)
+            return
         self.parts.append(summed(steps, -(-len(steps) // GROUPS)))
         log.forget()
         if sum(map(len, self.parts)) > MOST_GROUPS:
             self.parts = [summed(joined(self.parts), 2)]
 
     def steps(self) -> StepRecords:
-        """The sums, in the order of replicas and time."""
+        """What was kept, sums in the order of replicas and time."""
         return joined(self.parts)
+
+    def gaps(self, log: RunLog, fast: bool) -> GapCounts:
+        """All gaps between token deliveries of a run: those within steps, where a fast run leaves them there, too."""
+        explicit = np.asarray(log.gaps_s)
+        ones = np.ones(len(explicit), dtype=np.int64)
+        if not fast:
+            return GapCounts(explicit, ones)
+        return GapCounts(np.concatenate((*self.gap_s, explicit)), np.concatenate((*self.gap_counts, ones)))
 
 
 def price_steps(steps: StepLog, build: Build) -> StepRecords:
@@ -132,28 +200,10 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
 
 def step_gaps(steps: StepLog) -> tuple[FloatArray, IntArray]:
     """Gaps between token deliveries that are the engine's steps themselves: seconds, and requests that saw them."""
-    decoding, count = steps.integers("decode_seqs"), steps.integers("steps")
-    delivered = decoding > 0
-    return steps.column("seconds")[delivered] / count[delivered], (decoding * count)[delivered]
-
-
-def run_gaps(log: RunLog, fast: bool, condensed: Condensed | None) -> GapCounts:
-    """All gaps between token deliveries of a run.
-
-    Args:
-        log: of the finished run.
-        fast: whether the gaps within steps are to be taken from the steps.
-        condensed: what was summed up on the way, if anything was.
-    """
-    explicit = np.asarray(log.gaps_s)
-    ones = np.ones(len(explicit), dtype=np.int64)
-    if not fast:
-        return GapCounts(explicit, ones)
-    seconds, counts = ([], []) if condensed is None else (condensed.gap_s, condensed.gap_counts)
-    if condensed is None:
-        one, two = step_gaps(log.steps)
-        seconds, counts = [one], [two]
-    return GapCounts(np.concatenate((*seconds, explicit)), np.concatenate((*counts, ones)))
+    decoding = steps.integers("decode_seqs")
+    single = (decoding > 0) & (steps.column("steps") == 1)
+    gap_s, counts = steps.merged_gaps()
+    return np.concatenate((steps.column("seconds")[single], gap_s)), np.concatenate((decoding[single], counts))
 
 
 def summed(steps: StepRecords, size: int) -> StepRecords:

@@ -163,7 +163,7 @@ def broken_law_line(error: LawBrokenError) -> str:
         return f"this result cannot be, which is a fault of Forerun: {error}"
     return (
         f"this result cannot be, which is a fault of Forerun: {error.law}; please report {file}; to reproduce: "
-        f"forerun run {file} --seed {error.seed}"
+        f"forerun run {file} --seed {error.seed}{error.options}"
     )
 
 

@@ -12,6 +12,7 @@ from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, 
 from simulator.workers import Workers, cores
 
 if TYPE_CHECKING:
+    from simulator.errors import LawBrokenError
     from simulator.run import RunResult
     from simulator.scenario import Scenario
 
@@ -55,7 +56,7 @@ def run(
     loaded = load_scenario(scenario, tuple(set_values or ()))
     with checked_outputs(out, json_file):
         try:
-            first, document, interrupted = replicate(
+            first, document, interrupted, alarm = replicate(
                 loaded, seed, replications, jobs, keep_steps=not no_steps, show_progress=not no_progress
             )
         except ForerunError as error:
@@ -65,6 +66,8 @@ def run(
     emit(document, json_file, run_tables(document))
     if out is not None:
         print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
+    if alarm is not None:
+        raise alarm
     if interrupted:
         raise KeyboardInterrupt
     return 0
@@ -77,48 +80,70 @@ def replicate(
     jobs: int | None = 1,
     keep_steps: bool = True,
     show_progress: bool = False,
-) -> tuple[RunResult, dict[str, Any], bool]:
+) -> tuple[RunResult, dict[str, Any], bool, LawBrokenError | None]:
     """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine what they say.
 
     The first run is made here, the others by ``jobs`` processes (None: one per core); what comes out does not depend
     on how many they are.
 
     Returns:
-        The first result, the combined document, and whether Ctrl-C ended the series early (finished runs are kept).
+        The first result, the combined document, whether Ctrl-C ended the series early (finished runs are kept), and
+        what is wrong with a result that cannot be, if any.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C before the first run has finished.
     """
+    from simulator.errors import LawBrokenError
     from simulator.metrics import combine_replications, run_document
     from simulator.run import simulate
 
     full_rows = None if keep_steps else 0
     documents: list[dict[str, Any]] = []
+    alarms: list[LawBrokenError] = []
     interrupted = False
     processes = min(replications - 1, jobs or cores()) if jobs != 1 else 0
     with Progress(show_progress, "simulating") as progress, Workers(processes) as workers:
         others = [workers.start(document_of, scenario, seed + n, full_rows) for n in range(1, replications)]
         if replications > 1:
             progress.label = f"{replications} runs"
-        first = simulate(scenario, seed, progress.update, full_rows)
+        try:
+            first = simulate(scenario, seed, progress.update, full_rows)
+        except LawBrokenError as error:
+            if error.result is None:
+                raise
+            first = error.result
+            alarms.append(error)
         documents.append(run_document(first))
         try:
             for other in others:
-                documents.append(other())
+                found, alarm = other()
+                documents.append(found)
+                alarms += [alarm] if alarm is not None else []
         except KeyboardInterrupt:
             interrupted = True
     document = combine_replications(documents)
+    if alarms:
+        document["broken_invariant"] = alarms[0].law
+        document["notes"].append(f"this result cannot be, which is a fault of Forerun: {alarms[0].law}")
     if interrupted:
         document["notes"].append(f"interrupted after {len(documents)} of {replications} runs")
-    return first, document, interrupted
+    return first, document, interrupted, alarms[0] if alarms else None
 
 
-def document_of(scenario: Scenario, seed: int, full_step_rows: int | None) -> dict[str, Any]:
-    """The document of one run; what a worker process sends back."""
+def document_of(
+    scenario: Scenario, seed: int, full_step_rows: int | None
+) -> tuple[dict[str, Any], LawBrokenError | None]:
+    """The document of one run, and what is wrong with it if it cannot be; what a worker process sends back."""
+    from simulator.errors import LawBrokenError
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    return run_document(simulate(scenario, seed, full_step_rows=full_step_rows))
+    try:
+        return run_document(simulate(scenario, seed, full_step_rows=full_step_rows)), None
+    except LawBrokenError as error:
+        if error.result is None:
+            raise
+        return run_document(error.result), error
 
 
 def write_outputs(folder: Path, result: RunResult, document: dict[str, Any]) -> dict[str, Any]:

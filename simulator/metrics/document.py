@@ -44,7 +44,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "interval_level": None,
         "slo": slo_report(result, summary),
         "basis": result.basis,
-        "bottleneck": bottleneck_shares(result.steps, len(result.replicas), duration_s),
+        "bottleneck": bottleneck_shares(result.totals, len(result.replicas), duration_s),
         "kv_cache": kv_cache_section(result.kv, result.requests),
         "replicas": [replica_section(use, duration_s) for use in result.replicas],
         **_chip_sections(result, duration_s),

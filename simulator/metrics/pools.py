@@ -7,13 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from simulator.metrics.usage import cost_usd, energy_joules, matrix_dtype, utilisation
+from simulator.metrics.usage import cost_usd, energy_joules, utilisation
 
 if TYPE_CHECKING:
     from simulator.run import PoolFacts, RunResult
-    from simulator.serving.records import ReplicaUse, StepRecords
+    from simulator.serving.records import ReplicaUse
 
 
 def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
@@ -29,15 +27,12 @@ def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
 
 def pool_sections(result: RunResult, duration_s: float) -> list[dict[str, Any]]:
     """One row per pool: its chips, KV capacity, requests, utilisation, energy and rent."""
-    dtype = matrix_dtype(result.scenario)
     rows, first = [], 0
     for pool in result.pools:
         uses = result.replicas[first : first + pool.replicas]
-        steps = steps_of(result.steps, first, pool.replicas)
+        used = utilisation(result.totals.of_replicas(first, pool.replicas), duration_s)
         first += pool.replicas
         chips, chip = pool.chips * pool.replicas, pool.chip
-        peak, bandwidth = chip.peak_flops(dtype), chip.memory.bandwidth_bytes_per_s
-        used = utilisation(steps, chips, pool.replicas, duration_s, peak, bandwidth)
         hits = [use.prefix_hit_tokens for use in uses if use.prefix_hit_tokens is not None]
         prompts = sum(use.prompt_tokens for use in uses)
         rows.append(
@@ -52,8 +47,8 @@ def pool_sections(result: RunResult, duration_s: float) -> list[dict[str, Any]]:
                 "prefix_hit_rate": sum(hits) / prompts if hits and prompts else None,
                 "busy": sum(use.busy_s for use in uses) / (pool.replicas * duration_s) if duration_s > 0 else None,
                 "utilisation": {"mfu": None, "mbu": None} if used is None else {"mfu": used.mfu, "mbu": used.mbu},
-                "peak_flops": chips * peak,
-                "bandwidth_bytes_per_s": chips * bandwidth,
+                "peak_flops": chips * pool.peak_flops_per_s,
+                "bandwidth_bytes_per_s": chips * chip.memory.bandwidth_bytes_per_s,
                 "energy_joules": None
                 if used is None
                 else energy_joules(chip.power.idle_w, chip.power.tdp_w, chips, duration_s, used.power_share),
@@ -95,9 +90,3 @@ def chips_words(document: dict[str, Any]) -> str:
     for pool in document.get("pools") or [alone]:
         chips[pool["chip"]] = chips.get(pool["chip"], 0) + pool["chips"]
     return " + ".join(f"{count} x {chip}" for chip, count in chips.items())
-
-
-def steps_of(steps: StepRecords, first: int, replicas: int) -> StepRecords:
-    """The steps of ``replicas`` replicas from number ``first`` on."""
-    rows = np.flatnonzero((steps.replica >= first) & (steps.replica < first + replicas))
-    return steps if len(rows) == len(steps) else steps.take(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 from typing import Any
 
 from simulator.metrics.document import SINGLE_RUN_NOTE
@@ -65,7 +66,9 @@ def _mean(values: Sequence[Any]) -> Any:
         return [_mean(column) for column in zip(*known, strict=True)]
     if isinstance(first, bool | str):
         return first
-    mean = sum(known) / len(known)
+    if min(known) == max(known):
+        return first
+    mean = fsum(known) / len(known)
     return int(mean) if all(isinstance(value, int) for value in known) and mean == int(mean) else mean
 
 

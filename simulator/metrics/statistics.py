@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
+EQUAL = 1e-12
+"""Relative spread up to which values are one value, rounded here and there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     count = len(values)
     if count < 2:
         raise ValueError("an interval needs at least two values")
+    if max(values) - min(values) <= EQUAL * abs(max(values)):
+        return min(values), max(values)  # runs that chance has no part in: no spread but that of rounding
     centre = float(np.mean(values))
     half = float(t.ppf(0.5 + level / 2.0, count - 1)) * float(np.std(values, ddof=1)) / sqrt(count)
     return centre - half, centre + half

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
-    from simulator.serving.records import HostCacheReport, KvCacheReport, RequestRecords, StepRecords
+    from simulator.serving.records import HostCacheReport, KvCacheReport, RequestRecords
+    from simulator.step_rows import StepTotals
 
 BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 """What can bound a busy engine; ``idle`` is the time without work."""
@@ -28,7 +28,7 @@ class Utilisation(NamedTuple):
     """Mean over time of the larger of the two in each step, at most 1; what the energy model scales with."""
 
 
-def bottleneck_shares(steps: StepRecords, replicas: int, duration_s: float) -> dict[str, float] | None:
+def bottleneck_shares(steps: StepTotals, replicas: int, duration_s: float) -> dict[str, float] | None:
     """Share of engine time (``replicas`` engines for ``duration_s``) that each bound limits, ``idle`` the rest.
 
     Shares sum to 1. Where steps of one replica overlap (pipeline parallelism), busy time can exceed the wall clock;
@@ -54,39 +54,19 @@ def main_bottleneck(shares: dict[str, float] | None) -> str | None:
     return bound if busy[bound] > 0.0 else "idle"
 
 
-def utilisation(
-    steps: StepRecords,
-    chips: int,
-    replicas: int,
-    duration_s: float,
-    peak_flops_per_s: float,
-    bandwidth_bytes_per_s: float,
-) -> Utilisation | None:
-    """MFU and MBU over the whole run.
-
-    Args:
-        chips: of all replicas together.
-        peak_flops_per_s: dense, of one chip, for the dtype the matrix engine computes in.
-        bandwidth_bytes_per_s: of one chip's main memory.
-
-    Returns:
-        None when no time passed.
+def utilisation(steps: StepTotals, duration_s: float) -> Utilisation | None:
+    """MFU and MBU of some replicas over the whole run; None when no time passed.
 
     Source: MFU, A. Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B; MBU, Databricks, "LLM Inference Performance
     Engineering: Best Practices" (2023).
     """
     if duration_s <= 0.0:
         return None
-    peak, bandwidth = chips * peak_flops_per_s, chips * bandwidth_bytes_per_s
-    # One step works one replica, which is chips / replicas of them.
-    compute_s = steps.flops * replicas / peak
-    memory_s = steps.bytes * replicas / bandwidth
-    active_s = np.minimum(np.maximum(compute_s, memory_s), steps.seconds)
-    engine_s = replicas * duration_s
+    engine_s = len(steps.seconds) * duration_s
     return Utilisation(
-        mfu=float(np.sum(compute_s)) / engine_s,
-        mbu=float(np.sum(memory_s)) / engine_s,
-        power_share=min(1.0, float(np.sum(active_s)) / engine_s),
+        mfu=float(np.sum(steps.flops / steps.peak_flops_per_s)) / engine_s,
+        mbu=float(np.sum(steps.bytes / steps.bandwidth_bytes_per_s)) / engine_s,
+        power_share=min(1.0, float(np.sum(steps.active_s)) / engine_s),
     )
 
 
@@ -162,13 +142,3 @@ def _host_section(host: HostCacheReport | None, prompt_tokens: int) -> dict[str,
             "loaded_blocks": host.loaded_blocks,
         }
     }
-
-
-def matrix_dtype(scenario: Scenario) -> str:
-    """The dtype of the model's weight matrices (the routed experts' where there are any): sets the peak of MFU."""
-    from simulator.llm import load_architecture
-    from simulator.timing import resolve_weight_dtypes
-
-    architecture = load_architecture(scenario.model)
-    dtypes = resolve_weight_dtypes(architecture, scenario.weights_dtype)
-    return dtypes["expert" if architecture.parameters().expert else "mlp"]

@@ -149,8 +149,10 @@ class StaticScheduler(Scheduler):
         return plan
 
     def release(self, sequence: Sequence) -> None:
-        """A finished request keeps its blocks until the whole batch is done."""
+        """A finished request keeps its blocks until the whole batch is done, and repeats the step of its last token."""
         self.running.remove(sequence)
+        # Accepted drafts may have gone past the end of the answer, for which nothing was reserved.
+        sequence.computed_tokens = min(sequence.computed_tokens, _before_last(sequence))
         self._padding.append(sequence)
         if not self.running:
             for finished in self._padding:
@@ -161,14 +163,18 @@ class StaticScheduler(Scheduler):
         limits = self.limits
         while self.waiting and len(self.running) < limits.max_num_seqs:
             sequence = self.waiting[0]
-            last = sequence.input_tokens + sequence.output_tokens - 2
-            blocks = max(limits.blocks(sequence.known_tokens), limits.decode_blocks(last))
+            blocks = max(limits.blocks(sequence.known_tokens), limits.decode_blocks(_before_last(sequence)))
             self._evict_idle()
             units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
             if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
                 break
             self.waiting.popleft()
             self._start(sequence, units, cached, blocks)
+
+
+def _before_last(sequence: Sequence) -> int:
+    """Tokens in the cache when a step begins that generates the last token and no other."""
+    return sequence.input_tokens + sequence.output_tokens - 2
 
 
 SCHEDULERS: dict[str, type[Scheduler]] = {

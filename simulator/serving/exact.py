@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import simpy
 
-from simulator.serving.clock import PLAN, Phase, on_grid
+from simulator.serving.clock import PLAN, Phase, by_clock, on_grid
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
 from simulator.serving.host_cache import OffloadSpace, exposed_load_s
@@ -182,6 +182,7 @@ class ExactReplica:
                 self._log.swapped_blocks += plan.blocks_out
             blocks, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
             waiting += len(scheduler.swapped)
+            seconds = by_clock(now, seconds)
             start, now = now, now + seconds
             seen = start if self._limits.schedules_ahead else now
             yield from self._until(self._env.timeout(max(0.0, now - self._env.now)))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from simulator.serving.clock import PLAN, Phase, on_grid
+from simulator.serving.clock import PLAN, Phase, by_clock, on_grid
 from simulator.serving.decoding import DecodingBatch
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.feed import Feed
@@ -166,6 +166,7 @@ class FastReplica:
         if chunks and self._offload is not None:
             planned.copies_s = exposed_load_s(self._offload, self._cache.take_loaded(), planned.seconds)
             planned.seconds += planned.copies_s
+        planned.seconds = by_clock(now, planned.seconds)
         planned.end = now + planned.seconds
         planned.span = None
         if not chunks and not preempted and (draft is None or not draft.switched):
@@ -194,6 +195,7 @@ class FastReplica:
         if self._batch.longest is not None:
             work = work._replace(longest_kv=work.longest_kv + np.arange(stop - first))
         seconds = on_grid(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
+        seconds = by_clock(now, seconds)
         ends = np.cumsum(np.concatenate(((now,), seconds)))[1:]
         if arrival < inf:
             ends = ends[: int(np.searchsorted(ends, arrival)) + 1]

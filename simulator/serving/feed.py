@@ -186,6 +186,7 @@ class RoutedFeed:
         limits: of the replica.
         on_left: told of every request that no longer occupies the replica.
         on_ended: told when a request has ended.
+        refusal: why the replica can never do its part of a request of (prompt, output) tokens; default: by ``limits``.
     """
 
     shared = True
@@ -198,8 +199,10 @@ class RoutedFeed:
         limits: EngineLimits,
         on_left: Callable[[int, RoutedFeed], None],
         on_ended: Callable[[int], None],
+        refusal: Callable[[int, int], str | None] | None = None,
     ) -> None:
         self.index = index
+        self._refusal = limits.refusal if refusal is None else refusal
         self.limits = limits
         self.block_size = limits.block_size
         self.capacity_tokens = limits.num_blocks * limits.block_size
@@ -219,6 +222,10 @@ class RoutedFeed:
         self._due = DueRequests(limits, log)
         self._wake: simpy.Event | None = None
         """What the idle replica waits for."""
+
+    def can_hold(self, request: int) -> bool:
+        """Whether the replica can do its part of a request at all."""
+        return self._refusal(self._log.input_tokens[request], self._log.output_tokens[request]) is None
 
     def put(self, request: int) -> None:
         """Hand over a request now."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, StalledError
 from simulator.serving.exact import ExactReplica
 from simulator.serving.fast import FastReplica
 from simulator.serving.faults import Faults, break_down
 from simulator.serving.feed import RoutedFeed
-from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.fleet_config import Role, RouterConfig
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
 from simulator.serving.pipeline import PipelinedReplica
 from simulator.serving.pool import Pool
@@ -43,10 +43,9 @@ class Fleet:
         """Whether the fast path can run every pool."""
         return self.faults is None and all(pool.fast for pool in self.pools)
 
-    @property
-    def mixed(self) -> bool:
-        """Whether some replicas that take new requests can serve what others cannot."""
-        return len({pool.limits for pool in self.pools if pool.role == "both"}) > 1
+    def mixed(self, *roles: Role) -> bool:
+        """Whether some replicas of these roles can hold what others cannot."""
+        return len({pool.limits for pool in self.pools if pool.role in roles}) > 1
 
     @property
     def replicas(self) -> list[Pool]:
@@ -103,7 +102,8 @@ class FleetRun:
         self._env = env = simpy.Environment()
         self._resumed: dict[int, Sequence] = {}
         served = log.admit(fleet.refusal)
-        self._router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, fleet.mixed)
+        mixed = fleet.mixed("both", "prefill")
+        self._router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
         self._feeds = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
         roles = [pool.role for pool in fleet.replicas]
@@ -114,7 +114,14 @@ class FleetRun:
         if fleet.faults is not None:
             for index in range(len(self._feeds)):
                 self._break_down(fleet.faults, index)
-        env.run(until=self._router.done)
+        try:
+            env.run(until=self._router.done)
+        except RuntimeError as error:
+            if self._router.done.triggered:
+                raise
+            # SimPy has no event left: what is unfinished waits for something that will never happen.
+            left = len(log.stream) - log.completed
+            raise StalledError(f"the run stands still at {env.now:.9g} s with {left} requests unfinished") from error
         log.blocks_left = sum(replica.held_blocks for replica in self.replicas)
         log.settle()
 
@@ -126,12 +133,12 @@ class FleetRun:
 
         decode_policy = policy(fleet.decode_routing, fleet.router, self.log)
         samples_first = next(iter(fleet.links.values())).samples_first
-        return Transfers(self._env, self.log, link_of, samples_first, decode_policy)
+        return Transfers(self._env, self.log, link_of, samples_first, decode_policy, fleet.mixed("decode"))
 
     def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> RoutedFeed:
         env, log, router, transfers = self._env, self.log, self._router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else router.left
-        feed = RoutedFeed(env, index, log, pool.limits, left, router.ended)
+        feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
         if fleet.fast:
             replica: FastReplica | ExactReplica = pool.fast_replica(env, index, feed, log)
         else:

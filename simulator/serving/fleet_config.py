@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from simulator.settings import PositiveFloat, PositiveInt, Section, Share
+from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section, Share
 
 Routing = Literal["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
 Role = Literal["both", "prefill", "decode"]
@@ -75,17 +75,17 @@ class FaultEvent(Section):
 
     replica: Annotated[int, Field(ge=0)]
     """Number of the replica, from 0, counted through the pools in their order."""
-    at_s: NonNegativeFloat
-    down_s: PositiveFloat
+    at_s: Annotated[float, Field(ge=0, le=LONGEST_S)]
+    down_s: PositiveSeconds
 
 
 class FaultsConfig(Section):
     """Replica failures; what a replica was working on starts again elsewhere, its delivered tokens kept."""
 
     events: tuple[FaultEvent, ...] = Field(default=(), strict=False)
-    mtbf_s: PositiveFloat | None = None
+    mtbf_s: PositiveSeconds | None = None
     """Mean time between failures of one replica, exponentially distributed; default: none but ``events``."""
-    mttr_s: PositiveFloat | None = None
+    mttr_s: PositiveSeconds | None = None
     """Mean time to repair, exponentially distributed."""
 
     @model_validator(mode="after")

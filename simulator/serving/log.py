@@ -73,6 +73,8 @@ class StepLog:
         self._condense = condense
         self._table = np.empty((1024, len(SCALARS) + 4 * windows))
         self._rows = 0
+        self._merged: list[tuple[FloatArray, int]] = []
+        """Seconds of the steps that share rows, and the requests that decoded in each."""
         self.spans = 0
         """Calls that wrote: advances of simulated time."""
 
@@ -82,6 +84,7 @@ class StepLog:
     def forget(self) -> None:
         """Drop all rows."""
         self._rows = 0
+        self._merged = []
 
     def step(
         self,
@@ -156,6 +159,7 @@ class StepLog:
         if self._rows + count > self._full_rows and count > 1:
             firsts = np.arange(0, count, MERGED_STEPS)
             steps = np.diff(np.append(firsts, count))
+            self._merged.append((seconds[:-1] if steps[-1] == 1 else seconds, decode_seqs))
             output_tokens = np.add.reduceat(np.broadcast_to(output_tokens, count), firsts)
             start_s, seconds = start_s[firsts], np.add.reduceat(seconds, firsts)
             waiting, kv_blocks = np.add.reduceat(waiting, firsts) // steps, kv_blocks[firsts + steps - 1]
@@ -191,6 +195,13 @@ class StepLog:
     def integers(self, name: str) -> IntArray:
         """One scalar column that counts something."""
         return self.column(name).astype(np.int64)
+
+    def merged_gaps(self) -> tuple[FloatArray, IntArray]:
+        """Seconds of each of the steps that share rows, and the requests that decoded in it."""
+        counts = [np.full(len(seconds), seqs) for seconds, seqs in self._merged]
+        empty = np.zeros(0)
+        seconds = np.concatenate([empty, *(seconds for seconds, _ in self._merged)])
+        return seconds, np.concatenate([empty.astype(np.int64), *counts])
 
     def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
         """The work of the chosen steps."""

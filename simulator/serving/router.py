@@ -174,8 +174,7 @@ class Router:
         if most is not None:
             ports = [port for port in ports if port.outstanding < most]
         if self._mixed:
-            prompt, output = self._log.input_tokens[request], self._log.output_tokens[request]
-            ports = [port for port in ports if port.limits.refusal(prompt, output) is None]
+            ports = [port for port in ports if port.can_hold(request)]
         if not ports:
             return False
         self._policy.choose(request, ports).put(request)

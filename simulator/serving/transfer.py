@@ -62,6 +62,7 @@ class Transfers:
         log: what is counted.
         link_of: the link of each prefill replica, by its number, to a decode replica.
         policy: who decodes what.
+        mixed: whether decode replicas differ in what they can hold.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Transfers:
         link_of: Callable[[int, int], KvLink],
         samples_first: bool,
         policy: Policy,
+        mixed: bool = False,
     ) -> None:
+        self._mixed = mixed
         self.samples_first = samples_first
         self._env = env
         self._log = log
@@ -155,7 +158,12 @@ class Transfers:
         left = []
         for journey in self._waiting:
             if journey.port is None:
-                journey.port = self._policy.choose(journey.sequence.index, up)
+                request = journey.sequence.index
+                able = [port for port in up if port.can_hold(request)] if self._mixed else up
+                if not able:
+                    left.append(journey)
+                    continue
+                journey.port = self._policy.choose(request, able)
                 journey.port.outstanding += 1
                 self._announce(journey, journey.port)
             if journey.seen_s > self._env.now:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from simulator.settings import PositiveFloat, PositiveInt, Section
+from simulator.settings import PositiveFloat, PositiveInt, PositiveSeconds, Section
 
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3
@@ -99,7 +99,7 @@ class SessionsConfig(Section):
 
     turns: PositiveInt | LengthConfig
     """Turns of a session: a number for every session, or a distribution."""
-    think_time_s: PositiveFloat
+    think_time_s: PositiveSeconds
     """Mean time from the end of an answer to the next turn, exponentially distributed."""
     system_prompt_tokens: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Tokens that sessions of one application start with."""

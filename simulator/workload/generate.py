@@ -10,15 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
+from simulator.memory import refuse_beyond
+from simulator.settings import LONGEST_S
 from simulator.workload.config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable, read_requests
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-
-LONGEST_S = 1e9
-"""Last arrival, seconds (30 years): a clock in double precision still tells microseconds apart there."""
+BYTES_PER_REQUEST = 800
+"""Memory of a request from its arrival to its record, measured on a million of them."""
+BYTES_PER_HASH = 40
+"""Memory of a prefix hash while it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
 
     Raises:
         ForerunError: the trace has no arrival times and no other process is given; arrivals take too long to simulate;
-            a file of lengths is wrong.
+            a file of lengths is wrong; it does not fit in memory.
         traces.TraceError: the trace cannot be read.
     """
     stream = _generate(workload, seed)
@@ -77,6 +80,7 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     assert workload.input_tokens is not None
     assert workload.output_tokens is not None
     count = workload.num_requests
+    refuse_beyond(count * BYTES_PER_REQUEST, f"workload.num_requests: {count} requests")
     if workload.sessions is not None:
         return make_sessions(
             workload.sessions, workload.arrivals, workload.input_tokens, workload.output_tokens, count, seed
@@ -122,6 +126,11 @@ def make_sessions(
     per_block = sessions.block_tokens
     shared = sessions.system_prompt_tokens // per_block
     blocks = (prompts + output - 1) // per_block
+    hashes = int(blocks.sum())
+    refuse_beyond(
+        hashes * BYTES_PER_HASH,
+        f"workload.sessions: {hashes} prefix hashes of {per_block} tokens (sessions.block_tokens)",
+    )
     last = blocks[firsts + turns - 1]
     bases = sessions.system_prompts * shared + np.cumsum(last) - last
     offsets = np.concatenate([[0], np.cumsum(blocks)])
@@ -163,11 +172,15 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
         output_tokens=np.asarray(table.output_tokens, dtype=np.int64),
         max_concurrency=max_concurrency,
         prefix_hashes=table.prefix_hashes,
-        notes=tuple(_trace_notes(trace, table)),
+        notes=tuple(_trace_notes(trace, table, workload.num_requests)),
     )
 
 
-def _trace_notes(trace: str, table: RequestTable) -> list[str]:
+def _trace_notes(trace: str, table: RequestTable, asked: int | None) -> list[str]:
+    count = len(table.input_tokens)
+    if asked is not None and count < asked:
+        short = f"workload.num_requests: {asked} asked for, {trace} has {count}: all of them were run"
+        return [short, *_trace_notes(trace, table, None)]
     skipped = [f"{trace}: skipped {count} rows ({reason})" for reason, count in sorted(table.skipped.items())]
     return [*skipped, *(f"{trace}: {note}" for note in table.notes)]
 

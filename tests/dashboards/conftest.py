@@ -21,6 +21,7 @@ from simulator.serving.records import (
     SpeculationCounters,
     StepRecords,
 )
+from simulator.step_rows import StepTotals
 
 SCENARIO: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -56,11 +57,14 @@ def hand_made_result(seed: int, n: int = 240) -> Any:
         accepted_tokens=zeros,
         failed=np.isnan(finished),
     )
+    steps = _steps(rng, float(np.nanmax(finished)))
+    totals = StepTotals.none([1e15] * 2, [1e12] * 2)
+    totals.add(steps)
     return SimpleNamespace(
         scenario=SimpleNamespace(slo=SCENARIO["slo"]),
         seed=seed,
         requests=requests,
-        steps=_steps(rng, float(np.nanmax(finished))),
+        steps=steps,
         gaps=GapCounts(np.array([0.010, 0.012, 0.03]), np.array([20000, 9000, 120])),
         kv=KvCacheReport(27000, 16, 9800, 6100.5, 3, None, 131072.0, 16.06e9, 0.0, 2.4e9, 80e9, False),
         speculation=SpeculationCounters(1000, 3000, 1600, (730, 520, 350)),
@@ -68,6 +72,7 @@ def hand_made_result(seed: int, n: int = 240) -> Any:
         basis="datasheet",
         notes=("a remark with <markup> in it",),
         chips=2,
+        totals=totals,
         detail=None,
     )
 
@@ -114,7 +119,7 @@ def hand_made_document(result: Any) -> dict[str, Any]:
         "interval_level": None,
         "slo": slo_report(result, summary),
         "basis": result.basis,
-        "bottleneck": bottleneck_shares(result.steps, 2, summary["duration"]),
+        "bottleneck": bottleneck_shares(result.totals, 2, summary["duration"]),
         "kv_cache": kv_cache_section(result.kv, result.requests),
         "utilisation": {"mfu": 0.11, "mbu": 0.43},
         "energy_joules": 31234.5,

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import simulator.serving.log
+import simulator.step_rows
 from simulator.cli.app import main
 from simulator.metrics import run_document
 from simulator.run import simulate
@@ -30,8 +31,10 @@ def scenario(**changes):
 @pytest.mark.parametrize("changes", [{}, {"engine": {"stepping": "exact-steps"}}, {"speculation": SPECULATION}])
 def test_sums_on_the_way_say_what_all_rows_say(changes, monkeypatch):
     monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 500)
+    monkeypatch.setattr(simulator.step_rows, "GROUPS", 20)
     one, other = (simulate(scenario(**changes), full_step_rows=rows) for rows in (None, 0))
     assert other.engine.steps == other.steps.steps.sum() == one.engine.steps
+    assert len(other.steps) < len(one.steps) / 5
     whole, thin = (json.loads(json.dumps(run_document(run))) for run in (one, other))
     for document in (whole, thin):
         del document["engine"]

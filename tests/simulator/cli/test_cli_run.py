@@ -280,7 +280,7 @@ def test_report_of_a_run_folder(forerun, scenario_file, tmp_path):
 def test_replicate_returns_the_first_result(scenario_file):
     from simulator.scenario import load_scenario
 
-    first, document, interrupted = runs.replicate(load_scenario(scenario_file), seed=9, replications=2)
+    first, document, interrupted, _ = runs.replicate(load_scenario(scenario_file), seed=9, replications=2)
     assert first.seed == 9
     assert document["seed"] == 9
     assert not interrupted

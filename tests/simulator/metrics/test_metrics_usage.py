@@ -8,6 +8,15 @@ from hypothesis import strategies as st
 from simulator.metrics import bottleneck_shares, main_bottleneck, utilisation
 from simulator.metrics.usage import BOUNDS, cost_usd, energy_joules, kv_cache_section, usd_per_million_tokens
 from simulator.serving.records import KvCacheReport
+from simulator.step_rows import StepTotals
+
+
+def totals(steps, replicas=1, peak_flops_per_s=1e15, bandwidth_bytes_per_s=1e12):
+    """Sums over the steps of equal replicas."""
+    found = StepTotals.none([peak_flops_per_s] * replicas, [bandwidth_bytes_per_s] * replicas)
+    found.add(steps)
+    return found
+
 
 times = st.lists(st.floats(0, 10), min_size=5, max_size=5)
 
@@ -18,7 +27,7 @@ def test_shares_are_a_partition_of_engine_time(make_steps, rows, replicas, durat
     parts = np.array(rows).T
     seconds = parts.sum(axis=0)
     steps = make_steps(np.arange(len(rows)).tolist(), seconds.tolist(), **_by_bound(parts))
-    shares = bottleneck_shares(steps, replicas, duration_s)
+    shares = bottleneck_shares(totals(steps, replicas), replicas, duration_s)
     assert shares is not None
     assert list(shares) == [*BOUNDS, "idle"]
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -30,21 +39,21 @@ def _by_bound(parts):
 
 
 def test_idle_is_what_the_steps_leave(make_steps):
-    shares = bottleneck_shares(make_steps([0.0, 3.0], [1.0, 1.0]), replicas=2, duration_s=4.0)
+    shares = bottleneck_shares(totals(make_steps([0.0, 3.0], [1.0, 1.0])), replicas=2, duration_s=4.0)
     assert shares["memory"] == 0.25
     assert shares["idle"] == 0.75
     assert main_bottleneck(shares) == "memory"
 
 
 def test_no_engine_time_has_no_bottleneck(make_steps):
-    assert bottleneck_shares(make_steps([], []), 1, 0.0) is None
+    assert bottleneck_shares(totals(make_steps([], [])), 1, 0.0) is None
     assert main_bottleneck(None) is None
-    assert main_bottleneck(bottleneck_shares(make_steps([], []), 1, 5.0)) == "idle"
+    assert main_bottleneck(bottleneck_shares(totals(make_steps([], [])), 1, 5.0)) == "idle"
 
 
 def test_utilisation_over_the_whole_run(make_steps):
     steps = make_steps([0.0, 1.0], [1.0, 1.0], flops=[4.0, 0.0], bytes=[1.0, 2.0])
-    used = utilisation(steps, chips=4, replicas=2, duration_s=4.0, peak_flops_per_s=10.0, bandwidth_bytes_per_s=1.0)
+    used = utilisation(totals(steps, 2, peak_flops_per_s=20.0, bandwidth_bytes_per_s=2.0), duration_s=4.0)
     # 4 FLOPs of 4 chips * 10 FLOP/s * 4 s; 3 bytes of 4 chips * 1 byte/s * 4 s.
     assert used.mfu == pytest.approx(4 / 160)
     assert used.mbu == pytest.approx(3 / 16)

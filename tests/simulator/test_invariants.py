@@ -1,8 +1,9 @@
-"""Every law of ``simulator.laws`` is broken on purpose, one at a time, in records of runs that keep them all."""
+"""Every invariant is broken on purpose, one at a time, in records of runs that keep them all."""
 
 import json
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tiny_scenario import tiny_data
 from hwprofiles import ProfileError, load_chip
 from simulator.cli import main
 from simulator.errors import ForerunError, LawBrokenError
-from simulator.laws import check_laws
+from simulator.invariants import Outcome, StepAudit, broken
 from simulator.llm import load_architecture
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -33,12 +34,15 @@ def scenario(**changes):
 
 
 def outcome_of(run, seed=1):
-    """What the laws are shown of a run."""
+    """What is looked at of a run, its steps as records."""
     seen = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("simulator.run.check_laws", lambda *arguments: seen.append(arguments[-1]))
-        simulate(run, seed)
-    return seen[0]
+        patched.setattr("simulator.run.broken", seen.append)
+        result = simulate(run, seed)
+    return SimpleNamespace(
+        **{field.name: getattr(seen[0], field.name) for field in fields(Outcome) if field.init}
+        | {"steps": result.steps}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +62,17 @@ def staged():
 
 def judged(outcome, **changes):
     """The law that an outcome breaks with some of it changed, None if it keeps all."""
-    try:
-        check_laws(scenario(), 0, replace(outcome, **changes))
-    except LawBrokenError as error:
-        return error.law
-    return None
+    return broken(looked_at(outcome, **changes))
+
+
+def looked_at(outcome, **changes):
+    """An outcome with some of it changed."""
+    values = vars(outcome) | changes
+    audit = StepAudit(values["pools"])
+    half = len(values["steps"]) // 2  # seen in two parts, as where rows are handed over on the way
+    for rows in (np.arange(half), np.arange(half, len(values["steps"]))):
+        audit.take(values["steps"].take(rows))
+    return Outcome(**values | {"steps": audit})
 
 
 def changed(records, column, row, value):
@@ -180,7 +190,7 @@ def test_the_architecture_is_a_second_witness(closed, monkeypatch, name, told):
     def slower(timer):
         return tuple(replace(one, **{name: 1e4 * getattr(one, name)}) for one in stage_light_speeds(timer))
 
-    monkeypatch.setattr("simulator.laws.physics.stage_light_speeds", slower)
+    monkeypatch.setattr("simulator.invariants.stage_light_speeds", slower)
     assert told in judged(closed)
 
 
@@ -195,8 +205,11 @@ def test_no_step_may_pass_a_whole_machine(closed):
         | {"replica": two((steps.replica, steps.replica + 1)), "flops": two((full, full))}
         | {name: two((column, 0 * column)) for name, column in steps.columns().items() if name in handed},
     )
-    assert "of the FLOP/s of 1 x h100-sxm" in judged(closed, steps=doubled)
+    assert judged(closed, steps=doubled) == "a step ran at replica 1, there are 1"
     assert judged(closed, steps=doubled, pools=(replace(closed.pools[0], replicas=2),)) is None
+    outcome = looked_at(closed)
+    outcome.steps.totals.flops[:] = 2.0 * outcome.elapsed_s * max(chip.compute.dense_flops_per_s.values())
+    assert "used 200.0% of the FLOP/s of 1 x h100-sxm" in broken(outcome)
 
 
 def test_more_requests_at_once_than_the_loop_holds(closed):
@@ -220,10 +233,9 @@ def test_engines_hold_no_more_requests_than_there_are(closed):
 def test_a_replica_is_not_busy_longer_than_the_run_lasts(staged):
     """Pipeline stages, too."""
     assert "pipeline stages worked" in judged(staged, stage_busy_s=2.0 * staged.stage_open_s)
-    steps = staged.steps
-    earlier = replace(steps, start_s=steps.start_s - 10.0, seconds=steps.seconds + 0.0)
-    earlier = changed(earlier, "start_s", 0, lambda t: t - 1e3)
-    assert "was busy for" in judged(staged, steps=changed(earlier, "seconds", 0, lambda t: t + 1e3))
+    outcome = looked_at(staged)
+    outcome.steps.totals.seconds[:] += 1e3
+    assert "was busy for" in broken(outcome)
 
 
 def test_draft_tokens_accepted_beyond_those_drafted(closed):
@@ -297,7 +309,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
     data = tiny_data()
     (tmp_path / "tiny.json").write_text(json.dumps(data))
     with monkeypatch.context() as patched:
-        patched.setattr("simulator.laws.physics.LIGHT_TOLERANCE", -0.9999)
+        patched.setattr("simulator.invariants.LIGHT_TOLERANCE", -0.9999)
         assert main(["run", "tiny.json", "--seed", "5"]) == 3
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -310,7 +322,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
 
 def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
-    monkeypatch.setattr("simulator.laws.physics.LIGHT_TOLERANCE", -0.9999)
+    monkeypatch.setattr("simulator.invariants.LIGHT_TOLERANCE", -0.9999)
 
     def full(*_):
         raise OSError(28, "No space left on device")

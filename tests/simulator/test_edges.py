@@ -1,0 +1,151 @@
+"""Where runs once went wrong: far out in time, at the end of an answer, at the edge of memory, between unlike pools."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.cli import main
+from simulator.errors import ForerunError, LawBrokenError, StalledError
+from simulator.metrics import combine_replications, run_document
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.serving.clock import EXACT_S, by_clock, on_grid
+from simulator.workload import generate_requests
+
+BURST = {"process": "burst"}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 10, "acceptance": {"alpha": 0.5}}
+
+
+def tiny(workload=None, **changes):
+    return scenario_from(tiny_data(**workload or {}) | changes, "tiny")
+
+
+@pytest.mark.parametrize("roles", [("prefill", "decode", "decode"), ("decode", "prefill", "prefill")])
+def test_a_request_goes_where_it_can_be_held(roles):
+    """Of two pools of one role the smaller cannot hold it: the router and the transfers know."""
+    pools = {name: {"role": role} for name, role in zip("abc", roles, strict=True)}
+    pools["b"]["engine"] = {"num_kv_blocks": 20}
+    workload = {"arrivals": BURST, "input_tokens": 500, "output_tokens": 50, "num_requests": 4}
+    result = simulate(tiny(workload, pools=pools))
+    assert set(result.requests.replica.tolist()) == {roles.index("decode") if roles[0] == "decode" else 2}
+
+
+def test_a_run_that_stands_still_is_a_fault_and_says_so(monkeypatch):
+    monkeypatch.setattr("simulator.serving.feed.RoutedFeed.put", lambda feed, request: None)
+    with pytest.raises(LawBrokenError, match="stands still at 0 s with 4 requests unfinished"):
+        simulate(tiny({"arrivals": BURST, "num_requests": 4}, router={"max_outstanding": 3}))
+    assert not issubclass(StalledError, ForerunError)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("speculation", [None, NGRAM])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_static_batch_with_speculation_stays_in_its_blocks(block_size, speculation, seed):
+    """Padding repeats the step of its last token, whatever the drafts went past."""
+    engine = {"scheduler": "static", "block_size": block_size, "max_num_seqs": 3}
+    lengths = {"distribution": "uniform", "min": 1, "max": 30}
+    workload = {"arrivals": BURST, "input_tokens": 2, "output_tokens": lengths, "num_requests": 9}
+    result = simulate(tiny(workload, engine=engine, speculation=speculation), seed)
+    assert not result.requests.failed.any()
+
+
+def test_far_out_steps_last_from_one_moment_to_the_next():
+    """Ten days out sums of the seconds of steps are the times between them, to the last bit; near the start, too."""
+    seconds = on_grid(np.random.default_rng(0).uniform(1e-4, 2e-2, 20_000))
+    for start in (0.0, 864_000.123456789, 9e8 + 1 / 3):
+        counted = by_clock(start, seconds)
+        if start + seconds.sum() <= EXACT_S:
+            assert counted is seconds
+        end = start
+        for step, one in zip(seconds.tolist(), counted.tolist(), strict=True):
+            assert by_clock(end, step) == one
+            end += one
+        assert end - start == counted.sum()
+        assert np.abs(counted - seconds).max() <= 2 * np.spacing(start + 1.0)
+
+
+@pytest.mark.parametrize("rows", [0, 10, None])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_twelve_days_of_traffic_keep_the_invariants(rows, replicas):
+    """Beyond 2**20 s doubles are further apart than the ticks of the grid."""
+    workload = {
+        "arrivals": {"process": "constant", "request_rate": 2e-5},
+        "input_tokens": 100,
+        "output_tokens": 900,
+        "num_requests": 24,
+    }
+    hardware = {"chip": "h100-sxm", "replicas": replicas}
+    engine = {"routing": "least-outstanding" if replicas > 1 else "round-robin"}
+    result = simulate(tiny(workload, hardware=hardware, engine=engine), full_step_rows=rows)
+    assert result.requests.arrival_s[-1] > 2**20
+    latency = result.requests.finished_s - result.requests.arrival_s
+    assert np.allclose(latency, latency[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"faults": {"events": [{"replica": 0, "at_s": 1.0, "down_s": 1e15}]}}, "down_s"),
+        ({"faults": {"mtbf_s": 1e12, "mttr_s": 1.0}}, "mtbf_s"),
+        ({"workload": {"sessions": {"turns": 2, "think_time_s": 1e12}}}, "think_time_s"),
+    ],
+)
+def test_times_beyond_the_clock_are_refused(changes, told):
+    data = tiny_data(**changes.pop("workload", {})) | changes
+    with pytest.raises(ForerunError, match=rf"{told}: must be less than or equal to 1000000000"):
+        scenario_from(data, "tiny")
+
+
+def test_a_run_that_outlasts_the_clock_is_refused():
+    """Pauses that are each within it may add up to more."""
+    sessions = {"turns": 12, "think_time_s": 1e9, "block_tokens": 16}
+    with pytest.raises(ForerunError, match="simulated time, of which 1e\\+09 s can be told apart"):
+        simulate(tiny({"sessions": sessions}))
+
+
+def test_a_trace_with_fewer_rows_than_asked_for_says_so(tmp_path):
+    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n1,6,6\n")
+    workload = {"trace": str(tmp_path / "trace.csv"), "num_requests": 5000}
+    result = simulate(scenario_from(tiny_data() | {"workload": workload}, "trace"))
+    assert sum("5000 asked for" in note and "has 2" in note for note in result.notes) == 1
+    short = scenario_from(tiny_data() | {"workload": workload | {"num_requests": 2}}, "trace")
+    assert not any("asked for" in note for note in generate_requests(short.workload, 0).notes)
+
+
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        ({"sessions": {"turns": 2, "think_time_s": 1.0, "system_prompt_tokens": 10**9}}, "workload.sessions"),
+        ({"num_requests": 10**11}, "workload.num_requests: 100000000000 requests"),
+    ],
+)
+def test_what_does_not_fit_in_memory_is_refused_before_it_is_made(monkeypatch, workload, told):
+    monkeypatch.setattr("simulator.memory.free_bytes", lambda: 8 << 30)
+    with pytest.raises(ForerunError, match=f"{told}.* need about .* GiB of memory, 8 GiB are free"):
+        generate_requests(tiny(workload).workload, 0)
+
+
+def test_replications_that_chance_has_no_part_in_have_no_spread():
+    workload = {"arrivals": {"process": "constant", "request_rate": 7.0}, "input_tokens": 100, "output_tokens": 33}
+    runs = [run_document(simulate(tiny(workload), seed)) for seed in range(5)]
+    combined = combine_replications(runs)
+    for key, (low, high) in combined["intervals"].items():
+        assert low == high == combined["summary"][key], key
+
+
+def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, capsys):
+    """It ends with exit 3, but what was computed is written, with a word of what is wrong, and is found again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
+    with monkeypatch.context() as patched:
+        patched.setattr("simulator.invariants.LIGHT_TOLERANCE", -0.9999)
+        arguments = ["--no-steps", "--out", "out", "--json", "run.json", "--replications", "2", "--jobs", "1"]
+        assert main(["run", "tiny.json", *arguments]) == 3
+    assert capsys.readouterr().err.strip().endswith("--seed 0 --no-steps")
+    for file in (tmp_path / "out" / "summary.json", tmp_path / "run.json"):
+        document = json.loads(file.read_text())
+        assert document["summary"]["completed"] == 12
+        assert "at the peak" in document["broken_invariant"]
+        assert any("fault of Forerun" in note for note in document["notes"])
