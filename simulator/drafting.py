@@ -230,7 +230,7 @@ def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
     for group in architecture.layer_groups:
         attention = group.layer.attention
         window = kv_tokens if attention.window is None else min(attention.window, kv_tokens)
-        groups.append(replace(group, layer=replace(group.layer, attention=replace(attention, window=window))))
+        groups.append(replace(group, layer=replace(group.layer, mixer=replace(attention, window=window))))
     return replace(architecture, layer_groups=tuple(groups))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from simulator.cli.tables import ABSENT, duration, number, pairs_table, scaled, titled_table
+from simulator.llm.architecture import architecture_summary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -97,7 +99,7 @@ def model_row(architecture: Architecture) -> dict[str, Any]:
         "active_parameters": counts.active,
         "num_layers": architecture.num_layers,
         "hidden_size": architecture.hidden_size,
-        "attention": sorted({group.layer.attention.kind for group in architecture.layer_groups}),
+        "attention": sorted({row["attention"] for row in architecture_summary(architecture)["layers"]}),
         "kv_elements_per_token": architecture.kv_elements_per_token,
         "max_position": architecture.max_position,
     }
@@ -137,25 +139,48 @@ def model_tables(architecture: Architecture) -> list[RenderableType]:
         if count:
             parts.add_row(part, count_words(count), architecture.checkpoint_dtypes.get(part, ABSENT))
     layers = titled_table("Layers", "count", "attention", "heads", "KV heads", "head size", "window", "feed-forward")
-    for group in architecture.layer_groups:
-        attention = group.layer.attention
+    for row in architecture_summary(architecture)["layers"]:
         layers.add_row(
-            str(group.count),
-            attention.kind,
-            str(attention.num_heads),
-            str(attention.num_kv_heads),
-            str(attention.head_dim),
-            number(attention.window),
-            _feed_forward(group.layer.mlp),
+            str(row["count"]),
+            row["attention"] or ABSENT,
+            number(row["num_heads"]),
+            number(row["num_kv_heads"]),
+            number(row["head_dim"]),
+            number(row["window"]),
+            _feed_forward(row),
         )
     notes: list[RenderableType] = [Text(f"note: {note}", style="dim") for note in architecture.notes]
     return [Text(architecture.name, style="bold"), pairs_table("", shape), parts, layers, *notes]
 
 
-def _feed_forward(mlp: Any) -> str:
-    if hasattr(mlp, "num_experts"):
-        return f"{mlp.experts_per_token} of {mlp.num_experts} experts of {mlp.intermediate_size}"
-    return f"dense {mlp.intermediate_size}"
+def _feed_forward(row: Row) -> str:
+    if row["mlp"] == "moe":
+        return f"{row['experts_per_token']} of {row['num_experts']} experts of {row['intermediate_size']}"
+    return f"dense {row['intermediate_size']}" if row["mlp"] else ABSENT
+
+
+def model_check_tables(file: str, summary: Row) -> list[RenderableType]:
+    """What a model's file holds, to compare with its card: parameters, and the memory that a sequence takes."""
+    kinds = Counter[str]()
+    for row in summary["layers"]:
+        kinds[row["attention"] or row["mlp"]] += row["count"]
+    facts = [
+        ("Family", summary["family"] or ABSENT),
+        ("Layers", ", ".join(f"{count} x {kind}" for kind, count in kinds.items())),
+        ("Parameters", count_words(summary["parameters_total"])),
+        (f"Active per token ({summary['parameters_active_counts']})", count_words(summary["parameters_active"])),
+        ("MTP parameters", count_words(summary["mtp_parameters"])),
+        ("KV per token (bf16)", scaled(summary["kv_bytes_per_token"], "B")),
+        ("Index cache per token (bf16)", scaled(summary["index_bytes_per_token"] or None, "B")),
+        ("Recurrent state per sequence", scaled(summary["state_bytes_per_sequence"] or None, "B")),
+    ]
+    memory = titled_table("Memory of one sequence", "context", "KV", "index", "state")
+    for row in summary["memory_per_sequence"]:
+        sizes = (scaled(row[key] or None, "B") for key in ("kv_bytes", "index_bytes", "state_bytes"))
+        memory.add_row(number(row["context_tokens"]), *sizes)
+    notes: list[RenderableType] = [Text(f"note: {note}", style="dim") for note in summary["notes"]]
+    title = Text(f"{file}: a model that Forerun reads: {summary['name']}", style="bold")
+    return [title, pairs_table("", facts), memory, *notes]
 
 
 def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[RenderableType]:

@@ -95,14 +95,13 @@ def models_show(name: Name, json_file: JsonOption = None) -> int:
     return 0
 
 
-def models_check(file: OwnFile) -> int:
-    """Check your own config.json or model description."""
-    from simulator.cli.catalogue_tables import count_words
-    from simulator.llm import load_architecture
+def models_check(file: OwnFile, json_file: JsonOption = None) -> int:
+    """Check your own config.json, GGUF file or model description: parameters, KV cache and state to compare."""
+    from simulator.cli.catalogue_tables import model_check_tables
+    from simulator.llm import architecture_summary, load_architecture
 
-    architecture = load_architecture(_existing(file, folders=True))
-    total = count_words(architecture.parameters().total)
-    print(f"{file}: a model that can be simulated: {architecture.num_layers} layers, {total} parameters")
+    summary = architecture_summary(load_architecture(_existing(file, folders=True)))
+    emit(summary, json_file, model_check_tables(str(file), summary))
     return 0
 
 

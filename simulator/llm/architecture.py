@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from simulator.errors import ForerunError
-from simulator.llm.layers import PARTS, DenseMlp, Layer, LayerGroup, MoeMlp
+from simulator.llm.layers import PARTS, ActiveCounts, Attention, DenseMlp, Layer, LayerGroup, Mixer, MoeMlp, Tensor
+
+_CACHE_BYTES = 2.0
+"""Of an element of KV and index cache, and of states without a format of their own, where figures are stated: bf16."""
+_WIDE_BYTES = 4.0
+_CONTEXTS = (8192, 131072, 1048576)
+"""Contexts for which the memory of one sequence is stated, in tokens."""
 
 
 class ParameterCount(NamedTuple):
@@ -73,6 +79,13 @@ class Architecture:
     """What a reader of results should know about how this model is described."""
     layer_order: tuple[int, ...] = ()
     """Group of each layer, from the first to the last; empty where the groups follow one another."""
+    active_counts: ActiveCounts = "without-embedding"
+    family: str = ""
+    """Type of the model as its config names it; empty for Forerun's own fields."""
+    model_tensors: tuple[Tensor, ...] = ()
+    """Matrices outside the layers that every token passes, embedding and LM head apart."""
+    side_embedding: int = 0
+    """Weights of tables beside the embedding, of which a token gathers rows (Gemma 3n's per-layer embeddings)."""
 
     @property
     def num_layers(self) -> int:
@@ -87,13 +100,32 @@ class Architecture:
         return tuple(LayerGroup(group.layer, n) for group, n in zip(groups, counts, strict=True) if n)
 
     @property
+    def _mixers(self) -> list[tuple[Mixer, int]]:
+        """Mixer and number of layers of every group that has one."""
+        return [(group.layer.mixer, group.count) for group in self.layer_groups if group.layer.mixer is not None]
+
+    @property
     def kv_elements_per_token(self) -> int:
         """KV cache elements of one token in all layers, all heads."""
-        return sum(group.count * group.layer.attention.kv_elements_per_token for group in self.layer_groups)
+        return round(sum(count * mixer.kv_elements_per_token for mixer, count in self._mixers))
 
     def kv_elements(self, context_tokens: int) -> int:
         """KV cache elements of one sequence; a windowed layer keeps its window only."""
-        return sum(group.count * group.layer.attention.kv_elements(context_tokens) for group in self.layer_groups)
+        return round(sum(count * mixer.kv_elements(context_tokens) for mixer, count in self._mixers))
+
+    @property
+    def index_elements_per_token(self) -> float:
+        """Elements of one token in the index caches of all layers (sparse attention)."""
+        return sum(count * mixer.index_elements_per_token for mixer, count in self._mixers)
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """Bytes of recurrent state of one sequence, all layers: in the format that each is kept in, else in 16 bits."""
+        return sum(
+            count * state.elements * (_WIDE_BYTES if state.dtype == "fp32" else _CACHE_BYTES)
+            for mixer, count in self._mixers
+            for state in mixer.states
+        )
 
     def parameters_by_part(self) -> dict[str, int]:
         """Weights by part, in the order of ``PARTS``; MTP layers not counted."""
@@ -101,7 +133,9 @@ class Architecture:
         for group in self.layer_groups:
             for part, count in group.layer.parameters_by_part(self.hidden_size).items():
                 counts[part] += group.count * count
-        counts["embedding"] += (self.vocab_size + self.position_embeddings) * self.hidden_size
+        for tensor in self.model_tensors:
+            counts[tensor.part] += tensor.elements
+        counts["embedding"] += (self.vocab_size + self.position_embeddings) * self.hidden_size + self.side_embedding
         counts["lm_head"] += 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         counts["norm"] += self.hidden_size * (2 if self.final_norm_bias else 1)
         return counts
@@ -111,7 +145,15 @@ class Architecture:
         counts = self.parameters_by_part()
         active = sum(group.count * group.layer.active_parameters(self.hidden_size) for group in self.layer_groups)
         active += self.vocab_size * self.hidden_size + self.hidden_size * (2 if self.final_norm_bias else 1)
+        active += sum(tensor.elements for tensor in self.model_tensors)
         return ParameterCount(sum(counts.values()), active, *counts.values())
+
+    @property
+    def active_as_published(self) -> int:
+        """Weights per token as the model's makers count them, to compare with the model card."""
+        table = self.vocab_size * self.hidden_size
+        beside = {"with-embedding": 0 if self.tie_word_embeddings else table, "without-embedding": 0, "layers": -table}
+        return self.parameters().active + beside[self.active_counts]
 
     def weight_bytes(self, dtypes: Mapping[str, str] | str, dtype_bytes: Callable[[str], float]) -> dict[str, float]:
         """Bytes of the weights by part, on all chips together.
@@ -155,13 +197,21 @@ def mtp_architecture(target: Architecture) -> Architecture:
 
 
 def architecture_summary(architecture: Architecture) -> dict[str, Any]:
-    """Plain fields that describe a model to a person; ready for JSON."""
+    """Plain fields that describe a model to a person; ready for JSON.
+
+    Bytes are those of one replica on one chip, caches in ``kv_cache_dtype``. ``kv_bytes_per_token`` counts a token that
+    is inside every window; ``memory_per_sequence`` says what a whole context takes.
+    """
     counts = architecture.parameters()
     hidden = architecture.hidden_size
     return {
         "name": architecture.name,
+        "family": architecture.family,
         "parameters": counts.total,
         "active_parameters": counts.active,
+        "parameters_total": counts.total,
+        "parameters_active": architecture.active_as_published,
+        "parameters_active_counts": architecture.active_counts,
         "parameters_by_part": {part: count for part, count in architecture.parameters_by_part().items() if count},
         "mtp_parameters": architecture.mtp.parameters(hidden) if architecture.mtp else None,
         "num_layers": architecture.num_layers,
@@ -171,26 +221,55 @@ def architecture_summary(architecture: Architecture) -> dict[str, Any]:
         "max_position": architecture.max_position,
         "layers": [{"count": group.count, **_layer_summary(group.layer)} for group in architecture.layer_groups],
         "kv_elements_per_token": architecture.kv_elements_per_token,
+        "kv_cache_dtype": "bf16",
+        "kv_bytes_per_token": _CACHE_BYTES * architecture.kv_elements_per_token,
+        "index_bytes_per_token": _CACHE_BYTES * architecture.index_elements_per_token,
+        "state_bytes_per_sequence": architecture.state_bytes_per_sequence,
+        "memory_per_sequence": memory_per_sequence(architecture),
         "checkpoint_dtypes": dict(architecture.checkpoint_dtypes),
         "source": architecture.source,
         "notes": list(architecture.notes),
     }
 
 
+def memory_per_sequence(architecture: Architecture) -> list[dict[str, Any]]:
+    """Bytes that one sequence takes at some contexts within the model's reach, by what they are."""
+    longest = architecture.max_position or _CONTEXTS[-1]
+    contexts = [tokens for tokens in _CONTEXTS if tokens <= longest] or [longest]
+    return [
+        {
+            "context_tokens": tokens,
+            "kv_bytes": _CACHE_BYTES * architecture.kv_elements(tokens),
+            "index_bytes": _CACHE_BYTES * architecture.index_elements_per_token * tokens,
+            "state_bytes": architecture.state_bytes_per_sequence,
+        }
+        for tokens in contexts
+    ]
+
+
 def _layer_summary(layer: Layer) -> dict[str, Any]:
-    attention, mlp = layer.attention, layer.mlp
+    return {**_mixer_summary(layer.mixer), **_mlp_summary(layer.feed_forward)}
+
+
+def _mixer_summary(mixer: Mixer | None) -> dict[str, Any]:
+    if mixer is None:
+        return {"attention": None, "num_heads": None, "num_kv_heads": None, "head_dim": None, "window": None,
+                "kv_elements_per_token": 0}  # fmt: skip
     return {
-        "attention": attention.kind,
-        "num_heads": attention.num_heads,
-        "num_kv_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "window": attention.window,
-        "kv_elements_per_token": attention.kv_elements_per_token,
-        **_mlp_summary(mlp),
+        "attention": mixer.kind if isinstance(mixer, Attention) else mixer.label,
+        "num_heads": mixer.heads,
+        "num_kv_heads": getattr(mixer, "num_kv_heads", None),
+        "head_dim": getattr(mixer, "head_dim", None),
+        "window": getattr(mixer, "window", None),
+        "kv_elements_per_token": mixer.kv_elements_per_token,
+        "index_elements_per_token": mixer.index_elements_per_token,
+        "states": [state._asdict() for state in mixer.states],
     }
 
 
-def _mlp_summary(mlp: DenseMlp | MoeMlp) -> dict[str, Any]:
+def _mlp_summary(mlp: DenseMlp | MoeMlp | None) -> dict[str, Any]:
+    if mlp is None:
+        return {"mlp": None}
     if isinstance(mlp, DenseMlp):
         return {"mlp": "dense", "intermediate_size": mlp.intermediate_size}
     return {
@@ -199,4 +278,5 @@ def _mlp_summary(mlp: DenseMlp | MoeMlp) -> dict[str, Any]:
         "num_experts": mlp.num_experts,
         "experts_per_token": mlp.experts_per_token,
         "shared_intermediate_size": mlp.shared_intermediate_size,
+        "latent_size": getattr(mlp, "latent_size", None),
     }

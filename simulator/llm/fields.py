@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from simulator.errors import ForerunError, did_you_mean
@@ -42,6 +42,8 @@ class Fields:
     source: str
     """File, or other origin, as errors name it."""
     prefix: str = ""
+    seen: set[str] = field(default_factory=set, compare=False)
+    """Fields that were asked for; the others had no say in what was read."""
 
     @classmethod
     def of(cls, values: object, source: str, prefix: str = "") -> Fields:
@@ -68,15 +70,16 @@ class Fields:
 
     def get(self, key: str) -> Any:
         """The raw value, None where absent."""
+        self.seen.add(key)
         return self.values.get(key)
 
     def has(self, key: str) -> bool:
         """Whether the field is present and not null."""
-        return self.values.get(key) is not None
+        return self.get(key) is not None
 
     def require(self, key: str, why: str = "") -> Any:
         """The raw value of a field that must be there."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             hint = did_you_mean(key, self.values) if key not in self.values else ""
             self.fail(key, f"is missing{f' ({why})' if why else ''}{hint}")
@@ -92,7 +95,7 @@ class Fields:
 
     def flag(self, key: str, default: bool) -> bool:
         """A boolean, or ``default`` where the field is absent."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -101,7 +104,7 @@ class Fields:
 
     def text(self, key: str, default: Default) -> str | Default:
         """A text, or ``default`` where the field is absent."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, str):
@@ -119,7 +122,7 @@ class Fields:
 
     def items(self, key: str) -> list[Any]:
         """A list; empty where the field is absent."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return []
         if not isinstance(value, list | tuple):

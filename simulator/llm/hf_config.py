@@ -8,16 +8,20 @@ from typing import Any
 
 from simulator.llm.architecture import Architecture, MtpModule
 from simulator.llm.fields import Fields
-from simulator.llm.hf_families import FAMILIES, GENERIC, REFUSED_FIELDS, REFUSED_TYPES, Family, Flag
-from simulator.llm.hf_layers import read_attention, read_layer_mlps, read_windows
+from simulator.llm.hf_families import FAMILIES, GENERIC, REFUSED_TYPES, Family, Flag
+from simulator.llm.hf_hybrid import READERS, nemotron_blocks
+from simulator.llm.hf_keys import refuse_unread
+from simulator.llm.hf_layers import Config, Layers
 from simulator.llm.hf_quantization import checkpoint_dtypes
-from simulator.llm.layers import Layer, Tensor, group_layers, layer_order
+from simulator.llm.layers import Tensor, group_layers, layer_order
 
 MOST_LAYERS = 2000
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 _INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "architectures")
-_NESTED_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text", "qwen3_vl": "qwen3_vl_text",
-                 "qwen3_vl_moe": "qwen3_vl_moe_text", "mistral3": "mistral", "kimi_k25": "kimi_k2"}  # fmt: skip
+_NESTED_TYPES = {"gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text", "llama4": "llama4_text",
+                 "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "mistral3": "mistral",
+                 "kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear", "qwen3_5": "qwen3_5_text",
+                 "qwen3_5_moe": "qwen3_5_moe_text"}  # fmt: skip
 """Type of the text part where ``text_config`` does not name one."""
 _MTP_NORMS = 3
 """Norms that an MTP layer has beside a layer's own: on the hidden state, on the embedding, and before the LM head."""
@@ -26,8 +30,8 @@ _MTP_NORMS = 3
 def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source: str = "config.json") -> Architecture:
     """Read a decoder-only language model from the fields of its Hugging Face ``config.json``.
 
-    Of a multimodal model the text part is read. Keys without a meaning here are ignored, as every library ignores
-    some; keys that betray layers which are not modelled are refused.
+    Of a multimodal model the text part is read. A key that may state a shape (``hf_keys``) and that the model's family
+    does not read is refused; other keys without a meaning here are ignored, as every library ignores some.
 
     Args:
         config: the parsed JSON object.
@@ -40,35 +44,40 @@ def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source
     outer = Fields.of(config, source)
     fields, notes = _text_part(outer)
     family, fields = _family(fields)
-    num_layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
-    hidden = fields.whole("hidden_size")
-    max_position = fields.whole_or("max_position_embeddings", None)
-    dtypes, dtype_notes = checkpoint_dtypes(fields, num_layers)
-    windows, window_notes = read_windows(fields, family, num_layers, max_position)
-    mlps = read_layer_mlps(fields, family, num_layers, hidden)
-    attention = read_attention(fields, family, hidden)
-    layers = [
-        Layer(replace(attention, window=window), mlp, norms=family.norms, norm_bias=family.norm_bias)
-        for window, mlp in zip(windows, mlps, strict=True)
-    ]
+    read = Config(
+        fields=fields,
+        family=family,
+        num_layers=fields.whole("num_hidden_layers", high=MOST_LAYERS),
+        hidden=fields.whole("hidden_size"),
+        max_position=fields.whole_or("max_position_embeddings", None),
+    )
+    dtypes, dtype_notes = checkpoint_dtypes(fields, read.num_layers)
+    found = READERS[family.layers](read)
     positions = 0
     if family.extra_positions is not None:
         positions = fields.whole("max_position_embeddings") + family.extra_positions
-    return Architecture(
+    architecture = Architecture(
         name=name or _stated_name(outer),
-        hidden_size=hidden,
+        hidden_size=read.hidden,
         vocab_size=fields.whole("vocab_size"),
-        layer_groups=group_layers(layers),
-        layer_order=layer_order(layers),
+        layer_groups=group_layers(found.layers),
+        layer_order=layer_order(found.layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
-        max_position=max_position,
+        max_position=read.max_position,
         source=source,
         checkpoint_dtypes=dtypes,
         position_embeddings=positions,
         final_norm_bias=family.norm_bias,
-        mtp=_mtp(fields, layers[-1], hidden),
-        notes=(*notes, *dtype_notes, *window_notes),
+        mtp=_mtp(fields, found, read.hidden),
+        notes=(*notes, *dtype_notes, *found.notes),
+        active_counts=family.active_counts,
+        family=fields.text("model_type", ""),
+        model_tensors=found.model_tensors,
+        side_embedding=found.side_embedding,
     )
+    for part in (outer, fields):
+        refuse_unread(part)
+    return architecture
 
 
 def _text_part(outer: Fields) -> tuple[Fields, tuple[str, ...]]:
@@ -82,9 +91,10 @@ def _text_part(outer: Fields) -> tuple[Fields, tuple[str, ...]]:
         return outer, ()
     inner = outer.section(key)
     values = dict(inner.values)
+    outer.seen.update(_INHERITED)
     for shared in _INHERITED:
-        if not inner.has(shared) and outer.has(shared):
-            values[shared] = outer.get(shared)
+        if values.get(shared) is None and shared in outer.values:
+            values[shared] = outer.values[shared]
     if not inner.has("model_type"):
         outer_type = outer.text("model_type", "")
         values["model_type"] = _NESTED_TYPES.get(outer_type, outer_type)
@@ -98,10 +108,13 @@ def _family(fields: Fields) -> tuple[Family, Fields]:
     family = FAMILIES.get(model_type)
     if family is None:
         return _generic(fields, model_type), fields
+    fields.seen.update(family.inert)
     values = dict(fields.values)
     for common, own in family.names.items():
         if common not in values and own in values:
-            values[common] = values[own]
+            values[common] = fields.get(own)
+    if model_type == "nemotron_h" and values.get("num_hidden_layers") is None:
+        values["num_hidden_layers"] = len(nemotron_blocks(fields, "hybrid_override_pattern", "layers_block_type"))
     if model_type == "falcon":
         _fill_falcon(Fields(values, fields.source, fields.prefix), values)
     for key, default in family.defaults.items():
@@ -132,9 +145,6 @@ def _refuse_unmodelled(fields: Fields, model_type: str) -> None:
         fields.fail("model_type", f"'{model_type}' {REFUSED_TYPES[model_type]}")
     if fields.flag("is_encoder_decoder", False):
         fields.fail("is_encoder_decoder", "is true: only decoder-only models are modelled")
-    for key, reason in REFUSED_FIELDS.items():
-        if fields.has(key) and fields.get(key) not in (0, []):
-            fields.fail(key, f"is set: {reason}")
     for architecture in fields.texts("architectures"):
         if "eagle" in architecture.lower() or "medusa" in architecture.lower():
             fields.fail("architectures", f"'{architecture[:60]}' is a drafter's head, not a model (speculation.method)")
@@ -154,12 +164,15 @@ def _generic(fields: Fields, model_type: str) -> Family:
     return replace(GENERIC, mla=fields.has("kv_lora_rank"), qk_norm="head", qk_norm_flag=Flag("use_qk_norm", False))
 
 
-def _mtp(fields: Fields, last: Layer, hidden: int) -> MtpModule | None:
-    count = fields.whole_or("num_nextn_predict_layers", 0, low=0, high=MOST_LAYERS)
-    if not count:
+def _mtp(fields: Fields, found: Layers, hidden: int) -> MtpModule | None:
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    counts = [fields.whole_or(key, 0, low=0, high=MOST_LAYERS) for key in keys]
+    if not any(counts):
         return None
+    layer = found.mtp or found.layers[-1]
     projection = Tensor("eh_proj", hidden, 2 * hidden, "mlp", "replicated")
-    return MtpModule(count, replace(last, norms=last.norms + _MTP_NORMS, extra_tensors=(projection,)))
+    extra = (projection, *layer.extra_tensors)
+    return MtpModule(max(counts), replace(layer, norms=layer.norms + _MTP_NORMS, extra_tensors=extra))
 
 
 def _stated_name(outer: Fields) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from simulator.llm.layers import QkNorm
+from simulator.llm.layers import ActiveCounts, QkNorm
 
 
 class Flag(NamedTuple):
@@ -20,7 +20,34 @@ class Flag(NamedTuple):
     default: bool
 
 
-Moe = Literal["mixtral", "qwen", "deepseek", "llama4"]
+class MoeNames(NamedTuple):
+    """Fields in which a family states its experts."""
+
+    experts: str
+    width: str
+    picked: str
+    shared_count: str | None = None
+    """Number of shared experts, each as wide as a routed one (or as ``shared_width`` says)."""
+    shared_width: str | None = None
+    """Width of one shared expert, or of all where there is no ``shared_count``."""
+
+
+Moe = Literal["mixtral", "qwen", "deepseek", "llama4", "kimi", "step", "gemma4", "minimax-m3", "nemotron", "lfm2"]
+_DEEPSEEK_NAMES = MoeNames("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "n_shared_experts")
+MOE_NAMES: Mapping[Moe, MoeNames] = {
+    "mixtral": MoeNames("num_local_experts", "intermediate_size", "num_experts_per_tok"),
+    "llama4": MoeNames("num_local_experts", "intermediate_size", "num_experts_per_tok", None, "intermediate_size"),
+    "qwen": MoeNames("num_experts", "moe_intermediate_size", "num_experts_per_tok"),
+    "deepseek": _DEEPSEEK_NAMES,
+    "nemotron": _DEEPSEEK_NAMES._replace(shared_width="moe_shared_expert_intermediate_size"),
+    "kimi": MoeNames("num_experts", "moe_intermediate_size", "num_experts_per_token", "num_shared_experts"),
+    "step": MoeNames("moe_num_experts", "moe_intermediate_size", "moe_top_k", None, "share_expert_dim"),
+    "gemma4": MoeNames("num_experts", "moe_intermediate_size", "top_k_experts", None, "intermediate_size"),
+    "minimax-m3": MoeNames("num_local_experts", "intermediate_size", "num_experts_per_tok", "n_shared_experts"),
+    "lfm2": MoeNames("num_experts", "moe_intermediate_size", "num_experts_per_tok"),
+}
+"""Gemma 4's dense feed-forward runs beside the experts, as a shared expert does."""
+
 Windows = Literal["none", "all", "upper", "alternate", "pattern", "chunked"]
 
 
@@ -55,6 +82,13 @@ class Family:
     """Field that holds what others call by the key."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Class defaults that published checkpoints rely on."""
+    layers: str = "uniform"
+    """How its layers are read: all alike but for windows and experts, or by a reader of ``hf_hybrid.READERS``."""
+    active_counts: ActiveCounts = "without-embedding"
+    """What the makers' count of active parameters covers (``Architecture.active_counts``)."""
+    output_gate: Flag | bool = False
+    inert: tuple[str, ...] = ()
+    """Fields that may state a shape, but of nothing that this family's checkpoints hold."""
 
 
 _ATTENTION_BIAS = Flag("attention_bias", False)
@@ -95,6 +129,51 @@ _COHERE = Family(
     qk_norm_flag=Flag("use_qk_norm", False),
 )
 
+_QWEN3_NEXT = Family(
+    head_dim=256,
+    active_counts="with-embedding",
+    qkv_bias=_ATTENTION_BIAS,
+    output_bias=_ATTENTION_BIAS,
+    qk_norm="head",
+    output_gate=Flag("attn_output_gate", True),
+    layers="delta-net",
+)
+_QWEN3_NEXT_MOE = replace(_QWEN3_NEXT, moe="qwen", shared_gate=True)
+_INDEXED = replace(_DEEPSEEK_V3, layers="indexed")
+_DEEPSEEK_V4 = Family(moe="deepseek", router_bias=True, layers="compressed", defaults={"sliding_window": 128})
+_STEP = Family(
+    active_counts="with-embedding",
+    qk_norm="head",
+    moe="step",
+    router_bias=Flag("use_moe_router_bias", True),
+    layers="step",
+    inert=("share_q_dim", "moe_every_n_layer", "moe_layer_offset", "use_qk_norm", "use_moe", "need_fp32_gate"),
+    names={
+        "moe_num_experts": "num_experts",
+        "moe_top_k": "num_experts_per_tok",
+        "num_key_value_heads": "num_attention_groups",
+    },
+)
+_MIMO_V2 = Family(
+    qkv_bias=_ATTENTION_BIAS,
+    moe="deepseek",
+    router_bias=True,
+    layers="mimo",
+    defaults={"num_nextn_predict_layers": 3},
+)
+_GEMMA4 = replace(_GEMMA3, layers="gemma4", moe="gemma4", router_bias=True, defaults={"sliding_window": 512})
+_GEMMA3N = replace(_GEMMA3, layers="gemma3n", defaults={"sliding_window": 512})
+_MINIMAX_M3 = Family(
+    active_counts="layers",
+    qk_norm="head",
+    qk_norm_flag=Flag("use_qk_norm", True),
+    moe="minimax-m3",
+    router_bias=Flag("use_routing_bias", True),
+    layers="block-sparse",
+)
+_MINIMAX_01 = Family(moe="mixtral", active_counts="layers", layers="lightning")
+_LFM2 = Family(tied=True, qk_norm="head", layers="convolution", names={"intermediate_size": "block_ff_dim"})
+
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
@@ -109,8 +188,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": replace(_QWEN2, qkv_bias=Flag("qkv_bias", True), moe="qwen", shared_gate=True),
     "qwen3": _QWEN3,
     "qwen3_vl_text": _QWEN3,
-    "qwen3_moe": replace(_QWEN3, head_dim=None, moe="qwen"),
-    "qwen3_vl_moe_text": replace(_QWEN3, head_dim=None, moe="qwen"),
+    "qwen3_moe": replace(_QWEN3, head_dim=None, moe="qwen", active_counts="with-embedding"),
+    "qwen3_vl_moe_text": replace(_QWEN3, head_dim=None, moe="qwen", active_counts="with-embedding"),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
@@ -136,6 +215,7 @@ FAMILIES: Mapping[str, Family] = {
         _LLAMA,
         mlp_bias=False,
         qk_norm="unlearned",
+        active_counts="with-embedding",
         qk_norm_flag=Flag("use_qk_norm", True),
         moe="llama4",
         windows="chunked",
@@ -146,6 +226,8 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm_flag=Flag("use_qk_norm", True),
         moe="mixtral",
         router_bias=Flag("use_routing_bias", True),
+        active_counts="layers",
+        inert=("use_mtp", "num_mtp_modules", "mtp_transformer_layers"),
     ),
     "phi3": Family(windows="all"),
     "internlm": Family(qkv_bias=Flag("bias", True), output_bias=Flag("bias", True)),
@@ -169,6 +251,7 @@ FAMILIES: Mapping[str, Family] = {
         mlp_bias=Flag("bias", False),
         norm_bias=True,
         gated=False,
+        inert=("multi_query", "parallel_attn", "num_ln_in_parallel_attn"),
         names={"intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_kv_heads"},
     ),
     "gpt_neox": Family(
@@ -188,6 +271,38 @@ FAMILIES: Mapping[str, Family] = {
         extra_positions=2,
         names={"intermediate_size": "ffn_dim"},
     ),
+    "qwen3_next": _QWEN3_NEXT_MOE,
+    "qwen3_5_text": _QWEN3_NEXT,
+    "qwen3_5_moe_text": _QWEN3_NEXT_MOE,
+    "deepseek_v32": _INDEXED,
+    "glm_moe_dsa": _INDEXED,
+    "deepseek_v4": _DEEPSEEK_V4,
+    "deepseek_ref": _DEEPSEEK_V4,
+    "kimi_linear": Family(moe="kimi", mla=True, router_bias=True, layers="kimi"),
+    "nemotron_h": Family(
+        qkv_bias=_ATTENTION_BIAS,
+        output_bias=_ATTENTION_BIAS,
+        norms=1,
+        gated=False,
+        mlp_bias=Flag("mlp_bias", False),
+        moe="nemotron",
+        router_bias=True,
+        layers="nemotron-h",
+        names={"head_dim": "attention_head_dim"},
+    ),
+    "nemotron-nas": replace(_LLAMA, layers="blocks"),
+    "minimax_m3": _MINIMAX_M3,
+    "minimax_m3_text": _MINIMAX_M3,
+    "minimax": _MINIMAX_01,
+    "minimax_text_01": _MINIMAX_01,
+    "gemma4_text": _GEMMA4,
+    "gemma3n_text": _GEMMA3N,
+    "mimo_v2_flash": _MIMO_V2,
+    "mimo_v2": _MIMO_V2,
+    "step3p5": _STEP,
+    "step3p7": _STEP,
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(_LFM2, moe="lfm2", router_bias=Flag("use_expert_bias", True)),
     "gpt2": Family(
         tied=True,
         qkv_bias=True,
@@ -215,8 +330,7 @@ _ENCODER = "is not a decoder-only language model"
 REFUSED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(
         ("mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "rwkv", "recurrent_gemma", "falcon_h1",
-         "nemotron_h", "granitemoehybrid", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
-         "minimax", "minimax_text_01", "kimi_linear", "lfm2"),
+         "granitemoehybrid"),
         _STATE_SPACE,
     ),
     **dict.fromkeys(
@@ -225,23 +339,7 @@ REFUSED_TYPES: Mapping[str, str] = {
          "siglip_vision_model", "clip_vision_model", "vit", "dinov2", "swin", "wav2vec2"),
         _ENCODER,
     ),
-    **dict.fromkeys(
-        ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), "has sparse attention with an indexer, which is not modelled"
-    ),
     "mllama": "has cross-attention layers, which are not modelled",
     "mllama_text_model": "has cross-attention layers, which are not modelled",
-    "gemma3n": "has per-layer embeddings, which are not modelled",
-    "gemma3n_text": "has per-layer embeddings, which are not modelled",
 }  # fmt: skip
 """Model types that would be misread as something else, and why."""
-
-REFUSED_FIELDS: Mapping[str, str] = {
-    "index_topk": "sparse attention with an indexer is not modelled",
-    "ssm_state_size": "state-space layers are not modelled",
-    "mamba_d_state": "state-space layers are not modelled",
-    "linear_num_value_heads": "linear-attention layers are not modelled",
-    "linear_attn_config": "linear-attention layers are not modelled",
-    "cross_attention_layers": "cross-attention layers are not modelled",
-    "hidden_size_per_layer_input": "per-layer embeddings are not modelled",
-}
-"""Fields that betray layers that are not modelled, whatever the model type."""

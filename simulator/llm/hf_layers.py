@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
 from simulator.llm.fields import Fields
-from simulator.llm.hf_families import Family, Flag
-from simulator.llm.layers import Attention, DenseMlp, MoeMlp, QkNorm
+from simulator.llm.hf_families import MOE_NAMES, Family, Flag
+from simulator.llm.layers import (
+    Attention,
+    DenseMlp,
+    FeedForward,
+    LatentMoeMlp,
+    Layer,
+    Mixer,
+    MoeMlp,
+    QkNorm,
+    Tensor,
+)
 
 CHUNK_NOTE = "chunked attention is priced as a sliding window of the chunk's size: an upper bound on keys read"
 _FULL_TYPES = ("full_attention", "attention", "global")
@@ -13,6 +27,45 @@ _WINDOW_FIELDS = {
     "local": "sliding_window",
     "chunked_attention": "attention_chunk_size",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A config.json under common names, and what every reader of layers needs of it."""
+
+    fields: Fields
+    family: Family
+    num_layers: int
+    hidden: int
+    max_position: int | None
+
+
+class Layers(NamedTuple):
+    """What a reader found."""
+
+    layers: list[Layer]
+    mtp: Layer | None = None
+    """Layer of a multi-token-prediction module; None where it is as the model's last."""
+    notes: tuple[str, ...] = ()
+    model_tensors: tuple[Tensor, ...] = ()
+    side_embedding: int = 0
+
+
+def uniform_layers(config: Config) -> Layers:
+    """Layers that differ in their windows and in whether they have experts, and in nothing else."""
+    fields, family = config.fields, config.family
+    windows, notes = read_windows(fields, family, config.num_layers, config.max_position)
+    attention = read_attention(fields, family, config.hidden)
+    if fields.has("attn_type_list"):
+        per_layer(fields, "attn_type_list", config.num_layers, (1,))
+    return Layers(layers_of(config, (replace(attention, window=window) for window in windows)), notes=notes)
+
+
+def layers_of(config: Config, mixers: Iterable[Mixer | None]) -> list[Layer]:
+    """One layer for each mixer, with the feed-forwards that the config states in turn."""
+    family = config.family
+    mlps = read_layer_mlps(config)
+    return [Layer(m, mlp, family.norms, family.norm_bias) for m, mlp in zip(mixers, mlps, strict=True)]
 
 
 def stated(fields: Fields, flag: Flag | bool) -> bool:
@@ -29,6 +82,7 @@ def read_attention(fields: Fields, family: Family, hidden: int) -> Attention:
     heads = fields.whole("num_attention_heads")
     qkv_bias, output_bias = stated(fields, family.qkv_bias), stated(fields, family.output_bias)
     if family.mla:
+        fields.seen.update(("num_key_value_heads", "head_dim", "qk_head_dim"))  # implied by what is read here
         nope, rope = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim")
         return Attention(
             kind="mla",
@@ -43,18 +97,43 @@ def read_attention(fields: Fields, family: Family, hidden: int) -> Attention:
             qkv_bias=qkv_bias,
             output_bias=output_bias,
         )
-    kv_heads = fields.whole_or("num_key_value_heads", heads)
-    if heads % kv_heads:
-        fields.fail("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
     return Attention(
         num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=kv_heads_of(fields, "num_key_value_heads", heads),
         head_dim=_head_dim(fields, family, hidden, heads),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=_qk_norm(fields, family),
         sinks=family.sinks,
+        output_gate="element" if stated(fields, family.output_gate) else None,
     )
+
+
+def kv_heads_of(fields: Fields, key: str, heads: int) -> int:
+    """Number of KV heads under ``key``; as many as heads where absent.
+
+    Raises:
+        ForerunError: it does not divide the heads.
+    """
+    kv_heads = fields.whole_or(key, heads)
+    if heads % kv_heads:
+        fields.fail(key, f"{kv_heads} does not divide num_attention_heads {heads}")
+    return kv_heads
+
+
+def per_layer(fields: Fields, key: str, num_layers: int, allowed: Iterable[Any]) -> list[Any]:
+    """A list of one of ``allowed`` for each layer; further entries, of MTP layers, are let stand.
+
+    Raises:
+        ForerunError: too short, or another value.
+    """
+    values, known = fields.items(key), list(allowed)
+    if len(values) < num_layers:
+        fields.fail(key, f"lists {len(values)} layers, but num_hidden_layers is {num_layers}")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | str) or value not in known:
+            fields.fail(key, f"names {str(value)[:40]!r}, which is not modelled (one of {', '.join(map(str, known))})")
+    return values[:num_layers]
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
@@ -126,16 +205,19 @@ def _rotary_layers(fields: Fields, num_layers: int) -> list[bool]:
     return [(layer + 1) % interval != 0 for layer in range(num_layers)]
 
 
-def read_layer_mlps(fields: Fields, family: Family, num_layers: int, hidden: int) -> list[DenseMlp | MoeMlp]:
+def read_layer_mlps(config: Config) -> list[FeedForward]:
     """Feed-forward of each layer.
 
     Raises:
         ForerunError: a field missing or wrong, or more experts per token than experts.
     """
-    sparse = _sparse_layers(fields, family, num_layers)
-    moe = _read_moe(fields, family) if any(sparse) else None
-    dense = None if all(sparse) else _read_dense(fields, family)
-    mlps: list[DenseMlp | MoeMlp] = []
+    fields, family = config.fields, config.family
+    sparse = _sparse_layers(fields, family, config.num_layers)
+    moe = read_moe(fields, family) if any(sparse) else None
+    dense = None if all(sparse) else read_dense(fields, family)
+    if moe is not None:
+        fields.seen.update(("intermediate_size", "intermediate_size_mlp"))  # of dense layers, where there are none
+    mlps: list[FeedForward] = []
     for is_sparse in sparse:
         mlp = moe if is_sparse else dense
         assert mlp is not None
@@ -143,9 +225,10 @@ def read_layer_mlps(fields: Fields, family: Family, num_layers: int, hidden: int
     return mlps
 
 
-def _read_dense(fields: Fields, family: Family) -> DenseMlp:
-    llama4_width = family.moe == "llama4" and fields.has("intermediate_size_mlp")
-    width = fields.whole("intermediate_size_mlp" if llama4_width else "intermediate_size")
+def read_dense(fields: Fields, family: Family) -> DenseMlp:
+    """The feed-forward of layers without experts."""
+    own = {"llama4": "intermediate_size_mlp", "minimax-m3": "dense_intermediate_size"}.get(family.moe or "", "")
+    width = fields.whole(own if own and fields.has(own) else "intermediate_size")
     return DenseMlp(width, gated=family.gated, bias=stated(fields, family.mlp_bias))
 
 
@@ -158,9 +241,10 @@ def _sparse_layers(fields: Fields, family: Family, num_layers: int) -> list[bool
     if kinds:
         if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
             fields.fail("mlp_layer_types", f"must list 'dense' or 'sparse' for each of {num_layers} layers")
+        fields.seen.update(("moe_layer_freq", "first_k_dense_replace"))  # the same once more
         return [kind == "sparse" for kind in kinds]
-    if family.moe == "mixtral":
-        return [True] * num_layers
+    if family.moe in ("mixtral", "gemma4"):
+        return [family.moe == "mixtral" or fields.flag("enable_moe_block", False)] * num_layers
     if family.moe == "qwen":
         step = fields.whole_or("decoder_sparse_step", 1)
         dense = {_layer_index(fields, "mlp_only_layers", layer) for layer in fields.items("mlp_only_layers")}
@@ -172,11 +256,24 @@ def _sparse_layers(fields: Fields, family: Family, num_layers: int) -> list[bool
             return [layer in chosen for layer in layers]
         step = fields.whole_or("interleave_moe_layer_step", 1)
         return [(layer + 1) % step == 0 for layer in layers]
-    first_sparse = fields.whole_or("first_k_dense_replace", 0, low=0)
+    return _sparse_after_dense(fields, family, num_layers)
+
+
+def _sparse_after_dense(fields: Fields, family: Family, num_layers: int) -> list[bool]:
+    """Layers with experts where the first few have none, or where they are listed."""
+    if isinstance(fields.get("moe_layer_freq"), list):
+        return [flag == 1 for flag in per_layer(fields, "moe_layer_freq", num_layers, (0, 1))]
+    listed = fields.text("moe_layers_enum", "") if family.moe == "step" else ""
+    if listed:
+        if not all(part.strip().isdigit() for part in listed.split(",")):
+            fields.fail("moe_layers_enum", "must list layer numbers with commas between them")
+        chosen = {int(part) for part in listed.split(",")}
+        return [layer in chosen for layer in range(num_layers)]
+    first_sparse = fields.whole_or("num_dense_layers" if family.moe == "lfm2" else "first_k_dense_replace", 0, low=0)
     frequency = fields.whole_or("moe_layer_freq", 1)
-    if not fields.has("n_routed_experts"):
+    if family.moe == "deepseek" and not fields.has("n_routed_experts"):
         return [False] * num_layers
-    return [layer >= first_sparse and layer % frequency == 0 for layer in layers]
+    return [layer >= first_sparse and layer % frequency == 0 for layer in range(num_layers)]
 
 
 def _layer_index(fields: Fields, key: str, value: object) -> int:
@@ -185,25 +282,23 @@ def _layer_index(fields: Fields, key: str, value: object) -> int:
     return value
 
 
-def _read_moe(fields: Fields, family: Family) -> MoeMlp:
+def read_moe(fields: Fields, family: Family) -> MoeMlp:
     """Experts by the names that each family gives their fields."""
-    shared = 0
-    if family.moe == "deepseek":
-        experts, width = "n_routed_experts", fields.whole("moe_intermediate_size")
-        shared = fields.whole_or("n_shared_experts", 0, low=0) * width
-    elif family.moe == "qwen":
-        experts, width = "num_experts", fields.whole("moe_intermediate_size")
+    assert family.moe is not None
+    names = MOE_NAMES[family.moe]
+    width, count = fields.whole(names.width), fields.whole(names.experts)
+    if family.moe == "qwen":
         shared = fields.whole_or("shared_expert_intermediate_size", 0, low=0) if family.shared_gate else 0
     else:
-        experts, width = "num_local_experts", fields.whole("intermediate_size")
-        shared = width if family.moe == "llama4" else 0
-    count = fields.whole(experts)
-    older_name = "experts_per_token" if fields.has("experts_per_token") else "num_experts_per_tok"
-    picked_key = "num_experts_per_tok" if fields.has("num_experts_per_tok") else older_name
+        each = fields.whole(names.shared_width) if names.shared_width else width
+        shared = each * (fields.whole_or(names.shared_count, 0, low=0) if names.shared_count else 1)
+        shared = shared if names.shared_count or names.shared_width else 0
+    older_name = "experts_per_token" if fields.has("experts_per_token") else names.picked
+    picked_key = names.picked if fields.has(names.picked) else older_name
     picked = fields.whole(picked_key)
     if picked > count:
-        fields.fail(picked_key, f"{picked} exceeds {experts} {count}")
-    return MoeMlp(
+        fields.fail(picked_key, f"{picked} exceeds {names.experts} {count}")
+    moe = MoeMlp(
         num_experts=count,
         experts_per_token=picked,
         intermediate_size=width,
@@ -213,3 +308,14 @@ def _read_moe(fields: Fields, family: Family) -> MoeMlp:
         router_bias=stated(fields, family.router_bias),
         shared_gate=family.shared_gate and shared > 0,
     )
+    return _with_latent(fields, family, moe)
+
+
+def _with_latent(fields: Fields, family: Family, moe: MoeMlp) -> MoeMlp:
+    """The experts behind a narrower projection, where the config states its width."""
+    key = {"nemotron": "moe_latent_size", "kimi": "routed_expert_hidden_size"}.get(family.moe or "")
+    if key is None or not fields.has(key):
+        return moe
+    latent = LatentMoeMlp(**{name: getattr(moe, name) for name in MoeMlp.__dataclass_fields__})
+    normed = family.moe == "kimi" and fields.flag("latent_moe_use_norm", False)
+    return replace(latent, latent_size=fields.whole(key), latent_norm=normed)

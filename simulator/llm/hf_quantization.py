@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -29,22 +30,32 @@ _MODELOPT: Mapping[str, str] = {
     "W4A16_AWQ": "int4",
     "INT4_AWQ": "int4",
     "W4A8_AWQ": "int4",
+    "W4A16_NVFP4": "fp4",
+    "MXFP8": "mxfp8",
+    "MXFP4": "mxfp4",
 }
 _METHODS = sorted({*_FIXED_METHODS, *_BIT_METHODS, "bitsandbytes", "compressed-tensors", "modelopt"})
 
 _MODULES: Mapping[Part, tuple[str, ...]] = {
-    "attention": tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o", "kv_b", "qkv")),
+    "attention": (
+        *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o", "kv_b", "qkv")),
+        *(f"linear_attn.{name}_proj" for name in ("in", "out")),
+        *(f"attn.{name}_proj" for name in ("q", "o")),
+        *(f"mixer.{name}_proj" for name in ("in", "out", "q", "o")),
+    ),
     "mlp": tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down", "gate_up")),
     "expert": (
         *(f"mlp.experts.0.{name}_proj" for name in ("gate", "up", "down")),
         "mlp.experts",
         *(f"block_sparse_moe.experts.0.w{index}" for index in (1, 2, 3)),
         *(f"feed_forward.experts.{name}_proj" for name in ("gate_up", "down")),
+        *(f"ffn.experts.0.{name}_proj" for name in ("gate", "up", "down")),
     ),
     "shared_expert": (
         *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
         *(f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
         *(f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
+        *(f"ffn.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
     ),
 }
 """Names that the linear layers of a part have inside ``model.layers.N``."""
@@ -63,6 +74,10 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], 
     if not config.has("quantization_config"):
         return dtypes, notes
     quantization = config.section("quantization_config")
+    if quantization.get("quant_algo") == "MIXED_PRECISION" and quantization.has("quantized_layers"):
+        rest = "fp8" if quantization.get("quant_method") == "fp8" else base  # DeepSeek-V4 was published in fp8
+        listed = _listed_dtypes(quantization.section("quantized_layers"))
+        return dtypes | dict.fromkeys(QUANTISABLE, rest) | listed, notes
     converted = _converted_dtype(quantization)
     excluded = [
         pattern
@@ -74,7 +89,35 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], 
     for part in QUANTISABLE:
         if not all(_is_excluded(part, layer, excluded) for layer in range(num_layers)):
             dtypes[part] = converted
+    if config.get("expert_dtype") == "fp4" and dtypes["expert"] == "fp8":  # DeepSeek-V4: fp8 but for its experts
+        dtypes["expert"] = "mxfp4"
     return dtypes, notes
+
+
+_PART_PATTERNS: Mapping[Part, str] = {
+    "lm_head": r"(^|\.)lm_head$",
+    "shared_expert": r"shared_experts?(\.|$)",
+    "expert": r"\.experts(\.|$)",
+    "attention": r"\.(self_attn|linear_attn|attn)(\.|$)|\.mixer\.(in|out|q|k|v|o|qkv)_proj$",
+    "mlp": r"_proj$",
+}
+"""Modules of a checkpoint by part; the first that matches."""
+
+
+def _listed_dtypes(layers: Fields) -> dict[str, str]:
+    """Dtype of each part where every converted module is listed with its algorithm; the commonest of a part counts."""
+    found: dict[str, Counter[str]] = {}
+    for name in layers.values:
+        algorithm = layers.section(name).choice("quant_algo", _MODELOPT, None)
+        part = next((part for part, pattern in _PART_PATTERNS.items() if re.search(pattern, name)), None)
+        if part and algorithm:
+            found.setdefault(part, Counter())[_MODELOPT[algorithm]] += 1
+    return {part: counts.most_common(1)[0][0] for part, counts in found.items()}
+
+
+def from_hf_quant_config(document: Fields) -> dict[str, Any]:
+    """ModelOpt's own file as the ``quantization_config`` that it would be inside a config.json."""
+    return {"quant_method": "modelopt", **document.section("quantization").values}
 
 
 def _base_dtype(config: Fields) -> tuple[str, tuple[str, ...]]:

@@ -1,10 +1,12 @@
-"""What a transformer layer is made of: attention, feed-forward, and the weight matrices that an engine runs."""
+"""What a layer is made of: a token mixer, a feed-forward, and the weight matrices that an engine runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
+
+from simulator.errors import ForerunError
 
 Part = Literal["embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm"]
 PARTS: tuple[Part, ...] = ("embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm")
@@ -13,6 +15,9 @@ PARTS: tuple[Part, ...] = ("embedding", "lm_head", "attention", "mlp", "expert",
 Split = Literal["column", "row", "replicated", "expert"]
 """How tensor parallelism divides a matrix: its outputs, its inputs, not at all, or as routed experts (each expert's
 intermediate dimension under TP, whole experts under EP)."""
+
+ActiveCounts = Literal["with-embedding", "without-embedding", "layers"]
+"""What makers count as active: all tables, the LM head but not the input embedding, or neither."""
 
 QkNorm = Literal["head", "vector", "unlearned"]
 """Normalisation of queries and keys: one learned vector per head dimension (Qwen3, Gemma 3), one over all heads
@@ -35,9 +40,66 @@ class Tensor(NamedTuple):
         return self.out_features * self.in_features * self.copies
 
 
+class State(NamedTuple):
+    """What a recurrent layer keeps of one sequence, however long it is."""
+
+    name: str
+    elements: int
+    dtype: str | None
+    """Format that engines keep it in; None is that of the activations."""
+
+
+class Mixer:
+    """What mixes a layer's tokens. One kind of layer is one subclass, which states its own facts.
+
+    A kernel list reads nothing else: matrices, what a token leaves behind, what a sequence holds.
+    """
+
+    __slots__ = ()
+    label: ClassVar[str]
+    """What tables and refusals call the kind."""
+
+    @property
+    def heads(self) -> int:
+        """Heads that tensor parallelism divides."""
+        raise NotImplementedError
+
+    @property
+    def kv_elements_per_token(self) -> float:
+        """Elements that one token leaves in the KV cache of this layer, all heads together."""
+        return 0
+
+    def kv_elements(self, context_tokens: int) -> float:
+        """Elements that a sequence of ``context_tokens`` keeps in the KV cache of this layer."""
+        return context_tokens * self.kv_elements_per_token
+
+    @property
+    def index_elements_per_token(self) -> float:
+        """Elements that one token leaves in the cache of an indexer, which chooses the keys that attention reads."""
+        return 0
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Recurrent state of one sequence."""
+        return ()
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Weight matrices in running order."""
+        raise NotImplementedError
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Biases, sinks, convolutions, decay rates: what is no matrix product."""
+        return 0
+
+    @property
+    def norm_parameters(self) -> int:
+        """Weights of the norms inside the mixer."""
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """Attention of one layer.
+class Attention(Mixer):
+    """Softmax attention over every key, or over a window of them.
 
     ``gqa`` covers multi-head, grouped-query and multi-query attention. ``mla`` is multi-head latent attention
     (DeepSeek-V2, arXiv:2405.04434, section 2.1): ``num_kv_heads`` is 1 because all heads share one latent, ``head_dim``
@@ -62,6 +124,18 @@ class Attention:
     qk_norm: QkNorm | None = None
     sinks: bool = False
     """One learned logit per head that joins the softmax without a key (gpt-oss)."""
+    output_gate: Literal["element", "head"] | None = None
+    """Sigmoid gate on the output, projected from the layer's input: one per element (Qwen3-Next, Kimi-K3), one per head
+    (Step-3.5)."""
+    shared_key_value: bool = False
+    """Values are the keys before norm and rotation, so there is no value projection; both are cached (Gemma 4)."""
+
+    label: ClassVar[str] = "attention"
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.num_heads
 
     @property
     def value_dim(self) -> int:
@@ -104,20 +178,28 @@ class Attention:
                 yield Tensor("kv_a_proj", latent + rope, hidden_size, "attention", "replicated")
             up = self.num_heads * ((self.qk_nope_head_dim or 0) + self.value_dim)
             yield Tensor("kv_b_proj", up, latent, "attention", "column")
+            if self.output_gate == "element":
+                yield Tensor("gate_proj", out, hidden_size, "attention", "column")
         else:
-            fused = self.num_heads * self.head_dim + self.kv_elements_per_token
-            yield Tensor("qkv_proj", fused, hidden_size, "attention", "column")
+            yield Tensor("qkv_proj", self._fused_outputs, hidden_size, "attention", "column")
+        if self.output_gate == "head":
+            yield Tensor("gate_proj", self.num_heads, hidden_size, "attention", "column")
         yield Tensor("o_proj", hidden_size, out, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
         """Biases and sinks."""
         total = hidden_size if self.output_bias else 0
         if self.qkv_bias:
-            if self.kind == "mla":
-                total += (self.q_lora_rank or 0) + sum(self.latent_dims)
-            else:
-                total += self.num_heads * self.head_dim + self.kv_elements_per_token
+            mla = (self.q_lora_rank or 0) + sum(self.latent_dims)
+            total += mla if self.kind == "mla" else self._fused_outputs
         return total + (self.num_heads if self.sinks else 0)
+
+    @property
+    def _fused_outputs(self) -> int:
+        """Columns of the one matrix that makes queries, their gate, keys and values."""
+        queries = self.num_heads * self.head_dim * (2 if self.output_gate == "element" else 1)
+        values = 0 if self.shared_key_value else self.value_dim
+        return queries + self.num_kv_heads * (self.head_dim + values)
 
     @property
     def norm_parameters(self) -> int:
@@ -166,16 +248,44 @@ class MoeMlp:
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         """Router, routed experts (``copies`` of them), shared experts."""
         yield Tensor("router", self.num_experts, hidden_size, "router", "replicated")
-        for tensor in _feed_forward(hidden_size, self.intermediate_size, self.gated, "expert"):
+        for tensor in _feed_forward(self.expert_width(hidden_size), self.intermediate_size, self.gated, "expert"):
             yield tensor._replace(split="expert", copies=self.num_experts)
         if self.shared_intermediate_size:
             yield from _feed_forward(hidden_size, self.shared_intermediate_size, self.gated, "shared_expert")
         if self.shared_gate:
             yield Tensor("shared_expert_gate", 1, hidden_size, "shared_expert", "replicated")
 
+    def expert_width(self, hidden_size: int) -> int:
+        """Width of what a routed expert reads and writes."""
+        return hidden_size
+
     def expert_vector_parameters(self, hidden_size: int) -> int:
         """Biases of ONE routed expert."""
-        return (self.intermediate_size * (2 if self.gated else 1) + hidden_size) if self.bias else 0
+        width = self.expert_width(hidden_size)
+        return (self.intermediate_size * (2 if self.gated else 1) + width) if self.bias else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LatentMoeMlp(MoeMlp):
+    """Experts that read a narrower projection of the residual stream (Nemotron-3 Super and Ultra, Kimi-K3)."""
+
+    latent_size: int = 0
+    latent_norm: bool = False
+    """Whether the experts' sum is normed before it is projected back (Kimi-K3)."""
+
+    def expert_width(self, hidden_size: int) -> int:
+        """Width of what a routed expert reads and writes."""
+        return self.latent_size
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """The experts between their two projections."""
+        yield Tensor("latent_down_proj", self.latent_size, hidden_size, "shared_expert", "replicated")
+        yield from MoeMlp.tensors(self, hidden_size)
+        yield Tensor("latent_up_proj", hidden_size, self.latent_size, "shared_expert", "replicated")
+
+
+FeedForward = DenseMlp | MoeMlp
+"""What follows the mixer in a layer; ``LatentMoeMlp`` is a ``MoeMlp``."""
 
 
 def _feed_forward(hidden_size: int, intermediate_size: int, gated: bool, part: Part) -> Iterator[Tensor]:
@@ -189,16 +299,51 @@ def _feed_forward(hidden_size: int, intermediate_size: int, gated: bool, part: P
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer layer."""
+    """One layer: a token mixer, then a feed-forward; either may be missing (Nemotron-H, Nemotron-NAS)."""
 
-    attention: Attention
-    mlp: DenseMlp | MoeMlp
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
     norms: int = 2
-    """Norm vectors of the hidden size: 2 before attention and feed-forward, 4 where they are also normed after."""
+    """Norm vectors of the hidden size: 2 before mixer and feed-forward, 4 where they are also normed after."""
     norm_bias: bool = False
     """LayerNorm with a bias, rather than RMSNorm."""
     extra_tensors: tuple[Tensor, ...] = ()
-    """Matrices beside attention and feed-forward, such as the projection that starts an MTP layer."""
+    """Matrices beside mixer and feed-forward, such as the projection that starts an MTP layer."""
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer where it is softmax attention.
+
+        Raises:
+            ForerunError: it is something else, for which no kernels are modelled.
+        """
+        if not isinstance(self.mixer, Attention):
+            raise self._not_modelled()
+        return self.mixer
+
+    @property
+    def mlp(self) -> FeedForward:
+        """The feed-forward where its kernels are modelled.
+
+        Raises:
+            ForerunError: there is none, or it is of a kind without kernels.
+        """
+        if self.feed_forward is None or isinstance(self.feed_forward, LatentMoeMlp):
+            raise self._not_modelled()
+        return self.feed_forward
+
+    def _not_modelled(self) -> ForerunError:
+        """What to say of a layer without kernels: its mixer's kind where that is new, else its feed-forward's."""
+        if self.mixer is not None and not isinstance(self.mixer, Attention):
+            kind = self.mixer.label
+        elif self.feed_forward is not None and self.mixer is not None:
+            kind = "latent mixture-of-experts"
+        else:
+            kind = "attention-only" if self.mixer is not None else "feed-forward-only"
+        return ForerunError(
+            f"model: its {kind} layers are described, but their kernels are not modelled yet, so it cannot be run "
+            "(forerun models check shows its weights and memory)"
+        )
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         """Every weight matrix of the layer as the engine runs it (fused QKV, fused gate and up), in running order.
@@ -209,29 +354,35 @@ class Layer:
         Returns:
             Matrices only: biases and norm vectors are counted in ``Architecture.parameters``.
         """
-        return (*self.extra_tensors, *self.attention.tensors(hidden_size), *self.mlp.tensors(hidden_size))
+        parts = (part.tensors(hidden_size) for part in (self.mixer, self.feed_forward) if part is not None)
+        return (*self.extra_tensors, *(tensor for part in parts for tensor in part))
 
     def parameters_by_part(self, hidden_size: int) -> dict[str, int]:
         """Weights of the layer by part, vectors included."""
         counts: dict[str, int] = dict.fromkeys(PARTS, 0)
         for tensor in self.tensors(hidden_size):
             counts[tensor.part] += tensor.elements
-        counts["attention"] += self.attention.vector_parameters(hidden_size)
-        if isinstance(self.mlp, MoeMlp):
-            counts["expert"] += self.mlp.num_experts * self.mlp.expert_vector_parameters(hidden_size)
-            counts["router"] += self.mlp.num_experts if self.mlp.router_bias else 0
-        else:
-            counts["mlp"] += self.mlp.vector_parameters(hidden_size)
-        counts["norm"] += self.norms * hidden_size * (2 if self.norm_bias else 1) + self.attention.norm_parameters
+        counts["norm"] += self.norms * hidden_size * (2 if self.norm_bias else 1)
+        if self.mixer is not None:
+            counts["attention"] += self.mixer.vector_parameters(hidden_size)
+            counts["norm"] += self.mixer.norm_parameters
+        mlp = self.feed_forward
+        if isinstance(mlp, MoeMlp):
+            counts["expert"] += mlp.num_experts * mlp.expert_vector_parameters(hidden_size)
+            counts["router"] += mlp.num_experts if mlp.router_bias else 0
+            if isinstance(mlp, LatentMoeMlp) and mlp.latent_norm:
+                counts["norm"] += mlp.latent_size
+        elif mlp is not None:
+            counts["mlp"] += mlp.vector_parameters(hidden_size)
         return counts
 
     def active_parameters(self, hidden_size: int) -> int:
         """Weights that one token passes through: everything but the experts it is not routed to."""
-        counts = self.parameters_by_part(hidden_size)
-        if not isinstance(self.mlp, MoeMlp):
+        counts, mlp = self.parameters_by_part(hidden_size), self.feed_forward
+        if not isinstance(mlp, MoeMlp):
             return sum(counts.values())
-        idle_experts = self.mlp.num_experts - self.mlp.experts_per_token
-        return sum(counts.values()) - counts["expert"] // self.mlp.num_experts * idle_experts
+        idle_experts = mlp.num_experts - mlp.experts_per_token
+        return sum(counts.values()) - counts["expert"] // mlp.num_experts * idle_experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -18,12 +18,15 @@ from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, one_line, show
 from simulator.llm.hf_config import from_hf_config
+from simulator.llm.hf_quantization import from_hf_quant_config
+from simulator.llm.layers import ActiveCounts
 from simulator.llm.own_format import from_own_fields, is_own_format
 
 LARGEST_FILE_BYTES = 4 * 1024**2
 """No model description is longer; weights or traces given by mistake are."""
 _SUFFIXES = (".json", ".yaml", ".yml")
-_ACTIVE_COUNTS = ("with-embedding", "without-embedding", "layers")
+_CONFIG_NAME, _QUANT_NAME = "config.json", "hf_quant_config.json"
+"""A model's config, and the file beside it in which NVIDIA's ModelOpt states what it converted."""
 _ENTRY_FIELDS = ("name", "aliases", "source", "published_parameters", "config")
 
 
@@ -34,9 +37,8 @@ class PublishedParameters:
     total: int
     active: int | None
     """Per token; None where not stated."""
-    active_counts: str
-    """What the stated active count covers: ``with-embedding`` (all tables), ``without-embedding`` (the LM head but not
-    the input embedding, as ``ParameterCount.active`` does) or ``layers`` (neither)."""
+    active_counts: ActiveCounts
+    """What the stated active count covers (``Architecture.active_counts``)."""
     exact: bool
     """Whether ``total`` is exact to the last digit, as counted from the checkpoint's tensors."""
     other_parameters: int
@@ -102,7 +104,10 @@ def published_parameters(name: str) -> PublishedParameters | None:
     known = _catalogue_name(name)
     if known is None:
         raise ForerunError(f"model: no model '{name[:120]}'{did_you_mean(name, architecture_names())}")
-    entry = _catalogue_entry(known)
+    return _published(_catalogue_entry(known))
+
+
+def _published(entry: Fields) -> PublishedParameters | None:
     if not entry.has("published_parameters"):
         return None
     fields = entry.section("published_parameters")
@@ -110,12 +115,17 @@ def published_parameters(name: str) -> PublishedParameters | None:
     return PublishedParameters(
         total=fields.whole("total", high=10**14),
         active=fields.whole_or("active", None, high=10**14),
-        active_counts=fields.choice("active_counts", _ACTIVE_COUNTS, "with-embedding"),
+        active_counts=_active_counts(fields),
         exact=fields.flag("exact", False),
         other_parameters=fields.whole_or("other_parameters", 0, high=10**14),
         includes_mtp=fields.flag("includes_mtp", False),
         source=str(fields.require("source")),
     )
+
+
+def _active_counts(fields: Fields) -> ActiveCounts:
+    stated = fields.choice("active_counts", get_args(ActiveCounts), None)
+    return next((counts for counts in get_args(ActiveCounts) if counts == stated), "with-embedding")
 
 
 @cache
@@ -156,7 +166,10 @@ def _from_entry(entry: Fields, name: str | None) -> Architecture:
     reference = source.text("reference", None) or source.require("reference", "where the numbers come from")
     config = entry.section("config")
     name = entry.text("name", name)
-    return replace(from_hf_config(config.values, name=name, source=f"{entry.source}: config"), source=reference)
+    found = from_hf_config(config.values, name=name, source=f"{entry.source}: config")
+    published = _published(entry)
+    counts = published.active_counts if published and published.active else found.active_counts
+    return replace(found, source=reference, active_counts=counts)
 
 
 def _from_values(values: Mapping[str, Any], source: str, name: str | None = None) -> Architecture:
@@ -180,11 +193,32 @@ def _from_file(path: Path) -> Architecture:
         path = path / "config.json"
         if not path.is_file():
             raise ForerunError(f"{path}: no such file (a model's folder holds a config.json)")
+    if path.name.endswith(_QUANT_NAME):
+        path = _beside(path, _QUANT_NAME, _CONFIG_NAME)
+        if not path.is_file():
+            raise ForerunError(f"{path}: no such file (a quantisation config is read beside its model's config.json)")
+    values = _object(path)
+    apart = _beside(path, _CONFIG_NAME, _QUANT_NAME)
+    if path.name.endswith(_CONFIG_NAME) and apart.is_file() and _states_no_quantisation(values):
+        values = {**values, "quantization_config": from_hf_quant_config(Fields.of(_object(apart), str(apart)))}
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return _from_values(values, str(path), name or None)
+
+
+def _beside(path: Path, name: str, other: str) -> Path:
+    return path.with_name(path.name.removesuffix(name) + other)
+
+
+def _states_no_quantisation(values: Mapping[str, Any]) -> bool:
+    sections = (values, *(value for value in values.values() if isinstance(value, Mapping)))
+    return not any("quantization_config" in section for section in sections)
+
+
+def _object(path: Path) -> Mapping[str, Any]:
     values = _parse(path)
     if not isinstance(values, Mapping):
         raise ForerunError(f"{path}: must be an object of fields, not a {type(values).__name__}")
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return _from_values(values, str(path), name or None)
+    return values
 
 
 def _parse(path: Path) -> Any:

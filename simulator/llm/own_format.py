@@ -12,13 +12,17 @@ layers:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
-from typing import Any, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields
 from simulator.llm.hf_quantization import own_dtypes
-from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, MoeMlp, QkNorm
+from simulator.llm.layers import Attention, DenseMlp, FeedForward, LatentMoeMlp, Layer, LayerGroup, Mixer, MoeMlp
+from simulator.llm.mixers import MIXERS
+
+Described = TypeVar("Described")
 
 _MODEL_FIELDS = ("name", "hidden_size", "vocab_size", "tie_word_embeddings", "max_position", "source",
                  "checkpoint_dtypes", "layers")  # fmt: skip
@@ -58,73 +62,75 @@ def from_own_fields(values: Mapping[str, Any], *, name: str | None = None, sourc
 
 def _group(fields: Fields) -> LayerGroup:
     fields.refuse_others(_LAYER_FIELDS)
+    mixer = _mixer(fields.section("attention")) if fields.has("attention") else None
+    mlp = _mlp(fields.section("mlp")) if fields.has("mlp") else None
+    if mixer is None and mlp is None:
+        fields.fail("attention", "and mlp are both missing: a layer has at least one of them")
     layer = Layer(
-        attention=_attention(fields.section("attention")),
-        mlp=_mlp(fields.section("mlp")),
-        norms=fields.whole_or("norms", 2, low=0, high=16),
+        mixer,
+        mlp,
+        norms=fields.whole_or("norms", (mixer is not None) + (mlp is not None), low=0, high=16),
         norm_bias=fields.flag("norm_bias", False),
     )
     return LayerGroup(layer, fields.whole_or("count", 1, high=_MOST_LAYERS))
 
 
-def _attention(fields: Fields) -> Attention:
-    fields.refuse_others(field.name for field in dataclass_fields(Attention))
+def _mixer(fields: Fields) -> Mixer:
+    kind = fields.choice("kind", ("gqa", "mla", *MIXERS), "gqa")
+    return _built(fields, MIXERS[kind], "kind") if kind in MIXERS else _attention(fields, kind)
+
+
+def _attention(fields: Fields, kind: str) -> Attention:
     heads = fields.whole("num_heads")
-    qkv_bias, output_bias = fields.flag("qkv_bias", False), fields.flag("output_bias", False)
-    window = fields.whole_or("window", None)
-    if fields.choice("kind", ("gqa", "mla"), "gqa") == "mla":
-        nope, rope = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim")
-        return Attention(
-            kind="mla",
-            num_heads=heads,
-            num_kv_heads=1,
-            head_dim=nope + rope,
-            v_head_dim=fields.whole("v_head_dim"),
-            window=window,
-            q_lora_rank=fields.whole_or("q_lora_rank", None),
-            kv_lora_rank=fields.whole("kv_lora_rank"),
-            qk_nope_head_dim=nope,
-            qk_rope_head_dim=rope,
-            qkv_bias=qkv_bias,
-            output_bias=output_bias,
-        )
-    for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
-        if fields.has(key):
-            fields.fail(key, "belongs to kind: mla")
-    kv_heads = fields.whole_or("num_kv_heads", heads)
-    if heads % kv_heads:
-        fields.fail("num_kv_heads", f"{kv_heads} does not divide num_heads {heads}")
-    norm = fields.choice("qk_norm", get_args(QkNorm), None)
-    return Attention(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=fields.whole("head_dim"),
-        v_head_dim=fields.whole_or("v_head_dim", None),
-        window=window,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        qk_norm=next((kind for kind in get_args(QkNorm) if kind == norm), None),
-        sinks=fields.flag("sinks", False),
-    )
+    if kind == "mla":
+        values = {"num_kv_heads": 1, "head_dim": fields.whole("qk_nope_head_dim") + fields.whole("qk_rope_head_dim")}
+        for key in ("kv_lora_rank", "v_head_dim"):
+            fields.whole(key)
+    else:
+        for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
+            if fields.has(key):
+                fields.fail(key, "belongs to kind: mla")
+        values = {"num_kv_heads": fields.whole_or("num_kv_heads", heads)}
+        if heads % values["num_kv_heads"]:
+            fields.fail("num_kv_heads", f"{values['num_kv_heads']} does not divide num_heads {heads}")
+    return _built(replace(fields, values={**fields.values, "kind": kind, **values}), Attention)
 
 
-def _mlp(fields: Fields) -> DenseMlp | MoeMlp:
-    width = fields.whole("intermediate_size")
-    gated, bias = fields.flag("gated", True), fields.flag("bias", False)
+def _mlp(fields: Fields) -> FeedForward:
     if not fields.has("num_experts"):
-        fields.refuse_others(field.name for field in dataclass_fields(DenseMlp))
-        return DenseMlp(width, gated=gated, bias=bias)
-    fields.refuse_others(field.name for field in dataclass_fields(MoeMlp))
+        return _built(fields, DenseMlp)
     experts, picked = fields.whole("num_experts"), fields.whole("experts_per_token")
     if picked > experts:
         fields.fail("experts_per_token", f"{picked} exceeds num_experts {experts}")
-    return MoeMlp(
-        num_experts=experts,
-        experts_per_token=picked,
-        intermediate_size=width,
-        shared_intermediate_size=fields.whole_or("shared_intermediate_size", 0, low=0),
-        gated=gated,
-        bias=bias,
-        router_bias=fields.flag("router_bias", False),
-        shared_gate=fields.flag("shared_gate", False),
-    )
+    return _built(fields, LatentMoeMlp if fields.has("latent_size") else MoeMlp)
+
+
+_OPTIONAL_ZERO = ("shared_intermediate_size", "ratio", "top_k", "index_heads", "index_head_dim")
+"""Fields whose zero says that there is none."""
+
+
+def _built(fields: Fields, kind: type[Described], *besides: str) -> Described:
+    """An object from fields of its own names; what has a default may be left out.
+
+    Raises:
+        ForerunError: a field that the kind does not have, one missing, or a wrong value.
+    """
+    described = {field.name: field.default for field in dataclass_fields(kind)}  # type: ignore[arg-type]
+    fields.refuse_others((*described, *besides))
+    types = get_type_hints(kind)
+    return kind(**{name: _value(fields, name, types[name], default) for name, default in described.items()})
+
+
+def _value(fields: Fields, name: str, expected: Any, default: Any) -> Any:
+    required = default is MISSING
+    if expected is Attention:
+        return _attention(section := fields.section(name), section.choice("kind", ("gqa", "mla"), "gqa") or "gqa")
+    if not required and not fields.has(name):
+        return default
+    if expected is bool:
+        return fields.flag(name, False)
+    options = [option for option in (expected, *get_args(expected)) if get_origin(option) is Literal]
+    if options or expected is str:
+        allowed = get_args(options[0]) if options else ("fp32", "bf16", "fp16")
+        return fields.choice(name, allowed, None)
+    return fields.whole(name, low=0 if name in _OPTIONAL_ZERO else 1)

@@ -78,7 +78,7 @@ def test_wrong_value_is_refused_by_name(key, value):
         ({"model_type": "t5"}, "not a decoder-only"),
         ({"model_type": "bert"}, "not a decoder-only"),
         ({"is_encoder_decoder": True}, "decoder-only"),
-        ({"index_topk": 2048}, "sparse attention"),
+        ({"index_topk": 2048}, r"index_topk \(2048\) may change the shape"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "drafter"),
         ({"torch_dtype": "int3"}, "torch_dtype"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),

@@ -1,0 +1,483 @@
+"""Token mixers other than softmax attention over every key: recurrent, convolutional, sparse, compressed, shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from simulator.llm.layers import Attention, Mixer, State, Tensor
+
+RECURRENT_DTYPE = "fp32"
+"""Recurrent states where a config does not say: SGLang's default, and what ``mamba_ssm_dtype`` says where stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent(Mixer):
+    """A layer that keeps a matrix per head and the tail of a short convolution instead of keys and values."""
+
+    conv_kernel: int
+    """Tokens that the causal depthwise convolution before the recurrence sees; a sequence keeps all but the newest."""
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of that convolution."""
+        raise NotImplementedError
+
+    @property
+    def _conv_state(self) -> State:
+        """Source: ``MambaStateShapeCalculator`` in ``vllm/model_executor/layers/mamba/mamba_utils.py``."""
+        return State("convolution", self.conv_channels * (self.conv_kernel - 1), None)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet(Recurrent):
+    """Gated delta rule: one decay per head (Qwen3-Next, Qwen3.5).
+
+    Source: Yang et al., "Gated Delta Networks", 2024, arXiv:2412.06464; ``Qwen3NextGatedDeltaNet`` in transformers.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    state_dtype: str = RECURRENT_DTYPE
+    label: ClassVar[str] = "gated delta net"
+
+    @property
+    def heads(self) -> int:
+        """Key heads; each serves ``num_value_heads / num_key_heads`` value heads."""
+        return self.num_key_heads
+
+    @property
+    def key_width(self) -> int:
+        """Width of all keys together, and of all queries."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of all values together, and of the output gate."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """One key x value matrix per value head, and the convolution's tail."""
+        matrix = self.num_value_heads * self.key_head_dim * self.value_head_dim
+        return (State("recurrent", matrix, self.state_dtype), self._conv_state)
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Queries, keys, values and gate in one matrix; write strength and decay in another."""
+        yield Tensor("in_proj_qkvz", self.conv_channels + self.value_width, hidden_size, "attention", "column")
+        yield Tensor("in_proj_ba", 2 * self.num_value_heads, hidden_size, "attention", "column")
+        yield Tensor("out_proj", hidden_size, self.value_width, "attention", "row")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Convolution, decay rate and step bias per head."""
+        return self.conv_channels * self.conv_kernel + 2 * self.num_value_heads
+
+    @property
+    def norm_parameters(self) -> int:
+        """The gated norm that all heads share."""
+        return self.value_head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDeltaAttention(Recurrent):
+    """Gated delta rule with one decay per key channel (Kimi Linear, Kimi-K3).
+
+    Source: Kimi Team, "Kimi Linear", 2025, arXiv:2510.26692, section 3; ``KimiDeltaAttention`` in SGLang.
+    """
+
+    num_heads: int
+    head_dim: int
+    full_rank_gate: bool = False
+    """Whether the output gate is one matrix; otherwise it goes through ``head_dim`` channels, as the decay does."""
+    state_dtype: str = RECURRENT_DTYPE
+    label: ClassVar[str] = "Kimi delta attention"
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries, keys and values alike."""
+        return self.num_heads
+
+    @property
+    def width(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Queries, keys and values."""
+        return 3 * self.width
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """One square matrix per head, and the tails of three convolutions."""
+        return (State("recurrent", self.width * self.head_dim, self.state_dtype), self._conv_state)
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Projections; ``b`` is the write strength, ``f`` the decay, ``g`` the output gate."""
+        yield Tensor("qkv_proj", 3 * self.width, hidden_size, "attention", "column")
+        yield Tensor("b_proj", self.num_heads, hidden_size, "attention", "column")
+        yield Tensor("f_a_proj", self.head_dim, hidden_size, "attention", "replicated")
+        yield Tensor("f_b_proj", self.width, self.head_dim, "attention", "column")
+        if self.full_rank_gate:
+            yield Tensor("g_proj", self.width, hidden_size, "attention", "column")
+        else:
+            yield Tensor("g_a_proj", self.head_dim, hidden_size, "attention", "replicated")
+            yield Tensor("g_b_proj", self.width, self.head_dim, "attention", "column")
+        yield Tensor("o_proj", hidden_size, self.width, "attention", "row")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Convolutions, decay rate per head and step bias per channel."""
+        return self.conv_channels * self.conv_kernel + self.num_heads + self.width
+
+    @property
+    def norm_parameters(self) -> int:
+        """The gated norm that all heads share."""
+        return self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2(Recurrent):
+    """Selective state space with a scalar decay per head.
+
+    Source: Dao and Gu, "Transformers are SSMs", 2024, arXiv:2405.21060; ``NemotronHMamba2Mixer`` in transformers.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    """Groups of heads that share their input and output maps B and C."""
+    conv_bias: bool = True
+    projection_bias: bool = False
+    state_dtype: str = RECURRENT_DTYPE
+    label: ClassVar[str] = "Mamba-2"
+
+    @property
+    def heads(self) -> int:
+        """Heads of the recurrence."""
+        return self.num_heads
+
+    @property
+    def inner_width(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Inputs, B and C."""
+        return self.inner_width + 2 * self.num_groups * self.state_size
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """``state_size`` numbers per channel, and the convolution's tail."""
+        return (State("recurrent", self.inner_width * self.state_size, self.state_dtype), self._conv_state)
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Gate, inputs, B, C and step sizes in one matrix."""
+        outputs = self.inner_width + self.conv_channels + self.num_heads
+        yield Tensor("in_proj", outputs, hidden_size, "attention", "column")
+        yield Tensor("out_proj", hidden_size, self.inner_width, "attention", "row")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Convolution; decay, skip and step bias per head; biases."""
+        total = self.conv_channels * (self.conv_kernel + self.conv_bias) + 3 * self.num_heads
+        if self.projection_bias:
+            total += self.inner_width + self.conv_channels + self.num_heads + hidden_size
+        return total
+
+    @property
+    def norm_parameters(self) -> int:
+        """The gated norm before the output projection."""
+        return self.inner_width
+
+
+@dataclass(frozen=True, slots=True)
+class LightningAttention(Mixer):
+    """Linear attention with a fixed decay per head (MiniMax-Text-01).
+
+    Source: MiniMax, "MiniMax-01", 2025, arXiv:2501.08313, section 2.2; ``MiniMaxLightningAttention`` in transformers.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_dtype: str = RECURRENT_DTYPE
+    label: ClassVar[str] = "lightning attention"
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries, keys and values alike."""
+        return self.num_heads
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """One square matrix per head."""
+        return (State("recurrent", self.num_heads * self.head_dim**2, self.state_dtype),)
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Projections and the output gate."""
+        width = self.num_heads * self.head_dim
+        yield Tensor("qkv_proj", 3 * width, hidden_size, "attention", "column")
+        yield Tensor("output_gate", width, hidden_size, "attention", "column")
+        yield Tensor("out_proj", hidden_size, width, "attention", "row")
+
+    @property
+    def norm_parameters(self) -> int:
+        """The norm before the gate."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution(Recurrent):
+    """A gated short convolution and nothing else (LFM2; source: ``Lfm2ShortConv`` in transformers)."""
+
+    channels: int
+    bias: bool = False
+    label: ClassVar[str] = "short convolution"
+
+    @property
+    def heads(self) -> int:
+        """Channels are independent of one another."""
+        return self.channels
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.channels
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The convolution's tail."""
+        return (self._conv_state,)
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Two gates and the input in one matrix, then the output."""
+        yield Tensor("in_proj", 3 * self.channels, hidden_size, "attention", "column")
+        yield Tensor("out_proj", hidden_size, self.channels, "attention", "row")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """The convolution, and biases."""
+        return self.channels * (self.conv_kernel + 4 * self.bias) + hidden_size * self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKvAttention(Mixer):
+    """Attention over the keys and values of an earlier layer (Gemma 3n, Gemma 4 E2B and E4B): no cache of its own."""
+
+    attention: Attention
+    """As the layer that it reads; queries and output are its own."""
+    label: ClassVar[str] = "shared-KV attention"
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.attention.num_heads
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Queries and output alone."""
+        attention = self.attention
+        yield Tensor("q_proj", attention.num_heads * attention.head_dim, hidden_size, "attention", "column")
+        yield Tensor("o_proj", hidden_size, attention.num_heads * attention.value_dim, "attention", "row")
+
+    @property
+    def norm_parameters(self) -> int:
+        """The norm of the queries."""
+        return self.attention.head_dim if self.attention.qk_norm == "head" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedAttention(Mixer):
+    """Latent attention over the ``top_k`` keys that an indexer chooses (DeepSeek-V3.2, GLM-5).
+
+    Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; ``Indexer`` in the repository's
+    inference/model.py.
+    """
+
+    attention: Attention
+    top_k: int
+    index_heads: int
+    index_head_dim: int
+    own_indexer: bool = True
+    """False where the layer reads the keys that an earlier layer's indexer chose (GLM-5.2's ``indexer_types``)."""
+    label: ClassVar[str] = "indexed sparse attention"
+
+    @property
+    def heads(self) -> int:
+        """Query heads of the attention."""
+        return self.attention.num_heads
+
+    @property
+    def kv_elements_per_token(self) -> float:
+        """That of the attention: every key stays in the cache, whether it is read or not."""
+        return self.attention.kv_elements_per_token
+
+    @property
+    def index_elements_per_token(self) -> float:
+        """One index key for all index heads."""
+        return self.index_head_dim if self.own_indexer else 0
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """The attention's matrices, then the indexer's; its queries come from the attention's compressed query."""
+        yield from self.attention.tensors(hidden_size)
+        if self.own_indexer:
+            queries = self.index_heads * self.index_head_dim
+            rank = self.attention.q_lora_rank or hidden_size
+            yield Tensor("indexer.wq_b", queries, rank, "attention", "replicated")
+            yield Tensor("indexer.wk", self.index_head_dim, hidden_size, "attention", "replicated")
+            yield Tensor("indexer.weights_proj", self.index_heads, hidden_size, "attention", "replicated")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """The attention's."""
+        return self.attention.vector_parameters(hidden_size)
+
+    @property
+    def norm_parameters(self) -> int:
+        """The attention's, and the LayerNorm of the index key."""
+        return self.attention.norm_parameters + (2 * self.index_head_dim if self.own_indexer else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparseAttention(Mixer):
+    """Grouped-query attention over the ``top_blocks`` blocks of keys that index heads score highest (MiniMax-M3).
+
+    Source: MiniMax, "MiniMax Sparse Attention", 2026, arXiv:2606.13392; ``MiniMaxM3Attention`` in SGLang.
+    """
+
+    attention: Attention
+    block_size: int
+    top_blocks: int
+    index_heads: int
+    index_head_dim: int
+    index_value: bool = False
+    """Whether the index heads also make an output of their own."""
+    label: ClassVar[str] = "block-sparse attention"
+
+    @property
+    def heads(self) -> int:
+        """Query heads of the attention."""
+        return self.attention.num_heads
+
+    @property
+    def kv_elements_per_token(self) -> float:
+        """That of the attention."""
+        return self.attention.kv_elements_per_token
+
+    @property
+    def index_elements_per_token(self) -> float:
+        """One index key, and one value where the index heads have an output."""
+        return self.index_head_dim * (2 if self.index_value else 1)
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """The attention's matrices and the index projections."""
+        yield from self.attention.tensors(hidden_size)
+        shared = 2 if self.index_value else 1
+        outputs = (self.index_heads + shared) * self.index_head_dim
+        yield Tensor("index_qkv_proj", outputs, hidden_size, "attention", "column")
+        if self.index_value:
+            yield Tensor("index_o_proj", hidden_size, self.index_heads * self.index_head_dim, "attention", "row")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """The attention's."""
+        return self.attention.vector_parameters(hidden_size)
+
+    @property
+    def norm_parameters(self) -> int:
+        """The attention's, and the norms of index queries and key."""
+        return self.attention.norm_parameters + 2 * self.index_head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttention(Mixer):
+    """Multi-query attention over a window of tokens and over compressed entries, one for ``ratio`` tokens.
+
+    Keys are values. Ratio 4 (compressed sparse attention) reads the ``top_k`` entries that an indexer chooses, ratio
+    128 (heavily compressed) all of them, ratio 0 the window alone. Source: DeepSeek-AI, "DeepSeek-V4", 2026, section
+    2.3; ``DeepseekV4Attention`` and its compressors in transformers.
+    """
+
+    num_heads: int
+    head_dim: int
+    window: int
+    q_lora_rank: int
+    output_groups: int
+    output_lora_rank: int
+    ratio: int = 0
+    top_k: int = 0
+    """Entries that a query reads; 0 reads all."""
+    index_heads: int = 0
+    index_head_dim: int = 0
+    label: ClassVar[str] = "compressed attention"
+
+    @property
+    def heads(self) -> int:
+        """Query heads; keys are one head for all."""
+        return self.num_heads
+
+    @property
+    def overlap(self) -> int:
+        """Windows of tokens that one entry mixes: two where entries are chosen, so that each has two projections."""
+        return 2 if self.top_k else 1
+
+    @property
+    def kv_elements_per_token(self) -> float:
+        """A token's share of a compressed entry; without compression, its entry in the window."""
+        return self.head_dim / self.ratio if self.ratio else self.head_dim
+
+    def kv_elements(self, context_tokens: int) -> float:
+        """The window's tokens, and the finished compressed entries."""
+        entries = context_tokens // self.ratio if self.ratio else 0
+        return (min(context_tokens, self.window) + entries) * self.head_dim
+
+    @property
+    def index_elements_per_token(self) -> float:
+        """A token's share of a compressed index key."""
+        return self.index_head_dim / self.ratio if self.top_k else 0
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Projections and gates of tokens whose entry is not finished, and of those before where entries overlap."""
+        widths = (self.head_dim + (self.index_head_dim if self.top_k else 0)) * self.overlap
+        return (State("compressor", 2 * widths * self.ratio * self.overlap, "fp32"),) if self.ratio else ()
+
+    def tensors(self, hidden_size: int) -> Iterator[Tensor]:
+        """Low-rank queries, the shared key and value, the grouped output; the compressors' entries and gates."""
+        width = self.num_heads * self.head_dim
+        yield Tensor("qkv_a_proj", self.q_lora_rank + self.head_dim, hidden_size, "attention", "replicated")
+        yield Tensor("q_b_proj", width, self.q_lora_rank, "attention", "column")
+        if self.ratio:
+            yield Tensor("compressor", 2 * self.overlap * self.head_dim, hidden_size, "attention", "replicated")
+        if self.top_k:
+            compressed = 2 * self.overlap * self.index_head_dim
+            queries = self.index_heads * self.index_head_dim
+            yield Tensor("indexer.compressor", compressed, hidden_size, "attention", "replicated")
+            yield Tensor("indexer.q_b_proj", queries, self.q_lora_rank, "attention", "replicated")
+            yield Tensor("indexer.weights_proj", self.index_heads, hidden_size, "attention", "replicated")
+        groups, rank = self.output_groups, self.output_lora_rank
+        yield Tensor("o_a_proj", rank, width // groups, "attention", "column", groups)
+        yield Tensor("o_b_proj", hidden_size, groups * rank, "attention", "row")
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Sinks, and the biases of the positions inside an entry."""
+        widths = self.head_dim + (self.index_head_dim if self.top_k else 0)
+        return self.num_heads + self.ratio * self.overlap * widths
+
+    @property
+    def norm_parameters(self) -> int:
+        """Norms of the compressed query, the key, and the compressed entries."""
+        entries = (self.head_dim if self.ratio else 0) + (self.index_head_dim if self.top_k else 0)
+        return self.q_lora_rank + self.head_dim + entries
+
+
+MIXERS: dict[str, type[Mixer]] = {
+    kind.label: kind
+    for kind in (GatedDeltaNet, KimiDeltaAttention, Mamba2, LightningAttention, ShortConvolution, SharedKvAttention,
+                 IndexedAttention, BlockSparseAttention, CompressedAttention)
+}  # fmt: skip
+"""Kinds beside softmax attention, by their label."""

@@ -1,0 +1,333 @@
+"""Hybrid, linear, sparse and compressed attention: published parameters, caches and states by hand, nothing misread."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ForerunError
+from simulator.llm import architecture_summary, from_hf_config, load_architecture
+
+SHARED = Path(os.environ.get("FORERUN_SHARED", Path(__file__).parents[4] / "shared")) / "data" / "model_configs"
+shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no configs of current models in {SHARED}")
+
+FAMILIES = yaml.safe_load((Path(__file__).parent / "current_models.yaml").read_text(encoding="utf-8"))
+"""Geometry of one model of each family, from its published config.json."""
+
+
+def read(name, **changes):
+    return from_hf_config(FAMILIES[name] | {"torch_dtype": "bfloat16"} | changes, source=name)
+
+
+TOTALS = [
+    ("qwen3-next-80b-a3b", 79_674_391_296, 3.9e9, "tensors of Qwen/Qwen3-Next-80B-A3B-Instruct"),
+    ("lfm2-1.2b", 1_170_340_608, 1.17e9, "model card: 1,170,340,608 parameters"),
+    ("kimi-linear-48b-a3b", 48.6e9, 3.1e9, "name and model card: 48B-A3B"),
+    ("minimax-text-01", 456e9, 45.9e9, "model card: 456B, 45.9B activated"),
+    ("gemma-3n-e4b", 6.87e9, None, "model card: 7.85B with encoders of images (0.3B) and sound (0.68B)"),
+]
+
+
+@pytest.mark.parametrize(("name", "total", "active", "source"), TOTALS)
+def test_parameters_are_as_published(name, total, active, source):
+    architecture = read(name)
+    assert architecture.parameters().total == pytest.approx(total, rel=0.03), source
+    if active:
+        assert architecture.active_as_published == pytest.approx(active, rel=0.03), source
+
+
+PUBLISHED = {
+    "MiniMaxAI--MiniMax-M2.5": (230e9, 10e9),
+    "MiniMaxAI--MiniMax-M3": (428e9, 23e9),
+    "Qwen--Qwen3-0.6B": (0.6e9, None),
+    "Qwen--Qwen3-235B-A22B": (235e9, 22e9),
+    "Qwen--Qwen3-30B-A3B": (30.5e9, 3.3e9),
+    "Qwen--Qwen3-32B": (32.8e9, None),
+    "Qwen--Qwen3-VL-8B-Instruct": (8.2e9, None),
+    "Qwen--Qwen3.5-122B-A10B": (122e9, 10e9),
+    "Qwen--Qwen3.5-27B": (27e9, None),
+    "XiaomiMiMo--MiMo-V2-Flash": (309e9, 15e9),
+    "deepseek-ai--DeepSeek-V3": (671e9, 37e9),
+    "deepseek-ai--DeepSeek-V3.2": (671e9, 37e9),
+    "deepseek-ai--DeepSeek-V4-Pro": (1.6e12, 49e9),
+    "nvidia--DeepSeek-V4-Flash-NVFP4": (284e9, 13e9),
+    "google--gemma-4-26B-A4B": (25.2e9, 3.8e9),
+    "nvidia--Gemma-4-31B-IT-NVFP4": (30.7e9, None),
+    "meta-llama--Llama-4-Maverick-17B-128E-Instruct": (400e9, 17e9),
+    "meta-llama--Meta-Llama-3.1-405B": (405e9, None),
+    "mistralai--Mixtral-8x7B-v0.1": (46.7e9, 12.9e9),
+    "moonshotai--Kimi-K2-Instruct": (1.026e12, 32e9),
+    "moonshotai--Kimi-K2.5": (1.026e12, 32e9),
+    "moonshotai--Kimi-K3": (2.8e12, 104e9),
+    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": (49.9e9, None),
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (31.6e9, 3.2e9),
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": (120e9, 12e9),
+    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": (550e9, 55e9),
+    "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": (31.6e9, 3.2e9),
+    "nvidia--Nemotron-H-56B-Base-8K": (56e9, None),
+    "nvidia--Qwen3.5-397B-A17B-NVFP4": (397e9, 17e9),
+    "nvidia--Qwen3.6-35B-A3B-NVFP4": (35e9, 3.4e9),
+    "openai--gpt-oss-120b": (116.8e9, 5.1e9),
+    "openai--gpt-oss-20b": (20.9e9, 3.6e9),
+    "stepfun-ai--Step-3.7-Flash": (196e9, 11e9),
+    "zai-org--GLM-5": (744e9, 40e9),
+    "zai-org--GLM-5.2-FP8": (744e9, 40e9),
+    "zai-org--GLM-5.3": (744e9, 40e9),
+}
+"""Total and active parameters as the repository's name or its model card says, MTP layers and encoders left out
+(gemma-4: 25.2B of which 3.8B active; Kimi-K3: technical report, arXiv:2607.24653; GLM-5: arXiv:2602.15763; DeepSeek-V4
+and MiniMax-M3: model cards; Step-3.7: 196B language model of 198B)."""
+
+
+@shared
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_current_models_have_their_published_parameters(name):
+    total, active = PUBLISHED[name]
+    architecture = load_architecture(SHARED / f"{name}_config.json")
+    assert architecture.parameters().total == pytest.approx(total, rel=0.03)
+    if active:
+        assert architecture.active_as_published == pytest.approx(active, rel=0.03)
+
+
+@shared
+@pytest.mark.parametrize("path", sorted(SHARED.glob("*.json")), ids=lambda path: path.stem)
+def test_every_current_config_is_read(path):
+    summary = architecture_summary(load_architecture(path))
+    json.dumps(summary, allow_nan=False)
+    assert summary["parameters_total"] >= summary["parameters_active"] > 0
+    assert summary["kv_bytes_per_token"] > 0
+
+
+def kv_index_state(architecture):
+    summary = architecture_summary(architecture)
+    return summary["kv_bytes_per_token"], summary["index_bytes_per_token"], summary["state_bytes_per_sequence"]
+
+
+def test_qwen3_next_by_hand():
+    """12 of 48 layers cache 2 heads of 256 for keys and values; 36 keep 32 matrices of 128 x 128 in fp32 and three
+    tokens of 2 x 16 x 128 + 32 x 128 channels in bf16."""
+    kv = 12 * 2 * 2 * 256 * 2
+    state = 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    assert kv_index_state(read("qwen3-next-80b-a3b")) == (kv, 0, state)
+    assert kv_index_state(read("qwen3-next-80b-a3b", mamba_ssm_dtype="bfloat16"))[2] < state
+
+
+def test_kimi_linear_by_hand():
+    """7 of 27 layers cache a latent of 512 + 64; 20 keep 32 matrices of 128 x 128 in fp32 and three tokens of queries,
+    keys and values in bf16."""
+    kv = 7 * (512 + 64) * 2
+    state = 20 * (32 * 128 * 128 * 4 + 3 * 3 * 32 * 128 * 2)
+    assert kv_index_state(read("kimi-linear-48b-a3b")) == (kv, 0, state)
+
+
+def test_nemotron_3_nano_by_hand():
+    """6 attention blocks of 2 KV heads of 128; 23 Mamba-2 blocks of 64 heads x 64 x state 128 in fp32, and three tokens
+    of 64 x 64 + 2 x 8 x 128 channels in bf16."""
+    kv = 6 * 2 * 2 * 128 * 2
+    state = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2)
+    assert kv_index_state(read("nemotron-h")) == (kv, 0, state)
+
+
+def test_lfm2_by_hand():
+    """6 attention layers of 8 KV heads of 64; 10 convolutions that keep two tokens of 2,048 channels."""
+    assert kv_index_state(read("lfm2-1.2b")) == (6 * 2 * 8 * 64 * 2, 0, 10 * 2 * 2048 * 2)
+
+
+def test_minimax_text_01_by_hand():
+    """10 attention layers of 8 KV heads of 128; 70 lightning layers of 64 matrices of 128 x 128 in fp32."""
+    assert kv_index_state(read("minimax-text-01")) == (10 * 2 * 8 * 128 * 2, 0, 70 * 64 * 128 * 128 * 4)
+
+
+def test_deepseek_v3_2_by_hand():
+    """61 layers cache a latent of 512 + 64 and an index key of 128 per token."""
+    assert kv_index_state(read("deepseek-v3.2")) == (61 * 576 * 2, 61 * 128 * 2, 0)
+
+
+def test_layers_that_share_an_indexer_cache_no_index_keys():
+    """GLM-5.2's ``indexer_types``: three of four layers after the third read what an earlier one chose."""
+    kinds = ["full"] * 3 + ["shared", "shared", "shared", "full"] * 14 + ["shared", "shared"]
+    shared_layers = read("deepseek-v3.2", indexer_types=kinds)
+    assert kv_index_state(shared_layers)[1] == kinds.count("full") * 128 * 2
+    indexer = 64 * 128 * 1536 + 128 * 7168 + 64 * 7168 + 2 * 128
+    saved = read("deepseek-v3.2").parameters().total - shared_layers.parameters().total
+    assert saved == kinds.count("shared") * indexer
+
+
+def test_deepseek_v4_pro_at_a_million_tokens_is_the_published_9_62_gib():
+    """30 layers keep an entry of 512 and an index key of 128 for 4 tokens, 31 an entry for 128 tokens, all of them 128
+    tokens of 512 in their window; published: 9.62 GiB of bf16 per sequence of 1M tokens."""
+    architecture, tokens = read("deepseek-v4"), 1024**2
+    entries = 30 * tokens // 4 * 512 + 31 * tokens // 128 * 512
+    assert architecture.kv_elements(tokens) == entries + 61 * 128 * 512
+    assert architecture.index_elements_per_token * tokens == 30 * tokens // 4 * 128
+    total = 2 * (architecture.kv_elements(tokens) + architecture.index_elements_per_token * tokens)
+    assert total / 1024**3 == pytest.approx(9.62, abs=0.01)
+
+
+def test_minimax_m3_by_hand():
+    """60 layers of 4 KV heads of 128; 57 keep an index key of 128 as well."""
+    assert kv_index_state(read("minimax-m3")) == (60 * 2 * 4 * 128 * 2, 57 * 128 * 2, 0)
+
+
+def test_gemma_4_31b_is_not_read_as_a_plain_llama():
+    """At 131,072 tokens: 10 global layers of 4 KV heads of 512, 50 windows of 1,024 with 16 heads of 256: 11.6 GB. As
+    wide as the local layers it would be 22.3 GB."""
+    architecture = read("gemma-4")
+    expected = 2 * (10 * 131072 * 2 * 4 * 512 + 50 * 1024 * 2 * 16 * 256)
+    assert 2 * architecture.kv_elements(131072) == expected
+    assert expected / 1e9 == pytest.approx(11.58, abs=0.01)
+    far = next(g.layer for g in architecture.layer_groups if g.layer.attention.window is None)
+    fused = next(tensor for tensor in far.tensors(5376) if tensor.name == "qkv_proj")
+    assert fused.out_features == (32 + 4) * 512, "values are the keys: no projection of their own"
+
+
+def test_mimo_v2_by_hand():
+    """9 full layers of 4 KV heads, 39 windows of 8; keys of 192, values of 128. MTP: three windowed, dense layers of
+    0.33B as its card says."""
+    architecture = read("mimo-v2")
+    assert kv_index_state(architecture)[0] == (9 * 4 + 39 * 8) * (192 + 128) * 2
+    assert architecture.mtp.count == 3
+    assert architecture.mtp.parameters(4096) / 3 == pytest.approx(0.33e9, rel=0.02)
+
+
+def test_gemma_3n_caches_only_layers_of_its_own():
+    """The last 15 of 35 layers read an earlier cache."""
+    assert kv_index_state(read("gemma-3n-e4b"))[0] == 20 * 2 * 2 * 256 * 2
+
+
+def test_nemotron_nas_blocks_by_hand():
+    """Widths of 2/3 x multiple x 1,024 rounded up to 256; a block without attention caches nothing."""
+    architecture = read("nemotron-nas")
+    assert kv_index_state(architecture)[0] == 2 * 2 * 2 * 128 * 2
+    widths = [
+        group.layer.feed_forward and group.layer.feed_forward.intermediate_size for group in architecture.layer_groups
+    ]
+    assert widths == [1792, 512, None]
+
+
+def test_step_gates_its_heads_where_the_config_says_so():
+    gated, plain = (read("step-3.7", use_head_wise_attn_gate=flag).parameters().total for flag in (True, False))
+    assert gated - plain == 45 * 64 * 4096
+
+
+def test_qwen3_5_drafts_with_an_attention_layer():
+    architecture = read("qwen3-next-80b-a3b", mtp_num_hidden_layers=1)
+    assert architecture.mtp.layer.attention.num_kv_heads == 2
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "nemotron-h", "deepseek-v4", "nemotron-nas", "gemma-3n-e4b"])
+def test_layers_without_kernels_are_refused_in_one_line_not_mispriced(name):
+    architecture = read(name)
+    with pytest.raises(ForerunError, match="kernels are not modelled yet") as caught:
+        [(group.layer.attention, group.layer.mlp) for group in architecture.layer_groups]
+    assert "\n" not in str(caught.value)
+
+
+MADE_UP = st.builds(
+    "_".join,
+    st.tuples(
+        st.sampled_from(["madeup", "num_madeup", "n_madeup", "madeup_global", "madeup_kv", "rope_madeup"]),
+        st.sampled_from(["heads", "head_dim", "layers", "rank", "size", "groups", "experts", "window", "state_size",
+                         "topk", "pattern", "layer_types", "dims", "kv_heads", "share_layers", "compress_ratio"]),
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), MADE_UP, st.sampled_from([4, 2.5, [4, 8], "ab", True, {"a": 1}]))
+def test_an_unknown_geometry_key_is_refused_by_name(name, key, value):
+    with pytest.raises(ForerunError, match=rf"^{name}: {key} \(.*may change the shape of layers"):
+        read(name, **{key: value})
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), MADE_UP, st.sampled_from([None, False, 0, [], {}, ""]))
+def test_an_unknown_key_that_is_off_is_let_stand(name, key, value):
+    assert read(name, **{key: value}).layer_groups == read(name).layer_groups
+
+
+@pytest.mark.parametrize("section", ["linear_attn_config", "sparse_attention_config"])
+def test_unknown_keys_of_sections_are_refused_too(section):
+    name = next(name for name, config in FAMILIES.items() if section in config)
+    with pytest.raises(ForerunError, match=rf"{section}\.num_madeup_heads"):
+        read(name, **{section: FAMILIES[name][section] | {"num_madeup_heads": 3}})
+
+
+def test_unknown_keys_beside_a_text_config_are_refused_too():
+    inner = FAMILIES["llama"] | {"torch_dtype": "bfloat16"}
+    with pytest.raises(ForerunError, match=r"^config\.json: global_head_dim"):
+        from_hf_config({"model_type": "llava", "text_config": inner, "global_head_dim": 512})
+    from_hf_config({"model_type": "llava", "text_config": inner, "vision_feature_layer": -2, "image_seq_length": 576})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("kimi-linear-48b-a3b", {"num_hidden_layers": 28}, "must share out layers 1 to 28"),
+        ("nemotron-h", {"hybrid_override_pattern": "MX"}, "names a block 'X'"),
+        ("nemotron-h", {"num_hidden_layers": 50}, "the pattern has 52 blocks"),
+        ("deepseek-v4", {"compress_ratios": [4] * 60}, "lists 60 layers, but num_hidden_layers is 61"),
+        ("deepseek-v4", {"compress_ratios": [7] * 61}, "names '7', which is not modelled"),
+        ("mimo-v2", {"hybrid_layer_pattern": [2] * 48}, "names '2', which is not modelled"),
+        ("deepseek-v3.2", {"indexer_types": ["odd"] * 61}, "names 'odd', which is not modelled"),
+        ("qwen3-next-80b-a3b", {"mamba_ssm_dtype": "int8"}, "'int8' is not one of bfloat16, float16, float32"),
+        ("qwen3-next-80b-a3b", {"linear_num_value_heads": None}, "linear_num_value_heads is missing"),
+        ("nemotron-nas", {"block_configs": [{}] * 3}, r"block_configs\[0\].attention is missing"),
+        ("minimax-text-01", {"shared_intermediate_size": 64}, "shared experts of this family are not modelled"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_field(name, changes, told):
+    with pytest.raises(ForerunError, match=told) as caught:
+        read(name, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_quantisation_stated_beside_the_config_counts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FAMILIES["llama"] | {"torch_dtype": "bfloat16"}))
+    quantised = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantised))
+    for path in (tmp_path, tmp_path / "config.json", tmp_path / "hf_quant_config.json"):
+        assert load_architecture(path).checkpoint_dtypes["attention"] == "fp8"
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ForerunError, match=r"read beside its model's config\.json"):
+        load_architecture(tmp_path / "hf_quant_config.json")
+
+
+def test_mixed_quantisation_counts_by_part():
+    layers = {
+        "model.layers.0.linear_attn.in_proj_qkv": {"quant_algo": "FP8"},
+        "model.layers.0.mlp.experts.0.up_proj": {"quant_algo": "W4A16_NVFP4"},
+        "model.layers.0.mlp.shared_expert.up_proj": {"quant_algo": "NVFP4"},
+        "lm_head": {"quant_algo": "NVFP4"},
+    }
+    quantization = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    dtypes = read("qwen3-next-80b-a3b", quantization_config=quantization).checkpoint_dtypes
+    assert {part: dtype for part, dtype in dtypes.items() if dtype != "bf16"} == {
+        "attention": "fp8", "expert": "fp4", "shared_expert": "fp4", "lm_head": "fp4",
+    }  # fmt: skip
+
+
+def test_own_fields_describe_every_kind_of_layer():
+    layers = [
+        {"attention": {"kind": "gated delta net", "conv_kernel": 4, "num_key_heads": 2, "num_value_heads": 4,
+                       "key_head_dim": 16, "value_head_dim": 16}, "mlp": {"intermediate_size": 64}},
+        {"attention": {"kind": "Mamba-2", "conv_kernel": 4, "num_heads": 4, "head_dim": 16, "state_size": 32,
+                       "num_groups": 1}},
+        {"mlp": {"num_experts": 4, "experts_per_token": 1, "intermediate_size": 32, "latent_size": 16}},
+        {"attention": {"kind": "indexed sparse attention", "top_k": 64, "index_heads": 2, "index_head_dim": 16,
+                       "attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "output_gate": "head"}},
+         "mlp": {"intermediate_size": 64}},
+    ]  # fmt: skip
+    model = {"name": "mine", "hidden_size": 64, "vocab_size": 100, "layers": layers}
+    architecture = load_architecture(model)
+    assert architecture.state_bytes_per_sequence == (4 * 16 * 16 + 4 * 16 * 32) * 4 + 3 * (128 + 64 + 64) * 2
+    assert architecture.kv_elements_per_token == 2 * 2 * 16
+    assert architecture.index_elements_per_token == 16
+    with pytest.raises(ForerunError, match="num_key_head is not a field here; did you mean 'num_key_heads'"):
+        load_architecture(model | {"layers": [{"attention": layers[0]["attention"] | {"num_key_head": 1}}]})
+    with pytest.raises(ForerunError, match="a layer has at least one of them"):
+        load_architecture(model | {"layers": [{"count": 2}]})
