@@ -17,8 +17,7 @@ from dashboards.figures.comparison import (
 )
 from dashboards.report_parts import ABSENT, number
 from dashboards.study_report import StudyFigure, StudyReport, StudyTable, text_intervals
-from simulator.studies.conclusion import load_words, metric_words
-from simulator.studies.paired import HIGHER_IS_BETTER
+from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 
 VALUE_KEYS = (
     "output_throughput",
@@ -40,7 +39,7 @@ def compare_report(document: dict[str, Any], command: str) -> StudyReport:
     """What :mod:`dashboards.study_report` writes, from a ``compare`` document.
 
     Args:
-        document: of ``simulator.studies.compare``.
+        document: of ``simulator.studies.compare.comparison``.
         command: that runs it again.
     """
     names = [variant["name"] for variant in document["variants"]]

@@ -8,7 +8,7 @@ from dashboards.figures.pareto import ParetoData, front_figure, pareto_data, str
 from dashboards.report_parts import ABSENT, number
 from dashboards.study_report import StudyFigure, StudyReport, StudyTable
 from simulator.metrics.usage import main_bottleneck
-from simulator.studies.objectives import latency_words
+from simulator.studies.plan.objectives import latency_words
 
 BAR = 40
 """Characters of the longest bar of a text figure."""
@@ -18,7 +18,7 @@ def plan_report(document: dict[str, Any], command: str) -> StudyReport:
     """What :mod:`dashboards.study_report` writes, from a ``plan`` document.
 
     Args:
-        document: of ``simulator.studies.plan_document``.
+        document: of ``simulator.studies.plan.document``.
         command: that makes the plan again.
     """
     scenario = document["scenario"]

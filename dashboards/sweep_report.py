@@ -8,9 +8,8 @@ from typing import Any
 from dashboards.figures.sweep import sweep_data, sweep_figure
 from dashboards.report_parts import number
 from dashboards.study_report import StudyFigure, StudyReport, StudyTable, text_intervals
-from simulator.studies.best_point import point_value
-from simulator.studies.conclusion import metric_words
-from simulator.studies.paired import HIGHER_IS_BETTER
+from simulator.studies.paired import HIGHER_IS_BETTER, metric_words
+from simulator.studies.sweep.study import point_value
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
 MOST_ROWS = 200

@@ -15,7 +15,7 @@ def tune_report(document: Document, command: str) -> StudyReport:
     """What :mod:`dashboards.study_report` writes, from a ``tune`` document.
 
     Args:
-        document: of ``simulator.studies.tune_document``.
+        document: of ``simulator.studies.tune.document``.
         command: that makes the tuning again.
     """
     scenario = document["scenario"]

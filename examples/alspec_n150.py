@@ -36,7 +36,7 @@ from simulator.speculation.attention_level import (
 )
 from simulator.speculation.attention_level.consistency import group_layer
 from simulator.speculation.attention_level.numeric import SyntheticAttention, hit_rate_study
-from simulator.studies.attention_speculation import Gain, StepPricer, at_range_end, gains, layout
+from simulator.studies.alspec import Gain, StepPricer, at_range_end, gains, layout
 
 K = 1024
 BATCHES = (1, 4, 16, 64)

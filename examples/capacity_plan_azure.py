@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 
 from simulator.scenario import Scenario
-from simulator.studies.candidates import PlanOptions
-from simulator.studies.objectives import objective_of
-from simulator.studies.plan import make_plan
-from simulator.studies.plan_document import plan_document
+from simulator.studies.plan.document import plan_document
+from simulator.studies.plan.objectives import objective_of
+from simulator.studies.plan.search import PlanOptions, make_plan
 from simulator.studies.study_file import StudyFile
 
 SCENARIO = Scenario.model_validate(

@@ -13,7 +13,7 @@ import numpy as np
 from simulator.metrics import summarise
 from simulator.run import simulate
 from simulator.scenario import Scenario
-from simulator.studies.analytic import estimate, max_request_rate
+from simulator.studies.steady_state.estimate import estimate, max_request_rate
 
 SPECULATION = {
     "method": "eagle3",

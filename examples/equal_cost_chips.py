@@ -12,10 +12,9 @@ import argparse
 
 from hwprofiles import load_chip
 from simulator.scenario import Scenario
-from simulator.studies.analytic import max_request_rate
-from simulator.studies.loads import Load
-from simulator.studies.objectives import limits_words, objective_of
-from simulator.studies.trials import find_highest_rate
+from simulator.studies.plan.objectives import limits_words, objective_of
+from simulator.studies.plan.trials import Load, find_highest_rate
+from simulator.studies.steady_state.estimate import max_request_rate
 
 CHIPS = ("h100-sxm", "a100-sxm-80gb", "n150")
 SLO = objective_of({}, ("p99_ttft_ms=2000", "p99_tpot_ms=80"))

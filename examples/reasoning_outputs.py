@@ -13,7 +13,7 @@ import argparse
 from simulator.metrics import run_document
 from simulator.run import simulate
 from simulator.scenario import Scenario
-from simulator.studies.analytic import estimate
+from simulator.studies.steady_state.estimate import estimate
 
 SHORTEST, LONGEST = 8_192, 32_768
 

@@ -11,7 +11,7 @@ from hwprofiles import Chip
 from simulator.build import build_cluster
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
-from simulator.studies.step_work import decode_steps, prompt_chunks
+from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.timing import ModelTimer, StepTimer, StepWork, one_step
 from simulator.timing.step_kernels import StepKernel, step_kernels
 

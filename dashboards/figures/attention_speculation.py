@@ -20,7 +20,7 @@ from simulator.speculation.attention_level import (
     speedup_band,
 )
 from simulator.speculation.attention_level.numeric import HitRateStudy
-from simulator.studies.attention_speculation import Gain
+from simulator.studies.alspec import Gain
 
 FloatArray = NDArray[np.float64]
 HIT_COLOURS = (SKY, BLUE, GREEN, ORANGE, VERMILLION, PINK)

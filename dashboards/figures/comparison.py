@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from dashboards.figures.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, captioned
-from simulator.studies.conclusion import load_words, metric_words
+from simulator.studies.paired import load_words, metric_words
 
 FOREST_METRICS = (
     "output_throughput",

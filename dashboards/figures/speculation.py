@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dashboards.figures.gain_map import gain_map
 from dashboards.figures.theme import METHODS, captioned
 from simulator.speculation import load_curve
-from simulator.studies.speculation_grid import SpeculationGrid
+from simulator.studies.tune.grid import SpeculationGrid
 
 FloatArray = NDArray[np.float64]
 

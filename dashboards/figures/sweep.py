@@ -8,9 +8,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.figures.theme import BLUE, VERMILLION, captioned
-from simulator.studies.best_point import point_value
-from simulator.studies.conclusion import metric_words
-from simulator.studies.paired import HIGHER_IS_BETTER
+from simulator.studies.paired import HIGHER_IS_BETTER, metric_words
+from simulator.studies.sweep.study import point_value
 
 MOST_FIELDS = 6
 """Fields that get a panel of their own; those that move the metric most come first."""

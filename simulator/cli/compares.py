@@ -74,8 +74,8 @@ def compare(
 ) -> int:
     """Compare variants on common random numbers: speedups with 95 % intervals, sensitivity, crossover."""
     from simulator.cli.study_tables import compare_tables
-    from simulator.studies.compare import CompareOptions, metric_of_files, variants_from_files
-    from simulator.studies.compare import compare as run_comparison
+    from simulator.studies.compare.comparison import CompareOptions, metric_of_files, variants_from_files
+    from simulator.studies.compare.comparison import compare as run_comparison
 
     variants = variants_from_files(scenarios, tuple(set_values or ()), tuple(vary or ()))
     metric = metric or metric_of_files(scenarios)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from simulator.cli.tables import ABSENT, number, titled_table
 from simulator.metrics.usage import main_bottleneck
-from simulator.studies.objectives import latency_words
+from simulator.studies.plan.objectives import latency_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,7 @@ from simulator.cli.compares import SetOption
 from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit
 
 if TYPE_CHECKING:
-    from simulator.studies.candidates import PlanOptions
+    from simulator.studies.plan.search import PlanOptions
     from simulator.studies.study_file import StudyFile
 
 EXIT_NOTHING_HOLDS = 1
@@ -86,10 +86,9 @@ def plan(
     """Find the cheapest layout that holds an SLO at a load; exit code 1 when none does."""
     from simulator.cli.plan_tables import plan_tables
     from simulator.errors import ForerunError
-    from simulator.studies.candidates import PlanOptions
-    from simulator.studies.objectives import objective_of
-    from simulator.studies.plan import make_plan
-    from simulator.studies.plan_document import plan_document
+    from simulator.studies.plan.document import plan_document
+    from simulator.studies.plan.objectives import objective_of
+    from simulator.studies.plan.search import PlanOptions, make_plan
     from simulator.studies.study_file import load_study
 
     if rate is not None and max_rate:

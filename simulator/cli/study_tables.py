@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from simulator.cli.tables import ABSENT, number, titled_table
-from simulator.studies.conclusion import load_words, metric_words
+from simulator.studies.paired import load_words, metric_words
 from simulator.studies.study_file import settings_name
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from simulator.cli.compares import SetOption
 from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit
 
 if TYPE_CHECKING:
-    from simulator.studies.study import Study
+    from simulator.studies.sweep.study import Study
 
 
 def register(app: typer.Typer) -> None:
@@ -69,10 +69,8 @@ def sweep(
     """Run every combination of values; killed at any moment, the same command goes on where it stopped."""
     from simulator.cli.study_tables import sweep_tables
     from simulator.errors import ForerunError
-    from simulator.studies.best_point import checked_metric, sweep_sentence
-    from simulator.studies.design import DESIGNS
-    from simulator.studies.study import Study
-    from simulator.studies.study_file import load_study
+    from simulator.studies.study_file import DESIGNS, load_study
+    from simulator.studies.sweep.study import Study, checked_metric, sweep_sentence
 
     chosen = next((known for known in DESIGNS if known == design), None)
     if chosen is None:

@@ -62,10 +62,9 @@ def tune(
     from simulator.cli.tune_tables import tune_tables
     from simulator.errors import ForerunError
     from simulator.studies.study_file import load_study
-    from simulator.studies.tune import tune as run_tuning
-    from simulator.studies.tune_axes import axis_values
-    from simulator.studies.tune_document import tune_document
-    from simulator.studies.tune_flags import checked_engine, default_engine
+    from simulator.studies.tune.document import checked_engine, default_engine, tune_document
+    from simulator.studies.tune.tuning import axis_values
+    from simulator.studies.tune.tuning import tune as run_tuning
 
     study = load_study(scenario, tuple(set_values or ()))
     if study.vary or study.variants:

@@ -1,19 +1,5 @@
 """Studies: many simulated runs that answer one question."""
 
-from simulator.studies.compare import CompareOptions, compare, variants_from_files, variants_of
-from simulator.studies.study import PointResult, Study, StudyResult
-from simulator.studies.study_file import Range, StudyFile, Variant, load_study
+from forerun.lazy import lazy_names
 
-__all__ = [
-    "CompareOptions",
-    "PointResult",
-    "Range",
-    "Study",
-    "StudyFile",
-    "StudyResult",
-    "Variant",
-    "compare",
-    "load_study",
-    "variants_from_files",
-    "variants_of",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

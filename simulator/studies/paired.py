@@ -1,4 +1,4 @@
-"""Paired comparison of runs on common random numbers: ratios with intervals."""
+"""Paired comparison of runs on common random numbers: ratios with intervals, and the words for what is compared."""
 
 from __future__ import annotations
 
@@ -103,3 +103,40 @@ def unpaired_width(base: Sequence[float], other: Sequence[float], level: float =
         return 0.0
     freedom = (first + second) ** 2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
     return 2.0 * float(t.ppf(0.5 + level / 2.0, freedom)) * sqrt(first + second)
+
+
+METRIC_WORDS = {
+    "request_throughput": "request throughput",
+    "request_goodput": "goodput",
+    "output_throughput": "output throughput",
+    "total_token_throughput": "total token throughput",
+    "duration": "duration",
+    "usd_per_million_output_tokens": "cost per output token",
+    "energy_joules": "energy",
+}
+LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end-to-end latency"}
+STATISTIC_WORDS = {"std": "spread of"}
+LOAD_WORDS = {
+    "workload.arrivals.request_rate": "{} req/s",
+    "workload.arrivals.max_concurrency": "{} concurrent requests",
+    "workload.arrivals.rate_scale": "{} times the trace's rate",
+}
+
+
+def metric_words(metric: str) -> str:
+    """A summary key in words, e.g. ``p99 TTFT``."""
+    if metric in METRIC_WORDS:
+        return METRIC_WORDS[metric]
+    statistic, name, _ = metric.split("_")
+    return f"{STATISTIC_WORDS.get(statistic, statistic)} {LATENCY_WORDS[name]}"
+
+
+def load_words(path: str, value: float | None) -> str:
+    """A load in words, e.g. ``41 req/s``."""
+    shown = "?" if value is None else f"{value:.3g}"
+    return LOAD_WORDS.get(path, path.rsplit(".", 1)[-1] + " {}").format(shown)
+
+
+def times(ratio: float) -> str:
+    """A speedup in words, e.g. ``1.32x``; fine enough that a small effect shows."""
+    return f"{ratio:.3f}x" if abs(ratio - 1.0) < 0.05 else f"{ratio:.2f}x"

@@ -152,10 +152,9 @@ def write_small_plan(folder: Path) -> Path:
     """Plan for a trickle of short requests, and write what ``forerun plan --out`` writes."""
     from simulator.cli.plans import command_text, write_outputs
     from simulator.scenario import scenario_from
-    from simulator.studies.candidates import PlanOptions
-    from simulator.studies.objectives import objective_of
-    from simulator.studies.plan import make_plan
-    from simulator.studies.plan_document import plan_document
+    from simulator.studies.plan.document import plan_document
+    from simulator.studies.plan.objectives import objective_of
+    from simulator.studies.plan.search import PlanOptions, make_plan
     from simulator.studies.study_file import StudyFile
 
     workload = {"arrivals": {"process": "poisson", "request_rate": 2.0}, "input_tokens": 64, "output_tokens": 16}

@@ -24,7 +24,7 @@ from dashboards.figures.attention_speculation import (
 from simulator.speculation.attention_level import compare_layouts, consistency_set, pass_seconds
 from simulator.speculation.attention_level.consistency import group_layer
 from simulator.speculation.attention_level.numeric import HitRateStudy
-from simulator.studies.attention_speculation import Gain
+from simulator.studies.alspec import Gain
 
 SET = consistency_set("n150-llama-3.1-8b")
 TIMES = group_layer(SET, 131072, SET.values())

@@ -27,7 +27,7 @@ from simulator.replay import replay_kernels
 from simulator.scenario import scenario_from
 from simulator.speculation import load_curve
 from simulator.speculation.attention_level import compare_layouts, consistency_set
-from simulator.studies.speculation_grid import speculation_grid
+from simulator.studies.tune.grid import speculation_grid
 from simulator.timing.step_kernels import StepKernel
 from traces.kernels import read_kernels
 

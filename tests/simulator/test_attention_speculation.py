@@ -10,7 +10,7 @@ from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.speculation.attention_level import READINGS, mechanism_costs, pass_seconds, simulate_pass
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
-from simulator.studies.attention_speculation import StepPricer, at_range_end, gains, layout
+from simulator.studies.alspec import StepPricer, at_range_end, gains, layout
 from simulator.timing import StepWork
 
 N150 = {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2}

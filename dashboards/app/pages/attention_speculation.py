@@ -35,8 +35,8 @@ from dashboards.figures.attention_speculation import (
 )
 from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
 from simulator.speculation.attention_level.consistency import group_layer
-from simulator.studies.attention_speculation import StepPricer, gains
-from simulator.studies.attention_speculation import layout as layout_scenario
+from simulator.studies.alspec import StepPricer, gains
+from simulator.studies.alspec import layout as layout_scenario
 
 NAME = "attention"
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

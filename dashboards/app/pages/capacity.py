@@ -65,10 +65,9 @@ class PlanTask:
     def __call__(self, folder: Path, tell: Tell) -> None:
         """Make the plan, and write what ``forerun plan --out`` writes."""
         from simulator.cli.plans import command_text, write_outputs
-        from simulator.studies.candidates import PlanOptions
-        from simulator.studies.objectives import objective_of
-        from simulator.studies.plan import make_plan
-        from simulator.studies.plan_document import plan_document
+        from simulator.studies.plan.document import plan_document
+        from simulator.studies.plan.objectives import objective_of
+        from simulator.studies.plan.search import PlanOptions, make_plan
         from simulator.studies.study_file import StudyFile
 
         study = StudyFile("plan", self.scenario, {"hardware.chip": self.chips}, ())

@@ -40,7 +40,7 @@ from dashboards.report_parts import number
 from simulator.scenario import scenario_from
 from simulator.speculation import curve_names, load_curve
 from simulator.studies.engine_flags import launch_flags
-from simulator.studies.speculation_grid import SpeculationGrid, speculation_grid
+from simulator.studies.tune.grid import SpeculationGrid, speculation_grid
 
 NAME = "speculation"
 ONE_RATE = "one rate, set below"

@@ -34,7 +34,7 @@ from dashboards.figures.what_if import BoundsData, LoadCurve, LoadData, Simulate
 from dashboards.report_parts import ABSENT, number
 from simulator.metrics.document import scenario_document
 from simulator.scenario import Scenario, scenario_from
-from simulator.studies.analytic import Estimate, estimate, max_request_rate
+from simulator.studies.steady_state.estimate import Estimate, estimate, max_request_rate
 
 NAME = "what-if"
 RATES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

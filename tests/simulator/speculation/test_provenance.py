@@ -7,9 +7,9 @@ from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation import borrowed_acceptance, curve_names, load_curve
 from simulator.speculation.provenance import same_model
-from simulator.studies.compare import CompareOptions, compare
-from simulator.studies.draft_choices import draft_choices
+from simulator.studies.compare.comparison import CompareOptions, compare
 from simulator.studies.study_file import Variant
+from simulator.studies.tune.choices import draft_choices
 
 EAGLE3 = "eagle3-llama-3.1-8b-mt-bench"
 QWEN_235B = "eagle3-qwen3-235b-a22b-specforge-mt-bench"

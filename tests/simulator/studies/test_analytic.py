@@ -12,8 +12,8 @@ from simulator.metrics import summarise
 from simulator.run import simulate
 from simulator.scenario import Scenario, load_scenario
 from simulator.serving import Cluster
-from simulator.studies.analytic import estimate, max_request_rate
-from simulator.studies.step_prices import verify_steps
+from simulator.studies.steady_state.estimate import estimate, max_request_rate
+from simulator.studies.steady_state.prices import verify_steps
 
 PROMPTS = {"distribution": "lognormal", "mean": 700, "cv": 0.8, "max": 4096}
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}}

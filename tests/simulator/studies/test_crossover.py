@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ForerunError
-from simulator.studies.crossover import CurvePoint, crossings_of, grid_values
+from simulator.studies.compare.crossover import CurvePoint, crossings_of, grid_values
 from simulator.studies.paired import Ratio
 from simulator.studies.study_file import Range
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ForerunError
-from simulator.studies.design import at, design_points, unique_points
-from simulator.studies.study_file import Range
+from simulator.studies.study_file import Range, at, design_points, unique_points
 
 
 def test_grid_is_every_combination_first_path_slowest():

@@ -9,7 +9,7 @@ from tiny_scenario import tiny_data
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.studies.objectives import GOODPUT, latency_words, limits_words, objective_of, reached, resampled
+from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words, objective_of, reached, resampled
 
 SHARE = ("goodput=0.9", "ttft_ms=500", "tpot_ms=50")
 

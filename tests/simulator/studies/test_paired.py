@@ -66,7 +66,7 @@ def test_what_was_not_measured_has_no_ratio():
 
 
 def test_every_compared_metric_has_a_direction_and_words():
-    from simulator.studies.conclusion import metric_words
+    from simulator.studies.paired import metric_words
 
     assert HIGHER_IS_BETTER["output_throughput"]
     assert not HIGHER_IS_BETTER["p99_ttft_ms"]

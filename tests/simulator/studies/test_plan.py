@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 from simulator.cli.app import main
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario, load_scenario
-from simulator.studies.candidates import PlanOptions
-from simulator.studies.layouts import layouts, search_axes
-from simulator.studies.loads import load_of
-from simulator.studies.objectives import objective_of
-from simulator.studies.plan import make_plan
-from simulator.studies.plan_document import plan_document
-from simulator.studies.pruning import hopeless, overload
+from simulator.studies.plan.document import plan_document
+from simulator.studies.plan.layouts import layouts, search_axes
+from simulator.studies.plan.objectives import objective_of
+from simulator.studies.plan.search import PlanOptions, hopeless, make_plan, overload
+from simulator.studies.plan.trials import find_highest_rate, highest_rate, judge, load_of, trial
 from simulator.studies.study_file import StudyFile, parse_vary
-from simulator.studies.trials import find_highest_rate, highest_rate, judge, trial
 
 VARY = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=512,4096", "hardware.replicas=1,2,3")
 SLO = ("p99_ttft_ms=400", "p99_tpot_ms=25")

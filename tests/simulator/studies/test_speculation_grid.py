@@ -7,7 +7,7 @@ from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.studies.speculation_grid import busy_rate, crossover, speculation_grid
+from simulator.studies.tune.grid import busy_rate, crossover, speculation_grid
 
 BATCHES = (1, 8, 64, 512)
 

@@ -11,8 +11,8 @@ from tiny_scenario import tiny_data
 
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
-from simulator.studies.points import make_point, point_key
-from simulator.studies.store import SweepStore
+from simulator.studies.sweep.points import make_point, point_key
+from simulator.studies.sweep.store import SweepStore
 
 
 def points(count, seed=0):
@@ -57,7 +57,7 @@ def test_claims_of_a_dead_process_are_open_at_once(tmp_path, project_root):
         pass
     script = (
         "import os, sys; sys.path[:0] = ['.', 'tests', 'tests/simulator/studies']\n"
-        "from pathlib import Path; from simulator.studies.store import SweepStore; from test_store import points\n"
+        "from pathlib import Path; from test_store import SweepStore, points\n"
         f"SweepStore(Path({str(tmp_path / 's')!r}), points(2)).claim(2); os.kill(os.getpid(), 9)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=project_root, capture_output=True, text=True)

@@ -5,7 +5,7 @@ import yaml
 from tiny_scenario import tiny_data
 
 from simulator.errors import ForerunError
-from simulator.studies.compare import variants_from_files, variants_of
+from simulator.studies.compare.comparison import variants_from_files, variants_of
 from simulator.studies.study_file import Range, load_study, parse_vary, settings_name, study_text
 
 
@@ -112,7 +112,7 @@ def test_names_are_short_and_tell_apart():
 
 
 def test_a_study_file_says_what_to_judge_by(tmp_path):
-    from simulator.studies.compare import metric_of_files
+    from simulator.studies.compare.comparison import metric_of_files
 
     file = tmp_path / "study.yaml"
     scenario = {"scenario": tiny_data(), "vary": {"engine.max_num_seqs": [8, 16]}}

@@ -16,7 +16,7 @@ from tiny_scenario import tiny_data
 
 from simulator.errors import ForerunError
 from simulator.studies import Range, Study
-from simulator.studies.pools import LocalPool
+from simulator.studies.sweep.execute import LocalPool
 
 PATH = "engine.max_num_seqs"
 
@@ -111,7 +111,7 @@ def test_a_killed_worker_process_loses_nothing(study, tmp_path, monkeypatch):
             super().__init__(jobs)
             pools.append(self)
 
-    monkeypatch.setattr("simulator.studies.pools.LocalPool", Watched)
+    monkeypatch.setattr("simulator.studies.sweep.execute.LocalPool", Watched)
     killed = []
 
     def kill(done, total):
@@ -139,7 +139,7 @@ def test_a_point_that_kills_its_worker_fails_alone(study, monkeypatch):
                 self.restart()
                 return self._pool.submit(os._exit, 1)
 
-    monkeypatch.setattr("simulator.studies.pools.LocalPool", Deadly)
+    monkeypatch.setattr("simulator.studies.sweep.execute.LocalPool", Deadly)
     result = study.run(jobs=2)
     assert [point.status for point in result.points] == ["failed" if n == 4 else "done" for n in range(12)]
     assert "its worker died 3 times" in result.points[4].error
@@ -245,7 +245,7 @@ def test_dask_gives_the_same_and_a_killed_worker_loses_nothing(tiny, tmp_path, p
 
 def test_an_address_where_nothing_answers_is_one_line_and_leaves_no_store(study, monkeypatch, tmp_path):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("simulator.studies.pools.CONNECT_S", 0.3)
+    monkeypatch.setattr("simulator.studies.sweep.execute.CONNECT_S", 0.3)
     for address, words in (("tcp://127.0.0.1:9", "no Dask scheduler answers"), ("nonsense", "tcp://HOST:8786")):
         with pytest.raises(ForerunError) as caught:
             study.run(tmp_path / "kept", cluster=address)
@@ -255,8 +255,8 @@ def test_an_address_where_nothing_answers_is_one_line_and_leaves_no_store(study,
 
 
 def test_a_worker_of_another_version_is_refused(study, monkeypatch):
-    monkeypatch.setattr("simulator.studies.points.build_mark", lambda: "9.9.9+other")
-    from simulator.studies.points import evaluate
+    monkeypatch.setattr("simulator.studies.sweep.points.build_mark", lambda: "9.9.9+other")
+    from simulator.studies.sweep.points import evaluate
 
     task = study.points[0].task()
     monkeypatch.undo()

@@ -13,12 +13,10 @@ from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
-from simulator.studies.draft_choices import draft_choices
-from simulator.studies.speculation_grid import speculation_grid
-from simulator.studies.tune import tune
-from simulator.studies.tune_axes import axis_values, stretches
-from simulator.studies.tune_document import tune_document
-from simulator.studies.tune_flags import batch_table
+from simulator.studies.tune.choices import draft_choices
+from simulator.studies.tune.document import batch_table, tune_document
+from simulator.studies.tune.grid import speculation_grid
+from simulator.studies.tune.tuning import axis_values, stretches, tune
 
 BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
 

@@ -10,8 +10,8 @@ from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import load_scenario, scenario_from
 from simulator.studies.assumed import with_hits_scaled
-from simulator.studies.conclusion import compare_sentence
-from simulator.studies.loads import load_of
+from simulator.studies.compare.comparison import compare_sentence
+from simulator.studies.plan.trials import load_of
 
 METRIC = "output_throughput"
 

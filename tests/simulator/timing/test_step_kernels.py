@@ -8,7 +8,7 @@ from test_step import deployment
 
 from simulator.build import build_cluster
 from simulator.scenario import scenario_from
-from simulator.studies.step_work import decode_steps, prompt_chunks
+from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.timing import StepTimer, StepWork, causal_pairs, keys_read
 from simulator.timing.step_kernels import step_kernels
 

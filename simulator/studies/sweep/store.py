@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from simulator.errors import ForerunError
-from simulator.studies.points import Point
+from simulator.studies.sweep.points import Point
 
 APPLICATION_ID = 0x464F5245
 """``FORE``: marks a SQLite file as a store of ours."""
@@ -279,7 +279,7 @@ def _json(data: dict[str, Any]) -> str:
 
 
 def _build() -> str:
-    from simulator.studies.points import build_mark
+    from simulator.studies.sweep.points import build_mark
 
     return build_mark()
 

@@ -11,8 +11,8 @@ from hwprofiles import Chip, load_chip
 from simulator.build_fleet import build_run
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
-from simulator.studies.analytic import steady_parts
-from simulator.studies.steady_state import Replica
+from simulator.studies.steady_state.averages import Replica
+from simulator.studies.steady_state.estimate import steady_parts
 from simulator.studies.study_file import Range, Settings, StudyFile, Values, settings_name
 
 REPLICAS = "hardware.replicas"

@@ -42,8 +42,8 @@ from simulator.build import Build, build_cluster
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
-from simulator.studies.steady_state import Averages, Replica, make_replica
-from simulator.studies.traffic import Lengths, population, traffic
+from simulator.studies.steady_state.averages import Averages, Replica, make_replica
+from simulator.studies.steady_state.traffic import Lengths, population, traffic
 
 T = TypeVar("T")
 

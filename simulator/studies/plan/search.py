@@ -1,24 +1,236 @@
-"""The two searches of a capacity plan: candidates by rising cost, and the highest rate of each."""
+"""Capacity plans: the cheapest layout that holds an SLO at a load, or the highest load that each layout holds.
+
+Layouts are tried in the order of their cost, so that the first that holds is the winner whatever the rest would do;
+none is left out but by bounds that err on the side of trying (``pruning``). That a layout holds is always told by the
+event simulation, with replications on common random numbers. Equal costs rank by the distance from the SLO.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
-from simulator.studies.candidates import Candidate, Plan, ProgressCall
-from simulator.studies.layouts import REPLICAS, Layout
-from simulator.studies.loads import Load
-from simulator.studies.objectives import Objective, latency_words
-from simulator.studies.pruning import bearable_waits, hopeless, overload
-from simulator.studies.trials import Verdict, find_highest_rate, judge, trial
-from simulator.workers import Workers
+from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
+from simulator.studies.plan.objectives import WAITING, Objective, latency_words
+from simulator.studies.plan.trials import Load, Verdict, find_highest_rate, judge, load_of, trial
+from simulator.studies.steady_state.averages import Replica
+from simulator.studies.study_file import StudyFile
+from simulator.workers import Workers, cores
 from simulator.workload import generate_requests
+
+ProgressCall = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How a plan is made."""
+
+    mode: str = "rate"
+    """``rate``: hold ``rate``. ``own``: hold the scenario's own arrivals. ``max-rate``: find the highest rate."""
+    rate: float | None = None
+    growth: float = 1.0
+    """Factor on the rate, or on the speed of the trace."""
+    seed: int = 0
+    replications: int = 5
+    requests: int | None = None
+    finalists: int = 5
+    """Layouts that hold the SLO, the winner included, after which no others are tried."""
+    max_replicas: int = 64
+    jobs: int | None = None
+    headroom: bool = True
+    """Find the highest rate of every finalist."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A layout with a number of replicas, and what became of it."""
+
+    layout: Layout
+    replicas: int
+    status: str
+    """``meets``, ``misses``, ``pruned``, ``refused`` or ``not simulated``."""
+    reason: str | None = None
+    verdict: Verdict | None = None
+    max_rate: float | None = None
+    at_least: bool = False
+    """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
+    rate: float | None = None
+    """Requests per second of the verdict."""
+
+    @property
+    def name(self) -> str:
+        """Layout and replicas."""
+        return self.layout.named(self.replicas)
+
+    @property
+    def chips(self) -> int:
+        """Of all replicas."""
+        return self.layout.chips * self.replicas
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all replicas."""
+        return None if self.layout.usd_per_hour is None else self.layout.usd_per_hour * self.replicas
+
+
+@dataclass(slots=True)
+class Plan:
+    """A finished plan, best candidate first."""
+
+    study: StudyFile
+    objective: Objective
+    options: PlanOptions
+    rate: float | None
+    """Requests per second planned for; None where the highest is sought."""
+    by_price: bool
+    """Whether cost is US dollars per hour; else chips."""
+    candidates: list[Candidate] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    runs: int = 0
+
+    @property
+    def best(self) -> Candidate | None:
+        """The winner; None where no candidate holds the SLO."""
+        first = self.candidates[0] if self.candidates else None
+        return first if first is not None and first.status == "meets" else None
+
+    def cost(self, candidate: Candidate) -> float:
+        """US dollars per hour, or chips where not every layout has a price."""
+        usd = candidate.usd_per_hour
+        return float(usd) if self.by_price and usd is not None else float(candidate.chips)
+
+
+def make_plan(
+    study: StudyFile, objective: Objective, options: PlanOptions, progress: ProgressCall | None = None
+) -> Plan:
+    """Search the layouts of a study for those that hold an objective.
+
+    Raises:
+        ForerunError: an empty or oversized search space, a workload without a rate, or what the scenario itself has
+            wrong. Layouts that the model refuses are no error: they are listed with the reason.
+    """
+    load, rate = _load(study.scenario, options)
+    found = layouts(study, search_axes(study))
+    counts = replica_counts(study, options.max_replicas)
+    usable = [layout for layout in found if layout.refused is None]
+    by_price = bool(usable) and all(layout.usd_per_hour is not None for layout in usable)
+    plan = Plan(study, objective, options, rate, by_price)
+    plan.notes += _notes(study, usable, by_price)
+    refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in found if layout.refused]
+    with Workers(options.jobs or cores() if options.jobs != 1 else 0) as workers:
+        if rate is None:
+            searched = HighestRates(plan, load, usable, counts, workers, progress).run()
+        else:
+            searched = CheapestFirst(plan, load, rate, usable, counts, workers, progress).run()
+    plan.candidates = [*searched, *refused]
+    return plan
+
+
+def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]:
+    load = load_of(scenario, options.requests, own_arrivals=options.mode == "own")
+    if options.mode == "max-rate":
+        return load, None
+    rate = options.rate if options.mode == "rate" else load.own_rate
+    if rate is None:
+        raise ForerunError(
+            "workload.arrivals: a plan needs a rate to hold: give --rate R, --max-rate or --trace FILE, or "
+            "arrivals with a request_rate"
+        )
+    return load, rate * options.growth
+
+
+def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[str]:
+    notes = []
+    chips = {layout.scenario.hardware.chip for layout in usable}
+    if not by_price and any(layout.usd_per_hour is not None for layout in usable):
+        notes.append("not every chip has a price: layouts are ranked by their number of chips")
+    if by_price and study.scenario.prices is not None and len(chips) > 1:
+        own = study.scenario.hardware.chip
+        notes.append(f"prices.usd_per_chip_hour is the price of {own}; other chips cost what their profiles say")
+    return notes
+
+
+FloatArray = NDArray[np.float64]
+
+RATE_MARGIN = 1.25
+"""A replica is granted this much more than the analytic highest rate before a queue counts as sure."""
+LATENCY_MARGIN = 0.75
+"""Share of an analytic latency without load that is surely reached."""
+
+
+def overload(steady: Replica | None, objective: Objective, replicas: int, arrival_s: FloatArray) -> str | None:
+    """Why a queue surely grows over a limit at this number of replicas, or None where it may not.
+
+    By time t at most ``n (m + 1.25 R t)`` requests have been started: n replicas of m places, R the analytic highest
+    rate of one. Request k, which arrives at t_k, therefore waits at least ``(k / n - m) / (1.25 R) - t_k``; quantiles
+    of that over all requests bound those of TTFT and E2E latency, and its mean theirs.
+
+    Args:
+        steady: analytic averages of one replica; None where there are none. Not used where prompts share prefixes, for
+            routing decides what a cache is worth.
+        objective: the SLO.
+        replicas: how many.
+        arrival_s: arrivals of the run, rising.
+    """
+    if steady is None or not len(arrival_s) or steady.traffic.cached_tokens.any():
+        return None
+    start_s = (np.arange(len(arrival_s)) / replicas - steady.most) / (RATE_MARGIN * steady.most_rate)
+    wait_s = np.maximum(0.0, start_s - (arrival_s - arrival_s[0]))
+    for quantile, limit_s in bearable_waits(objective):
+        least = float(np.mean(wait_s)) if quantile is None else float(np.quantile(wait_s, quantile, method="lower"))
+        if least > limit_s:
+            rate = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
+            served = replicas * steady.most_rate
+            return (
+                f"asked for {rate:,.3g} req/s, serves about {served:,.3g} in the long run: the queue outgrows the SLO"
+            )
+    return None
+
+
+def hopeless(steady: Replica | None, objective: Objective) -> str | None:
+    """Why an SLO is out of reach even without load, or None where it may hold.
+
+    The mean latencies of a request alone, times ``LATENCY_MARGIN``, bound the mean and every percentile from the 90th:
+    company never makes a request faster, and such latencies follow the lengths of requests, whose mean is checked to
+    lie below their 90th percentile. Other statistics are not judged.
+    """
+    if steady is None or steady.traffic.cached_tokens.any():
+        return None
+    lengths = (steady.traffic.input_tokens, steady.traffic.output_tokens)
+    if any(float(np.percentile(tokens, 90)) < float(tokens.mean()) for tokens in lengths):
+        return None
+    alone = steady.closed_loop(1.0)
+    latencies = {"ttft": alone.ttft_s, "tpot": alone.tpot_s, "e2el": alone.e2e_s}
+    for limit in objective.limits:
+        seconds = latencies.get(limit.latency)
+        bounded = limit.statistic == "mean" or (limit.statistic[0] == "p" and float(limit.statistic[1:]) >= 90)
+        if seconds is not None and bounded and LATENCY_MARGIN * seconds * 1e3 > limit.limit_ms:
+            mean = latency_words(f"mean_{limit.latency}_ms", seconds * 1e3)
+            return f"a request that has a replica to itself has {mean}: {limit.key} {limit.limit_ms:g} is out of reach"
+    return None
+
+
+def bearable_waits(objective: Objective) -> list[tuple[float | None, float]]:
+    """Longest waits that the objective allows: a quantile of the requests (None for their mean), and seconds."""
+    waits: list[tuple[float | None, float]] = []
+    for limit in objective.limits:
+        if limit.latency in WAITING and limit.statistic != "std":
+            quantile = {"mean": None, "median": 0.5}.get(limit.statistic, 0.0)
+            if quantile == 0.0:
+                quantile = float(limit.statistic[1:]) / 100
+            waits.append((quantile, limit.limit_ms / 1e3))
+    if objective.goodput is not None:
+        waits += [(objective.goodput, ms / 1e3) for name, ms in objective.per_request_ms if name in WAITING]
+    return waits
+
 
 UNLOADED = 1e-3
 """Share of the load at which nearly every request is alone."""

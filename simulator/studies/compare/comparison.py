@@ -13,8 +13,7 @@ from simulator.metrics.document import SINGLE_RUN_NOTE
 from simulator.metrics.replications import BASIS_ORDER
 from simulator.scenario import load_scenario
 from simulator.speculation import borrowed_acceptance
-from simulator.studies.conclusion import compare_sentence
-from simulator.studies.crossover import (
+from simulator.studies.compare.crossover import (
     Crossing,
     LoadCurve,
     at_value,
@@ -24,11 +23,27 @@ from simulator.studies.crossover import (
     load_of,
     nearest_crossing,
 )
-from simulator.studies.design import design_points
-from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, Ratio, metric_values, paired_ratio
+from simulator.studies.compare.sensitivity import Swing, swings
+from simulator.studies.paired import (
+    HIGHER_IS_BETTER,
+    LEVEL,
+    Ratio,
+    load_words,
+    metric_values,
+    metric_words,
+    paired_ratio,
+    times,
+)
 from simulator.studies.runs import ProgressCall, RunPool, named_error, nested_value, with_seeds
-from simulator.studies.sensitivity import Swing, swings
-from simulator.studies.study_file import StudyFile, Values, Variant, load_study, parse_vary, settings_name
+from simulator.studies.study_file import (
+    StudyFile,
+    Values,
+    Variant,
+    design_points,
+    load_study,
+    parse_vary,
+    settings_name,
+)
 from simulator.workers import Workers, cores
 
 SIDE_RUNS = 3
@@ -305,3 +320,73 @@ def _notes(
     if variants[0].scenario.workload.trace is not None and asked.replications > 1:
         result.append("the trace gives every run the same requests: the intervals cover acceptance draws only")
     return result
+
+
+def compare_sentence(document: dict[str, Any]) -> str:
+    """The verdict on the baseline, the crossover, and whether an assumption could turn it over."""
+    metric, base = document["metric"], document["baseline"]
+    rows = [(v["name"], v["speedup"][metric]) for v in document["variants"][1:] if v["speedup"][metric] is not None]
+    if not rows:
+        return f"No variant measures {metric_words(metric)}, so none can be compared with {base}."
+    best, speedup = max(rows, key=lambda row: row[1]["ratio"])
+    verdict = _verdict(speedup)
+    where = f" in {metric_words(metric)}"
+    interval = _interval(speedup)
+    if verdict > 0:
+        text = f"{best} improves {metric_words(metric)} {times(speedup['ratio'])} over {base}{interval}"
+    elif verdict < 0:
+        others = "" if len(rows) == 1 else " and the others worse still"
+        text = f"{base} stays ahead: {best} reaches {times(speedup['ratio'])}{where}{interval}{others}"
+    elif len(rows) == 1:
+        text = f"{best} does not differ surely from {base}{where}: {times(speedup['ratio'])}{interval}"
+    else:
+        text = f"no variant beats {base} surely{where}; the best, {best}, reaches {times(speedup['ratio'])}{interval}"
+    return text + _crossover_words(document, best) + _sensitivity_words(document, best, verdict)
+
+
+def _crossover_words(document: dict[str, Any], best: str) -> str:
+    crossover = document["crossover"]
+    if crossover is None:
+        return ""
+    own = [c for c in crossover["all"] if c["variant"] == best]
+    crossing = crossover if crossover["variant"] == best or not own else own[0]
+    subject = "it pays" if crossing["variant"] == best else f"{crossing['variant']} pays"
+    path = crossover["path"]
+    text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'])}"
+    if crossing["low"] is not None and crossing["high"] is not None:
+        text += f" ({crossing['low']:.3g} to {crossing['high']:.3g})"
+    worst = _worst_beyond(document, crossing)
+    other = "above" if crossing["better"] == "below" else "below"
+    return text + (f"; {other} it costs up to {worst:.0%}" if worst is not None and worst >= 0.005 else "")
+
+
+def _worst_beyond(document: dict[str, Any], crossing: dict[str, Any]) -> float | None:
+    """Largest loss on the side of a crossing where the variant does not pay, as a share."""
+    curves = document["load_curves"]["curves"]
+    points = next(curve["points"] for curve in curves if curve["variant"] == crossing["variant"])
+    below = crossing["better"] == "below"
+    beyond = [p["ratio"] for p in points if (p["value"] > crossing["value"]) == below]
+    return 1.0 - min(beyond) if beyond else None
+
+
+def _sensitivity_words(document: dict[str, Any], best: str, verdict: int) -> str:
+    rows = document["sensitivity"]
+    if not rows or verdict == 0:
+        return "."
+    flipping = [row["parameter"] for row in rows if best in row["flips"]]
+    if not flipping:
+        return ". No assumed parameter turns this over within its range."
+    names = ", ".join(flipping[:3]) + (" and others" if len(flipping) > 3 else "")
+    return f". It rests on {names}: within the assumed range the verdict turns over."
+
+
+def _verdict(speedup: dict[str, Any]) -> int:
+    low = speedup["ratio"] if speedup["low"] is None else speedup["low"]
+    high = speedup["ratio"] if speedup["high"] is None else speedup["high"]
+    return 1 if low > 1.0 else -1 if high < 1.0 else 0
+
+
+def _interval(speedup: dict[str, Any]) -> str:
+    if speedup["low"] is None:
+        return ""
+    return f" (95 % interval {times(speedup['low'])} to {times(speedup['high'])})"

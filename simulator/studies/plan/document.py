@@ -8,9 +8,9 @@ from typing import Any
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.metrics.replications import BASIS_ORDER
 from simulator.metrics.usage import usd_per_million_tokens
-from simulator.studies.candidates import Candidate, Plan
 from simulator.studies.engine_flags import launch_flags
-from simulator.studies.objectives import RESAMPLES, latency_words, limits_words
+from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
+from simulator.studies.plan.search import Candidate, Plan
 
 Document = dict[str, Any]
 SURE = 0.95

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from simulator.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
-from simulator.studies.step_prices import GROUPS, RequestWork, StepPrices, price_steps, request_work
-from simulator.studies.traffic import Traffic
+from simulator.studies.steady_state.prices import GROUPS, RequestWork, StepPrices, price_steps, request_work
+from simulator.studies.steady_state.traffic import Traffic
 from simulator.timing import EngineTimer
 
 FloatArray = NDArray[np.float64]

@@ -13,7 +13,7 @@ from simulator.build import Build, build_cluster
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import SpeculationConfig, draft_survival
-from simulator.studies.step_work import decode_steps, prompt_chunks
+from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.timing import EngineTimer
 
 FloatArray = NDArray[np.float64]

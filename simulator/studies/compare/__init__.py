@@ -1,0 +1,1 @@
+"""Paired what-ifs: variants on common random numbers."""

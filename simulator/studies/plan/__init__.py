@@ -1,0 +1,1 @@
+"""Capacity plans: the cheapest layout that holds an SLO."""

@@ -1,0 +1,1 @@
+"""The steady state of continuous batching in closed form, in milliseconds and without events."""

@@ -1,0 +1,1 @@
+"""Sweeps: every combination of values, resumable, on processes or a cluster."""

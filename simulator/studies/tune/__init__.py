@@ -1,0 +1,1 @@
+"""Which speculation pays at which batch and context."""
