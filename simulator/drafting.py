@@ -20,7 +20,7 @@ from simulator.llm import (
 )
 from simulator.serving import DraftingRule
 from simulator.speculation import DraftConfig, PolicyFactory, Proposal, SpeculationConfig, policy_factory
-from simulator.speculation.policy_config import named
+from simulator.speculation.config import named
 from simulator.timing import (
     ACTIVATION_BYTES,
     AdjustedDrafter,

@@ -32,7 +32,7 @@ def register(workloads: typer.Typer) -> None:
 
 def workloads_fit_acceptance(files: Logs, json_file: JsonOption = None) -> int:
     """Fit acceptance of draft tokens from an engine's own report: level, decay, and the block for a scenario."""
-    from simulator.speculation.fit_report import fit_acceptance
+    from simulator.speculation.engine_logs import fit_acceptance
 
     document = fit_acceptance(files)
     emit(document, json_file, fit_tables(document))

@@ -8,15 +8,13 @@ from simulator.speculation.acceptance import (
     survival_rates,
 )
 from simulator.speculation.closed_form import expected_length, expected_tokens, iid_alpha, speedup
-from simulator.speculation.config import AcceptanceConfig, DraftConfig, SpeculationConfig
+from simulator.speculation.config import AcceptanceConfig, DraftConfig, PolicyConfig, SpeculationConfig, TreeConfig
 from simulator.speculation.curves import Curve, curve_names, load_curve
 from simulator.speculation.engine_logs import AcceptanceLog, read_acceptance
 from simulator.speculation.level_decay import AcceptanceFit, LevelDecay, fit_lengths, fit_survival
 from simulator.speculation.policies import Batch, DraftPolicy, PolicyFactory, check_policy, policy_factory
-from simulator.speculation.policy_config import PolicyConfig
 from simulator.speculation.proposal import Proposal, draft_survival, proposal, tree_survival
 from simulator.speculation.provenance import borrowed_acceptance, carry_acceptance
-from simulator.speculation.tree_config import TreeConfig
 
 __all__ = [
     "AcceptanceConfig",

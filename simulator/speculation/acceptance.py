@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log2
 
 import numpy as np
@@ -11,10 +12,133 @@ from numpy.typing import NDArray
 from simulator.errors import ForerunError
 from simulator.speculation.config import AcceptanceConfig
 from simulator.speculation.curves import load_curve
-from simulator.speculation.draws import counter_bits, counter_uniforms
 from simulator.speculation.engine_logs import read_acceptance
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
-from simulator.speculation.spread import CLASSES, request_classes
+
+FloatArray = NDArray[np.float64]
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: the step of the Weyl sequence."""
+
+
+def counter_uniforms(key: int, stream: int, first: int, count: int) -> FloatArray:
+    """``count`` uniform draws in [0, 1) from position ``first`` of a stream, 53 bits each."""
+    return (counter_bits(key, stream, first, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def counter_bits(key: int, stream: int, first: int, count: int) -> NDArray[np.uint64]:
+    """64 random bits for each of ``count`` positions of a stream: a hash, so any part can be drawn alone.
+
+    Source: the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014,
+    with Stafford's mix 13), applied to a Weyl sequence started at a mixed (key, stream).
+    """
+    start = _mix_scalar((key + (stream + 1) * GOLDEN) & 0xFFFFFFFFFFFFFFFF)
+    state = _weyl(first + count)[first:] + np.uint64(start)
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+_weyl_steps = np.empty(0, dtype=np.uint64)
+
+
+def _weyl(count: int) -> NDArray[np.uint64]:
+    """The first ``count`` multiples of the golden ratio; kept, as every stream uses them."""
+    global _weyl_steps
+    if len(_weyl_steps) < count:
+        _weyl_steps = np.arange(1, max(count, 2 * len(_weyl_steps), 4096) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    return _weyl_steps[:count]
+
+
+def _mix_scalar(value: int) -> int:
+    mask = 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+FloatArray = NDArray[np.float64]
+
+CLASSES = 128
+"""Equally likely classes of requests that stand for the beta distribution."""
+LEAST_CONCENTRATION = 0.1
+"""Below it nearly every request is accepted always or never."""
+
+
+def widest_spread(first_rate: float) -> float:
+    """Largest standard deviation that a beta distribution with this mean is given here."""
+    return float(np.sqrt(first_rate * (1.0 - first_rate) / (1.0 + LEAST_CONCENTRATION)))
+
+
+def request_classes(survival: FloatArray, spread: float) -> FloatArray:
+    """Chance that at least i draft tokens are accepted, by class of request: shape (CLASSES, K).
+
+    The conditional rate of every position is beta-distributed across requests, with one concentration and with the same
+    requests good at every position. The means are set so that the *counters of the engine*, pooled over the drafts of
+    requests of equal output length, show ``survival`` again: a request accepted less often needs more drafts, so it
+    weighs more in the counters. Spread moves tails and burstiness, never the acceptance length.
+
+    Args:
+        survival: chance that at least i tokens are accepted, i = 1..K, pooled over drafts.
+        spread: standard deviation of the first position's rate across requests, >= 0.
+
+    Raises:
+        ForerunError: wider than a beta distribution with this mean can be.
+    """
+    if spread == 0.0:
+        return np.tile(survival, (CLASSES, 1))
+    widest = widest_spread(float(survival[0]))
+    if spread > widest:
+        raise ForerunError(
+            f"speculation.acceptance.spread {spread:g} is too wide for a first position accepted in "
+            f"{100 * survival[0]:.1f} % of drafts: at most {widest:.3f}"
+        )
+    return _classes(tuple(float(s) for s in survival), spread).copy()
+
+
+@lru_cache(maxsize=64)
+def _classes(survival: tuple[float, ...], spread: float) -> FloatArray:
+    concentration = survival[0] * (1.0 - survival[0]) / spread**2 - 1.0
+    ranks = (np.arange(CLASSES) + 0.5) / CLASSES
+    weights = np.full(CLASSES, 1.0 / CLASSES)
+    classes = np.empty((CLASSES, len(survival)))
+    for _ in range(200):
+        reached = np.ones(CLASSES)
+        for i, pooled in enumerate(survival):
+            reached = reached * _rates(reached * weights, pooled, concentration, ranks)
+            classes[:, i] = reached
+        drafts = 1.0 / (1.0 + classes.sum(axis=1))
+        updated = drafts / drafts.sum()
+        if np.abs(updated - weights).max() < 1e-13:
+            break
+        weights = updated
+    return classes
+
+
+def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: FloatArray) -> FloatArray:
+    """Rates of one position by class; weighted by the drafts that get there, they sum to ``pooled``."""
+    if pooled <= 0.0:
+        return np.zeros(len(ranks))
+    if pooled >= weights.sum() * (1.0 - 1e-12):
+        return np.ones(len(ranks))
+    from scipy.optimize import brentq  # slow to import, and most runs do without
+    from scipy.special import betaincinv
+
+    def rates(mean: float) -> FloatArray:
+        drawn = betaincinv(mean * concentration, (1.0 - mean) * concentration, ranks)
+        return np.asarray(drawn, dtype=np.float64)
+
+    def excess(mean: float) -> float:
+        return float((weights * rates(mean)).sum()) - pooled
+
+    low, high = 1e-7, 1.0 - 1e-7
+    if excess(low) >= 0.0 or excess(high) <= 0.0:
+        return np.full(len(ranks), pooled / weights.sum())
+    return rates(float(brentq(excess, low, high, xtol=1e-13)))
+
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

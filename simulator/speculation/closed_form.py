@@ -1,4 +1,4 @@
-"""Closed forms of speculative decoding: tokens per verify step, gain in time, and the acceptance at which it pays."""
+"""Closed forms of speculative decoding: tokens per verify step, gain in time, break-even."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
-
-MOST_TOKENS = 1024
-"""Draft tokens beyond which the best number is not searched for."""
 
 
 def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
@@ -53,36 +50,6 @@ def speedup(alpha: float, num_speculative_tokens: int, cost_ratio: float) -> flo
     Source: Leviathan et al. 2023, theorem 3.8.
     """
     return expected_tokens(alpha, num_speculative_tokens) / (num_speculative_tokens * cost_ratio + 1.0)
-
-
-def operations_factor(alpha: float, num_speculative_tokens: int, operations_ratio: float) -> float:
-    """Arithmetic of speculation over that of plain decoding: ``(1 - a)(g c' + g + 1) / (1 - a^(g+1))``.
-
-    Args:
-        alpha: chance that a draft token is accepted.
-        num_speculative_tokens: draft tokens g per step.
-        operations_ratio: operations of the drafter per token over those of the target, c'.
-
-    Source: Leviathan et al. 2023, theorem 3.11.
-    """
-    drafted = num_speculative_tokens * operations_ratio + num_speculative_tokens + 1.0
-    return drafted / expected_tokens(alpha, num_speculative_tokens)
-
-
-def best_num_tokens(alpha: float, cost_ratio: float, most: int = MOST_TOKENS) -> int:
-    """Draft tokens per step of the largest ``speedup``; 0 where none pays, which is where ``alpha <= cost_ratio``.
-
-    Source: Leviathan et al. 2023, section 3.5 and corollary 3.9.
-
-    Raises:
-        ForerunError: drafts so cheap, or accepted so often, that more than ``most`` are better still.
-    """
-    best = 0
-    for tokens in range(1, most + 1):
-        if speedup(alpha, tokens, cost_ratio) <= speedup(alpha, best, cost_ratio):
-            return best
-        best = tokens
-    raise ForerunError(f"more than {most} draft tokens are best at alpha {alpha:g} and cost ratio {cost_ratio:g}")
 
 
 def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
@@ -129,15 +96,3 @@ def break_even_length(num_speculative_tokens: int, draft_s: float, verify_s: flo
     Above ``num_speculative_tokens + 1`` no drafter can make it pay. Arguments as ``time_ratio``.
     """
     return (num_speculative_tokens * draft_s + verify_s) / target_s
-
-
-def break_even_alpha(num_speculative_tokens: int, draft_s: float, verify_s: float, target_s: float) -> float | None:
-    """Chance of acceptance, alike at every position, at which speculation of these costs breaks even.
-
-    Returns:
-        0 where it pays even when nothing is accepted; None where it never pays. Arguments as ``time_ratio``.
-    """
-    length = break_even_length(num_speculative_tokens, draft_s, verify_s, target_s)
-    if length > num_speculative_tokens + 1:
-        return None
-    return iid_alpha(max(length, 1.0), num_speculative_tokens)

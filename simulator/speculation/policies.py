@@ -10,7 +10,7 @@ from math import exp
 from typing import Protocol, runtime_checkable
 
 from simulator.errors import ForerunError
-from simulator.speculation.policy_config import PolicyConfig, check_table
+from simulator.speculation.config import PolicyConfig, check_table
 
 DISABLE_ABOVE = 32
 """Largest batch that drafts where a scenario names ``disable-above-batch`` alone; assumed."""

@@ -9,13 +9,20 @@ from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
 from simulator.speculation.acceptance import survival_rates
-from simulator.speculation.config import OF_THIS_TREE, AcceptanceConfig, SpeculationConfig
+from simulator.speculation.config import CONCENTRATION, OF_THIS_TREE, AcceptanceConfig, SpeculationConfig, TreeConfig
 from simulator.speculation.curves import load_curve
-from simulator.speculation.dynamic_tree import GrowthPlan, grown_acceptance
 from simulator.speculation.level_decay import LevelDecay
-from simulator.speculation.tree import DraftTree, RankRates, chain
-from simulator.speculation.tree_acceptance import checked_rates, node_chances, rates_by_rank, survival_by_depth
-from simulator.speculation.tree_config import CONCENTRATION, TreeConfig
+from simulator.speculation.tree import (
+    DraftTree,
+    GrowthPlan,
+    RankRates,
+    chain,
+    checked_rates,
+    grown_acceptance,
+    node_chances,
+    rates_by_rank,
+    survival_by_depth,
+)
 
 FloatArray = NDArray[np.float64]
 

@@ -122,18 +122,6 @@ def verify_candidates(
     return draw(target, generator), False
 
 
-def verify_fixed(candidates: Sequence[int], target: FloatArray, generator: np.random.Generator) -> tuple[int, bool]:
-    """The token of one position when the candidates were chosen, not drawn (the likeliest few, an n-gram's match).
-
-    The target draws; the candidates only save a pass when they hold what it drew. The candidate of rank r is accepted
-    with chance ``p(x_r)``: the disjoint chances by rank of ``simulator.speculation.tree``.
-
-    Source: "naive sampling", Miao et al., "SpecInfer", 2023, section 4.3.
-    """
-    token = draw(target, generator)
-    return token, token in candidates
-
-
 def chain_step(
     target: Model, drafter: Model, context: tuple[int, ...], num_speculative_tokens: int, generator: np.random.Generator
 ) -> tuple[int, ...]:

@@ -1,13 +1,12 @@
-"""Draft trees: which tokens are verified together, and which of them hang on which."""
+"""Draft trees, static or grown from the drafter's confidence: their nodes, and how deep they are accepted."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,52 +70,14 @@ class DraftTree:
         return tuple(np.bincount(self.depths, minlength=1)[1:].tolist())
 
     @property
-    def leaves(self) -> tuple[int, ...]:
-        """Nodes without children."""
-        inner = set(self.parents)
-        return tuple(node for node in range(len(self.parents)) if node not in inner)
-
-    @property
     def attended_pairs(self) -> int:
         """(query, key) pairs among the draft tokens that the tree mask admits: each node sees its path and itself."""
         return int(self.depths.sum())
-
-    def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from below the root down to ``node``; empty for ``ROOT``."""
-        nodes: list[int] = []
-        while node != ROOT:
-            nodes.append(node)
-            node = self.parents[node]
-        return tuple(reversed(nodes))
-
-    def mask(self) -> NDArray[np.bool_]:
-        """Tree attention mask, shape (nodes, nodes): whether a node (row) sees another (column)."""
-        mask = np.eye(len(self.parents), dtype=bool)
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                mask[node] |= mask[parent]
-        return mask
 
 
 def chain(num_speculative_tokens: int) -> DraftTree:
     """The sequence of so many first candidates."""
     return DraftTree(tuple(range(ROOT, num_speculative_tokens - 1)), (0,) * num_speculative_tokens)
-
-
-def full_tree(widths: Sequence[int]) -> DraftTree:
-    """Every node at depth d has the candidates of rank 0..widths[d]-1 below it."""
-    parents: list[int] = []
-    ranks: list[int] = []
-    layer = [ROOT]
-    for width in widths:
-        below = []
-        for parent in layer:
-            for rank in range(width):
-                below.append(len(parents))
-                parents.append(parent)
-                ranks.append(rank)
-        layer = below
-    return DraftTree(tuple(parents), tuple(ranks))
 
 
 def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
@@ -140,39 +101,6 @@ def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
     return DraftTree(tuple(parents), tuple(ranks))
 
 
-def best_tree(rates: RankRates, num_nodes: int) -> DraftTree:
-    """The static tree of so many nodes that is accepted deepest on average: the likeliest paths, taken greedily.
-
-    A path is never likelier than its parent, so the greedy choice is the optimum. Smaller where the rates hold fewer
-    nodes with a chance.
-
-    Source: Cai et al., "Medusa", 2024, section 3.3; Chen et al., "Sequoia", 2024, proposition 3.4, without the limit
-    on depth.
-    """
-    parents: list[int] = []
-    ranks: list[int] = []
-    waiting: list[tuple[float, int, int, int]] = []
-
-    def offer(chance: float, depth: int, parent: int) -> None:
-        if depth < len(rates):
-            for rank, rate in enumerate(rates[depth]):
-                if chance * rate > 0.0:
-                    heapq.heappush(waiting, (-chance * rate, depth, parent, rank))
-
-    offer(1.0, 0, ROOT)
-    while waiting and len(parents) < num_nodes:
-        negative, depth, parent, rank = heapq.heappop(waiting)
-        parents.append(parent)
-        ranks.append(rank)
-        offer(-negative, depth + 1, len(parents) - 1)
-    return DraftTree(tuple(parents), tuple(ranks))
-
-
-def tree_names() -> tuple[str, ...]:
-    """Published static trees."""
-    return tuple(_trees())
-
-
 def load_tree(name: str) -> DraftTree:
     """A published static tree by name.
 
@@ -190,3 +118,180 @@ def _trees() -> dict[str, Any]:
     text = (resources.files("simulator.speculation") / "trees.yaml").read_text(encoding="utf-8")
     trees: dict[str, Any] = parse(text)
     return trees
+
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+def checked_rates(rates: RankRates) -> RankRates:
+    """The same rates.
+
+    Raises:
+        ForerunError: a chance outside 0 to 1, or candidates of one parent that are accepted more often than always.
+    """
+    for depth, row in enumerate(rates, start=1):
+        if any(not 0.0 <= rate <= 1.0 for rate in row) or sum(row) > 1.0 + 1e-9:
+            raise ForerunError(
+                f"acceptance by rank at depth {depth}: the candidates of one parent exclude each other, so their "
+                f"chances lie in 0 to 1 and sum to at most 1 (got {', '.join(f'{rate:g}' for rate in row)})"
+            )
+    return rates
+
+
+def rates_by_rank(conditional: Sequence[float], catch: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Chances by depth and rank for a drafter of which only the first candidates' acceptance is known.
+
+    Args:
+        conditional: chance that the first candidate of depth d is accepted, given its parent.
+        catch: share of what ranks 0..r-1 missed that rank r catches, r = 1, 2, ...; for the first head of Medusa on
+            Vicuna-7B 0.25, 0.17, 0.12, 0.08 (curve ``medusa-vicuna-7b``).
+    """
+    table = []
+    for first in conditional:
+        row, missed = [first], 1.0 - first
+        for share in catch:
+            row.append(missed * share)
+            missed *= 1.0 - share
+        table.append(tuple(row))
+    return tuple(table)
+
+
+def node_chances(tree: DraftTree, rates: RankRates) -> FloatArray:
+    """Chance of each node to lie on the accepted path; 0 for depths and ranks that the rates do not have."""
+    chances = np.zeros(tree.num_nodes)
+    depths = tree.depths
+    for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True)):
+        depth = int(depths[node]) - 1
+        if depth < len(rates) and rank < len(rates[depth]):
+            chances[node] = (1.0 if parent == ROOT else chances[parent]) * rates[depth][rank]
+    return chances
+
+
+def survival_by_depth(tree: DraftTree, chances: FloatArray) -> FloatArray:
+    """Chance that at least d draft tokens are accepted, d = 1..depth: what ``AcceptanceSampler`` takes."""
+    totals = np.bincount(tree.depths, weights=chances, minlength=tree.depth + 1)[1:]
+    return np.asarray(totals, dtype=np.float64)
+
+
+FloatArray = NDArray[np.float64]
+Confidences = Callable[[int, int], FloatArray]
+"""(depth from 0, parents) -> chance of each candidate below each parent, shape (parents, candidates)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPlan:
+    """How a tree is grown. EAGLE-2 uses depth 6, top_k 10 and 60 nodes for 7B models (50 for 13B, 48 for 70B).
+
+    Source: Li et al., "EAGLE-2", 2024, arXiv:2406.16858, sections 4.1, 4.2 and 5.
+    """
+
+    depth: int
+    """Sequential draft passes."""
+    top_k: int
+    """Nodes of a layer that are expanded, and candidates that each gets."""
+    nodes: int
+    """Draft tokens that are verified: the likeliest of all that were drafted."""
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "top_k", "nodes"):
+            if getattr(self, name) < 1:
+                raise ForerunError(f"tree.{name}: must be >= 1 (got {getattr(self, name)})")
+
+    @property
+    def drafted_nodes(self) -> int:
+        """Nodes that the drafter scores before the choice."""
+        return self.top_k + (self.depth - 1) * self.top_k**2
+
+
+class GrownTree(NamedTuple):
+    """A tree and the chance that the drafter gives each of its nodes to be accepted."""
+
+    tree: DraftTree
+    chances: FloatArray
+
+
+def grow_tree(plan: GrowthPlan, confidences: Confidences) -> GrownTree:
+    """Expand the ``top_k`` likeliest nodes of each layer, then keep the ``nodes`` likeliest of all.
+
+    A node is never likelier than its parent, and of equals the shallower is kept, so the kept nodes form a tree.
+    """
+    chances: list[float] = []
+    parents: list[int] = []
+    ranks: list[int] = []
+    layer, reach = [ROOT], np.ones(1)
+    for depth in range(plan.depth):
+        rows = confidences(depth, len(layer))[:, : plan.top_k] * reach[:, None]
+        first = len(chances)
+        parents += [parent for parent in layer for _ in range(rows.shape[1])]
+        ranks += list(range(rows.shape[1])) * len(layer)
+        chances += rows.ravel().tolist()
+        likeliest = np.argsort(-rows.ravel(), kind="stable")[: plan.top_k]
+        layer, reach = (first + likeliest).tolist(), rows.ravel()[likeliest]
+    scores = np.asarray(chances)
+    kept = np.sort(np.argsort(-scores, kind="stable")[: plan.nodes])
+    kept = kept[scores[kept] > 0.0]
+    number = {int(node): i for i, node in enumerate(kept)} | {ROOT: ROOT}
+    tree = DraftTree(tuple(number[parents[node]] for node in kept), tuple(ranks[node] for node in kept))
+    return GrownTree(tree, scores[kept])
+
+
+def drawn_confidences(rates: RankRates, concentration: float, generator: np.random.Generator) -> Confidences:
+    """Confidence that differs from node to node around its mean by depth and rank, and is right on average.
+
+    The first candidate's confidence is beta-distributed; the others share what it leaves in fixed proportion, so every
+    rank keeps its mean. That the drafter's confidence is close to the chance of acceptance is EAGLE-2's observation
+    (below 0.05: accepted in 4 %; above 0.95: in 98 %).
+
+    Args:
+        rates: mean chance by depth and rank.
+        concentration: of the beta distribution, > 0; small: confidence is near 0 or 1; large: always the mean.
+        generator: source of randomness.
+
+    Source: Li et al., "EAGLE-2", 2024, arXiv:2406.16858, figure 6.
+    """
+    table = [np.asarray(row, dtype=np.float64) for row in checked_rates(rates)]
+
+    def confidences(depth: int, parents: int) -> FloatArray:
+        row = table[depth] if depth < len(table) else np.zeros(1)
+        mean = float(row[0])
+        if not 0.0 < mean < 1.0:
+            return np.tile(row, (parents, 1))
+        first = generator.beta(mean * concentration, (1.0 - mean) * concentration, size=parents)
+        others = (1.0 - first)[:, None] * (row[1:] / (1.0 - mean))[None, :]
+        return np.concatenate((first[:, None], others), axis=1)
+
+    return confidences
+
+
+class GrownAcceptance(NamedTuple):
+    """Averages over trees grown at many steps."""
+
+    acceptance_length: float
+    """Tokens per verify step, bonus token included."""
+    standard_error: float
+    survival: FloatArray
+    """Chance that at least d draft tokens are accepted: what ``AcceptanceSampler`` takes."""
+    nodes: float
+    """Draft tokens verified per step."""
+    attended_pairs: float
+    """(query, key) pairs among them that the tree mask admits."""
+
+
+def grown_acceptance(
+    plan: GrowthPlan, rates: RankRates, concentration: float, steps: int = 400, seed: int = 0
+) -> GrownAcceptance:
+    """Mean acceptance of trees grown step by step; the same seed gives the same numbers."""
+    generator = np.random.default_rng([seed, 0xD7EE])
+    confidences = drawn_confidences(rates, concentration, generator)
+    lengths, nodes, pairs = np.empty(steps), 0, 0
+    survival = np.zeros(plan.depth)
+    for step in range(steps):
+        tree, chances = grow_tree(plan, confidences)
+        lengths[step] = 1.0 + chances.sum()
+        by_depth = survival_by_depth(tree, chances)
+        survival[: len(by_depth)] += by_depth
+        nodes += tree.num_nodes
+        pairs += tree.attended_pairs
+    error = float(lengths.std(ddof=1) / np.sqrt(steps)) if steps > 1 else float("nan")
+    return GrownAcceptance(float(lengths.mean()), error, survival / steps, nodes / steps, pairs / steps)

@@ -14,8 +14,8 @@ from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
 from simulator.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, draft_survival
+from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.attention_level.parameters import mechanism_costs
-from simulator.speculation.spread import widest_spread
 from simulator.studies.study_file import apply_settings
 from simulator.timing import VLLM_2025, load_draft_overhead, load_framework, resolve_weight_dtypes
 

@@ -12,7 +12,7 @@ from simulator.speculation.attention_level.consistency import (
     speedup_band,
 )
 from simulator.speculation.attention_level.events import Bar, PassTrace, SyncParts, simulate_pass
-from simulator.speculation.attention_level.hit_rates import hit_rate_tasks, published_hit_rate, published_hit_rates
+from simulator.speculation.attention_level.hit_rates import published_hit_rate, published_hit_rates
 from simulator.speculation.attention_level.layer import (
     READINGS,
     LayerTimes,
@@ -49,7 +49,6 @@ __all__ = [
     "crossover_context",
     "crossover_range",
     "expected_pass_seconds",
-    "hit_rate_tasks",
     "hit_seconds",
     "layer_seconds",
     "mechanism_costs",

@@ -22,11 +22,6 @@ def _published() -> dict[str, Any]:
     return data
 
 
-def hit_rate_tasks() -> tuple[str, ...]:
-    """Tasks with a published hit rate."""
-    return tuple(_published()["tasks"])
-
-
 def published_hit_rates(task: str) -> dict[float, float | None]:
     """Hit rate of ``task`` by tolerance; None where none was published.
 

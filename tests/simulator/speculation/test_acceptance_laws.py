@@ -6,26 +6,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.optimize import brentq
+from trees import full_tree, steady
 
 from simulator.errors import ForerunError
 from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_lengths, fit_survival, proposal
-from simulator.speculation.acceptance import ContextDrift, sampler_of
-from simulator.speculation.closed_form import best_num_tokens, break_even_alpha, expected_tokens, iid_alpha, speedup
-from simulator.speculation.config import AcceptanceConfig
+from simulator.speculation.acceptance import CLASSES, ContextDrift, request_classes, sampler_of, widest_spread
+from simulator.speculation.closed_form import iid_alpha
+from simulator.speculation.config import AcceptanceConfig, TreeConfig
 from simulator.speculation.curves import Curve
-from simulator.speculation.dynamic_tree import (
-    GrowthPlan,
-    drawn_confidences,
-    fixed_confidences,
-    grow_tree,
-    grown_acceptance,
-)
 from simulator.speculation.level_decay import AcceptanceFit, extended
 from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, tree_survival
-from simulator.speculation.spread import CLASSES, request_classes, widest_spread
-from simulator.speculation.tree import ROOT, chain, full_tree, load_tree
-from simulator.speculation.tree_acceptance import checked_rates, rates_by_rank
-from simulator.speculation.tree_config import TreeConfig
+from simulator.speculation.tree import (
+    ROOT,
+    GrowthPlan,
+    chain,
+    checked_rates,
+    drawn_confidences,
+    grow_tree,
+    grown_acceptance,
+    load_tree,
+    rates_by_rank,
+)
 
 
 class TestSpread:
@@ -128,7 +129,7 @@ class TestGrowth:
         """top_k below the root, then top_k below each of the top_k likeliest of a layer."""
         plan = GrowthPlan(depth, top_k, 10**6)
         row = [0.3, 0.25, 0.2][:top_k]
-        grown = grow_tree(plan, fixed_confidences([row] * depth))
+        grown = grow_tree(plan, steady([row] * depth))
         assert grown.tree.num_nodes == plan.drafted_nodes == top_k + (depth - 1) * top_k * top_k
         assert grown.tree.widths == (top_k, *[top_k * top_k] * (depth - 1))
         asked = {"method": "eagle2", "acceptance": {"alpha": 0.5}}
@@ -140,7 +141,7 @@ class TestGrowth:
         assert (proposal(few).nodes, proposal(few).depth) == (1, 1)
 
     def test_beyond_the_rates_nothing_has_a_chance(self):
-        grown = grow_tree(GrowthPlan(3, 2, 50), fixed_confidences([[0.5, 0.3]]))
+        grown = grow_tree(GrowthPlan(3, 2, 50), steady([[0.5, 0.3]]))
         assert (grown.tree.depth, grown.tree.num_nodes) == (1, 2)
         drawn = drawn_confidences([[0.5, 0.3]], 3.0, np.random.default_rng(0))
         assert drawn(1, 4).tolist() == [[0.0]] * 4
@@ -372,20 +373,6 @@ def _loss(survival, drafts, level, decay):
 
 
 class TestClosedForms:
-    @given(st.floats(0.01, 0.98), st.floats(0.001, 0.9))
-    def test_the_best_number_of_tokens_is_the_best(self, alpha, cost):
-        best = best_num_tokens(alpha, cost)
-        gains = [speedup(alpha, tokens, cost) for tokens in range(best + 30)]
-        assert gains[best] == max(gains)
-        if abs(alpha - cost) > 1e-9:
-            assert (best == 0) == (alpha < cost), "corollary 3.9"
-
-    def test_more_than_the_most_is_refused(self):
-        assert best_num_tokens(0.5, 0.0, most=60) < 60
-        with pytest.raises(ForerunError, match="more than 3 draft tokens are best"):
-            best_num_tokens(1.0, 0.01, most=3)
-        assert best_num_tokens(0.9, 0.3, most=best_num_tokens(0.9, 0.3) + 1) == best_num_tokens(0.9, 0.3)
-
     def test_limits_of_the_inverse(self):
         for tokens in (1, 5):
             assert iid_alpha(1.0, tokens) == pytest.approx(0.0, abs=1e-12)
@@ -394,15 +381,6 @@ class TestClosedForms:
             for length in (1.0 - 1e-9, tokens + 1 + 1e-9):
                 with pytest.raises(ForerunError, match="between 1 and"):
                     iid_alpha(length, tokens)
-
-    def test_break_even(self):
-        """(g T_D + T_V) / T_T tokens: above g + 1 never, at or below 1 always."""
-        assert break_even_alpha(3, 0.0, 1.0, 1.0) == pytest.approx(0.0, abs=1e-9)
-        assert break_even_alpha(3, 0.0, 0.5, 1.0) == pytest.approx(0.0, abs=1e-9)
-        assert break_even_alpha(3, 1.0, 1.0, 1.0) == 1.0
-        assert break_even_alpha(3, 1.01, 1.0, 1.0) is None
-        alpha = break_even_alpha(3, 0.2, 1.1, 1.0)
-        assert expected_tokens(alpha, 3) == pytest.approx(1.7)
 
 
 @settings(max_examples=30)

@@ -18,7 +18,7 @@ from simulator.speculation import (
     load_curve,
     survival_rates,
 )
-from simulator.speculation.spread import request_classes, widest_spread
+from simulator.speculation.acceptance import request_classes, widest_spread
 
 EAGLE3 = "eagle3-llama-3.1-8b-mt-bench"
 VLLM_LINE = (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.speculation.draws import counter_bits, counter_uniforms
+from simulator.speculation.acceptance import counter_bits, counter_uniforms
 
 MASK = 2**64 - 1
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ForerunError
 from simulator.speculation import fit_survival, read_acceptance
-from simulator.speculation.engine_logs import lengths_by_tokens
-from simulator.speculation.fit_report import fit_acceptance
+from simulator.speculation.engine_logs import fit_acceptance, lengths_by_tokens
 
 VLLM_LINE = (
     "(APIServer pid=1) INFO 05-30 07:21:10 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 2.89, "

@@ -6,8 +6,7 @@ import pytest
 
 from simulator.errors import ForerunError
 from simulator.speculation import engine_logs, read_acceptance
-from simulator.speculation.engine_logs import AcceptanceLog, lengths_by_tokens
-from simulator.speculation.fit_report import fit_acceptance
+from simulator.speculation.engine_logs import AcceptanceLog, fit_acceptance, lengths_by_tokens
 
 
 @pytest.fixture

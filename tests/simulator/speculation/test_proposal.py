@@ -6,13 +6,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pydantic import ValidationError
 
 from simulator.errors import ForerunError
-from simulator.speculation import AcceptanceSampler, SpeculationConfig, draft_survival, proposal, survival_rates
-from simulator.speculation.dynamic_tree import GrowthPlan, grown_acceptance
+from simulator.speculation import SpeculationConfig, draft_survival, proposal, survival_rates
 from simulator.speculation.proposal import OTHER_RANKS
-from simulator.speculation.tree import load_tree
-from simulator.speculation.tree_acceptance import (
-    TreePathSampler,
-    expected_tree_length,
+from simulator.speculation.tree import (
+    GrowthPlan,
+    grown_acceptance,
+    load_tree,
     node_chances,
     rates_by_rank,
 )
@@ -64,7 +63,7 @@ def test_a_wide_tree_is_accepted_deeper_than_its_chain():
     assert (survival >= chained - 1e-12).all()
     assert survival.sum() > chained.sum() + 0.5
     rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
-    assert 1 + survival.sum() == pytest.approx(expected_tree_length(node_chances(load_tree("eagle-25"), rates)))
+    assert 1 + survival.sum() == pytest.approx(1 + node_chances(load_tree("eagle-25"), rates).sum())
 
 
 def test_medusas_heads_are_used_rank_by_rank():
@@ -99,19 +98,6 @@ def test_a_grown_tree_averages_over_steps():
     rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
     expected = grown_acceptance(GrowthPlan(5, 4, 20), rates, 2.0).survival
     assert_allclose(draft_survival(config("eagle2", tree=tree)), expected)
-
-
-def test_drawing_depths_equals_drawing_paths():
-    """The engine draws only how deep the accepted path is; its nodes, drawn for real, end as deep as often."""
-    tree, steps = load_tree("eagle-25"), 200_000
-    rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
-    ends = TreePathSampler(tree, rates, seed=1).ends(0, steps)
-    depths = np.where(ends >= 0, tree.depths[ends], 0)
-    drawn = AcceptanceSampler(draft_survival(config(tree="eagle-25")), seed=2).path(0, steps)
-    for depth in range(6):
-        shares = [(sample == depth).mean() for sample in (depths, drawn)]
-        error = np.sqrt(shares[0] * (1 - shares[0]) * (1 / steps + 1 / len(drawn)))
-        assert abs(shares[0] - shares[1]) < 5 * error
 
 
 @pytest.mark.parametrize(

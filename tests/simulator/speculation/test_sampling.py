@@ -20,10 +20,7 @@ from simulator.speculation.sampling import (
     total_variation,
     tree_step,
     verify_candidates,
-    verify_fixed,
 )
-from simulator.speculation.tree import full_tree
-from simulator.speculation.tree_acceptance import expected_tree_length, node_chances
 
 VOCABULARY = 4
 
@@ -132,37 +129,6 @@ def test_candidates_without_replacement_are_distinct():
     generator = np.random.default_rng(29)
     assert sorted(draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator)) == [0, 1]
     assert len(draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator, replacement=True)) == 4
-
-
-@given(distributions(), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), st.integers(0, 99))
-def test_fixed_candidates_count_as_accepted_exactly_when_the_target_drew_one(target, candidates, seed):
-    token, accepted = verify_fixed(candidates, target, np.random.default_rng(seed))
-    assert accepted == (token in candidates)
-    assert target[token] > 0
-
-
-def test_fixed_candidates_are_accepted_with_the_targets_chance():
-    target, generator = model(31)((0,)), np.random.default_rng(37)
-    hits = sum(verify_fixed([1, 3], target, generator)[1] for _ in range(8_000))
-    chance = target[1] + target[3]
-    assert abs(hits / 8_000 - chance) < 3 * np.sqrt(chance * (1 - chance) / 8_000)
-
-
-def test_fixed_candidates_are_the_oracle_of_the_tree_model():
-    """Two fixed candidates per node, verified for real, yield what the disjoint chances by rank say."""
-    first, second = np.array([0.5, 0.25, 0.15, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])
-    rates = [[first[0], first[1]], [second[3], second[2]]]
-    tree, generator = full_tree([2, 2]), np.random.default_rng(39)
-    lengths = []
-    for _ in range(6_000):
-        tokens = 1
-        for candidates, target in (([0, 1], first), ([3, 2], second)):
-            if not verify_fixed(candidates, target, generator)[1]:
-                break
-            tokens += 1
-        lengths.append(tokens)
-    error = np.std(lengths) / np.sqrt(len(lengths))
-    assert abs(np.mean(lengths) - expected_tree_length(node_chances(tree, rates))) < 3 * error
 
 
 @settings(max_examples=60)

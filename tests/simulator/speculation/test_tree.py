@@ -8,34 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from trees import full_tree, length, steady
 
 from simulator.errors import ForerunError
 from simulator.speculation import expected_length, load_curve
-from simulator.speculation.dynamic_tree import (
-    GrowthPlan,
-    drawn_confidences,
-    fixed_confidences,
-    grow_tree,
-    grown_acceptance,
-)
 from simulator.speculation.tree import (
     ROOT,
     DraftTree,
-    best_tree,
+    GrowthPlan,
     chain,
-    full_tree,
-    load_tree,
-    tree_from_choices,
-    tree_names,
-)
-from simulator.speculation.tree_acceptance import (
-    TreePathSampler,
     checked_rates,
-    end_chances,
-    expected_tree_length,
+    drawn_confidences,
+    grow_tree,
+    grown_acceptance,
+    load_tree,
     node_chances,
     rates_by_rank,
     survival_by_depth,
+    tree_from_choices,
 )
 
 conditionals = st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6)
@@ -63,7 +53,7 @@ def trees(draw):
 def test_a_chain_is_the_sequence(conditional):
     tree = chain(len(conditional))
     chances = node_chances(tree, [[rate] for rate in conditional])
-    assert expected_tree_length(chances) == pytest.approx(expected_length(conditional), rel=1e-12)
+    assert length(chances) == pytest.approx(expected_length(conditional), rel=1e-12)
     assert_allclose(survival_by_depth(tree, chances), np.cumprod(conditional))
     assert tree.widths == (1,) * len(conditional)
     assert tree.attended_pairs == len(conditional) * (len(conditional) + 1) // 2
@@ -72,59 +62,32 @@ def test_a_chain_is_the_sequence(conditional):
 @given(trees(), rank_rates())
 def test_every_step_ends_somewhere(tree, rates):
     chances = node_chances(tree, rates)
-    ends = end_chances(tree, chances)
-    assert ends.sum() == pytest.approx(1.0, abs=1e-12)
-    assert (ends > -1e-12).all()
-    depths = np.concatenate(([0], tree.depths))
-    assert 1 + (ends * depths).sum() == pytest.approx(expected_tree_length(chances), rel=1e-9)
+    below = np.bincount(np.array(tree.parents) + 1, weights=chances, minlength=tree.num_nodes + 1)
+    assert (below <= np.concatenate(([1.0], chances)) + 1e-12).all(), "children never more often than parents"
     survival = survival_by_depth(tree, chances)
     assert (np.diff(np.concatenate(([1.0], survival))) <= 1e-12).all()
     assert survival.sum() == pytest.approx(chances.sum(), rel=1e-12)
 
 
-@given(trees())
-def test_a_node_sees_its_path_and_itself(tree):
-    mask = tree.mask()
-    assert mask.sum() == tree.attended_pairs
-    for node in range(tree.num_nodes):
-        assert_array_equal(np.flatnonzero(mask[node]), sorted(tree.path(node)))
-    assert set(tree.leaves) == {n for n in range(tree.num_nodes) if mask[:, n].sum() == 1}
-
-
-@given(rank_rates(), st.integers(1, 30))
-def test_best_trees_gain_with_every_node_and_ever_less(rates, nodes):
-    lengths = [expected_tree_length(node_chances(best_tree(rates, n), rates)) for n in range(nodes + 1)]
-    gains = np.diff(lengths)
-    assert (gains >= -1e-12).all()
-    assert (np.diff(gains) <= 1e-12).all()
-
-
-@given(rank_rates(), trees())
-def test_no_tree_of_the_same_size_beats_the_best(rates, tree):
-    best = best_tree(rates, tree.num_nodes)
-    mine, other = (expected_tree_length(node_chances(t, rates)) for t in (best, tree))
-    assert mine >= other - 1e-12
-
-
 @given(rank_rates())
 def test_siblings_never_hurt(rates):
     widths = [len(row) for row in rates[:3]]
-    wide = expected_tree_length(node_chances(full_tree(widths), rates))
-    narrow = expected_tree_length(node_chances(chain(len(widths)), rates))
+    wide = length(node_chances(full_tree(widths), rates))
+    narrow = length(node_chances(chain(len(widths)), rates))
     assert wide >= narrow - 1e-12
 
 
 def test_full_trees_have_the_product_of_their_widths():
     tree = full_tree([3, 2, 2])
     assert tree.widths == (3, 6, 12)
-    assert (tree.num_nodes, tree.depth, len(tree.leaves)) == (21, 3, 12)
+    assert (tree.num_nodes, tree.depth) == (21, 3)
     assert full_tree([1, 1, 1]) == chain(3)
 
 
 def test_choices_are_read_in_any_order_and_checked():
     tree = tree_from_choices([[0, 0], [1], [0]])
     assert tree == tree_from_choices([[0], [0, 0], [1]])
-    assert tree.path(2) == (0, 2)
+    assert (tree.parents, tree.ranks) == ((ROOT, ROOT, 0), (0, 1, 0))
     with pytest.raises(ForerunError, match="not in the tree"):
         tree_from_choices([[0, 0]])
     with pytest.raises(ForerunError, match="a second candidate of rank 0"):
@@ -139,7 +102,6 @@ def test_published_trees():
     medusa = load_tree("medusa-63")
     assert (medusa.num_nodes, medusa.depth, medusa.widths) == (63, 4, (10, 28, 23, 2))
     assert load_tree("eagle-25").widths == (4, 8, 8, 3, 2)
-    assert set(tree_names()) == {"medusa-63", "eagle-25"}
 
 
 @pytest.mark.parametrize(
@@ -151,8 +113,7 @@ def test_medusa_on_vicuna_follows_from_its_heads(size, measured, tolerance):
     The 33B heads are from a training run that its authors mark as failed.
     """
     rates = load_curve(f"medusa-vicuna-{size}").rank_rates()
-    length = expected_tree_length(node_chances(load_tree("medusa-63"), rates))
-    assert length == pytest.approx(measured, rel=tolerance)
+    assert length(node_chances(load_tree("medusa-63"), rates)) == pytest.approx(measured, rel=tolerance)
 
 
 def test_medusa_figures_are_those_collected(shared_data):
@@ -169,36 +130,17 @@ def test_rates_that_are_no_chances_are_refused():
         checked_rates([[0.6, 0.3], [0.7, 0.4]])
 
 
-@given(rank_rates(), st.integers(0, 40), st.integers(0, 60))
-def test_paths_do_not_depend_on_where_they_start(rates, first, steps):
-    sampler = TreePathSampler(full_tree([2, 2]), rates, seed=4)
-    assert_array_equal(sampler.ends(3, first + steps)[first:], sampler.ends(3, steps, first))
-
-
-def test_drawn_paths_have_the_chances_of_their_ends():
-    rates = rates_by_rank([0.7, 0.6, 0.5], [0.3, 0.2])
-    tree = best_tree(rates, 12)
-    chances = end_chances(tree, node_chances(tree, rates))
-    sampler = TreePathSampler(tree, rates, seed=8)
-    drawn = np.concatenate([sampler.ends(request, 500) for request in range(80)])
-    counts = np.bincount(drawn + 1, minlength=tree.num_nodes + 1)
-    deviations = (counts - chances * len(drawn)) / np.sqrt(len(drawn) * chances * (1 - chances))
-    assert np.abs(deviations).max() < 4
-
-
 @given(rank_rates(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 30))
 def test_growth_with_fixed_confidence_is_the_best_tree_within_its_limits(rates, depth, top_k, nodes):
     plan = GrowthPlan(depth, top_k, nodes)
-    tree, chances = grow_tree(plan, fixed_confidences(rates))
+    tree, chances = grow_tree(plan, steady(rates))
     assert_allclose(chances, node_chances(tree, rates), rtol=1e-12)
     assert tree.num_nodes <= min(nodes, plan.drafted_nodes)
     assert tree.depth <= depth
-    assert expected_tree_length(chances) <= expected_tree_length(node_chances(best_tree(rates, nodes), rates)) + 1e-12
-    wide = GrowthPlan(len(rates), 200, nodes)
-    grown = grow_tree(wide, fixed_confidences(rates))
-    assert expected_tree_length(grown.chances) == pytest.approx(
-        expected_tree_length(node_chances(best_tree(rates, nodes), rates)), rel=1e-12
-    )
+    short = rates[:3]
+    every = np.sort(node_chances(full_tree([len(row) for row in short]), short))[::-1]
+    grown = grow_tree(GrowthPlan(len(short), 200, nodes), steady(short))
+    assert length(grown.chances) == pytest.approx(1 + every[:nodes].sum(), rel=1e-12)
 
 
 @given(rank_rates(), st.floats(0.5, 20.0), st.integers(0, 1000))
@@ -208,9 +150,7 @@ def test_grown_trees_are_trees_of_likely_nodes(rates, concentration, seed):
     assert tree.num_nodes <= 15
     for node, parent in enumerate(tree.parents):
         assert chances[node] <= (1.0 if parent == ROOT else chances[parent]) + 1e-12
-    ends = end_chances(tree, chances)
-    assert ends.sum() == pytest.approx(1.0)
-    assert (ends > -1e-9).all()
+    assert survival_by_depth(tree, chances).max(initial=0.0) <= 1 + 1e-9
 
 
 def test_drawn_confidence_keeps_the_mean_of_every_rank():
@@ -224,11 +164,11 @@ def test_a_tree_that_follows_confidence_beats_the_best_static_one():
     """EAGLE-2's point: with the same nodes, spend them where the drafter is sure."""
     rates = rates_by_rank([0.79, 0.74, 0.72, 0.73, 0.72, 0.72], [0.25, 0.17, 0.12, 0.08])
     plan = GrowthPlan(6, 10, 26)
-    static = expected_tree_length(node_chances(best_tree(rates, 26), rates))
+    static = length(grow_tree(plan, steady(rates)).chances)
     sure = grown_acceptance(plan, rates, concentration=2.0, steps=300, seed=3)
-    steady = grown_acceptance(plan, rates, concentration=1e7, steps=5, seed=3)
+    certain = grown_acceptance(plan, rates, concentration=1e7, steps=5, seed=3)
     assert sure.acceptance_length > static + 3 * sure.standard_error
-    assert steady.acceptance_length == pytest.approx(static, rel=1e-3)
+    assert certain.acceptance_length == pytest.approx(static, rel=1e-3)
     assert 1 + sure.survival.sum() == pytest.approx(sure.acceptance_length, rel=1e-12)
     again = grown_acceptance(plan, rates, concentration=2.0, steps=300, seed=3)
     assert_array_equal(again.survival, sure.survival)
@@ -249,7 +189,7 @@ def test_eagle_trees_on_vicuna_follow_from_its_chain_and_medusas_ranks():
     catch = [(here - before) / (1 - before) for before, here in pairwise(first)]
     first_candidates = load_curve("eagle-vicuna-7b-mt-bench").conditional
     rates = rates_by_rank([*first_candidates, 0.72, 0.72], [*catch, *[0.05] * 5])
-    static = expected_tree_length(node_chances(load_tree("eagle-25"), rates))
+    static = length(node_chances(load_tree("eagle-25"), rates))
     assert static == pytest.approx(3.58, rel=0.08)
     for concentration in (1.0, 3.0, 100.0):
         grown = grown_acceptance(GrowthPlan(6, 10, 60), rates, concentration, steps=100)
