@@ -95,7 +95,7 @@ def fit_tables(document: dict[str, Any]) -> list[RenderableType]:
             parts.append(table)
     fit = document["fit"]
     if fit is not None:
-        parts.append(pairs_table("Fit: level x decay per position", _fit_rows(fit)))
+        parts.append(pairs_table("Fit: level x decay per doubling of the position", _fit_rows(fit)))
     for key, label in (("acceptance", "As measured"), ("acceptance_by_decay", "For any number of draft tokens")):
         if document[key] is not None:
             parts.append(Text(f"{label}:\n  acceptance: {_flow(document[key])}"))

@@ -301,7 +301,8 @@ class AcceptanceConfig(Section):
     instead_of: dict[str, Any] | None = None
     """The ``method`` and ``acceptance`` that stood here before the method was changed; set by Forerun."""
     decay: Annotated[float, Field(gt=0, le=MOST_DECAY, allow_inf_nan=False)] | None = None
-    """With ``alpha`` or ``acceptance_length``: factor of the rate from one position to the next; default 1."""
+    """With ``alpha`` or ``acceptance_length``: factor of the rate for each doubling of the position, from the first to
+    the second and from the second to the fourth; default 1."""
     extrapolate: bool = False
     """Continue rates, a curve or a log beyond their last position by the level and decay fitted to them."""
     other_ranks: list[Share] | None = None

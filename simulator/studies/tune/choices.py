@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
-from simulator.speculation import AcceptanceConfig, SpeculationConfig, draft_survival, proposal
+from simulator.speculation import AcceptanceConfig, LevelDecay, SpeculationConfig, draft_survival, proposal
 from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
 from simulator.speculation.config import ACCEPTANCE_SOURCES, OF_THIS_TREE
 from simulator.speculation.provenance import measured_with
@@ -111,9 +111,8 @@ def _deep_survival(speculation: SpeculationConfig, deepest: int) -> FloatArray:
         own = draft_survival(speculation)
         if deepest <= len(own):
             return own
-        level = float(own[0])
-        rates = level * (1.0 if acceptance.decay is None else acceptance.decay) ** np.arange(deepest)
-        longer: FloatArray = np.concatenate((own, own[-1] * np.cumprod(np.minimum(rates, 1.0)[len(own) :])))
+        rates = LevelDecay(float(own[0]), acceptance.decay or 1.0).conditional(deepest)
+        longer: FloatArray = np.concatenate((own, own[-1] * np.cumprod(rates[len(own) :])))
         return longer
     deep = speculation.model_dump(exclude_unset=True) | {"num_speculative_tokens": max(deepest, speculation.depth)}
     return draft_survival(SpeculationConfig.model_validate(deep))[:deepest]

@@ -275,11 +275,15 @@ class TestCurves:
         assert between == pytest.approx(curve.fit.model.acceptance_length(3))
 
     def test_rates_are_used_as_published_and_continued(self):
-        for measure, rates in (("per_position", [0.8, 0.576, 0.373248]), ("conditional", [0.8, 0.72, 0.648])):
+        falling = 0.8 * 0.9 ** np.log2(np.arange(1, 6))
+        for measure, rates in (
+            ("per_position", np.cumprod(falling)[:3].tolist()),
+            ("conditional", falling[:3].tolist()),
+        ):
             curve = Curve(**CURVE, **{measure: rates})
             assert curve.positions == 3
             assert_allclose(curve.survival(2), [0.8, 0.576])
-            assert_allclose(curve.survival(5), np.cumprod(0.8 * 0.9 ** np.arange(5)), rtol=1e-4)
+            assert_allclose(curve.survival(5), np.cumprod(falling), rtol=1e-4)
 
     def test_one_rate_for_all(self):
         curve = Curve(**CURVE, alpha=0.8)
@@ -300,7 +304,7 @@ class TestCurves:
 
 class TestFits:
     def test_rates_may_rise_up_to_a_quarter_and_fall_to_a_thousandth(self):
-        rising = fit_survival(np.cumprod([0.3, 0.36, 0.432]).tolist())
+        rising = fit_survival(np.cumprod(0.3 * 1.2 ** np.log2([1, 2, 3])).tolist())
         assert rising.model.decay == pytest.approx(1.2, rel=1e-3)
         assert fit_survival(np.cumprod([0.1, 0.9]).tolist()).model.decay == pytest.approx(1.25, rel=1e-3)
         falling = fit_survival([0.9, 0.0, 0.0], 1000)

@@ -31,15 +31,17 @@ def section(**values):
     return AcceptanceConfig.model_validate(values)
 
 
-def test_alpha_with_decay_falls_with_depth():
-    assert_allclose(survival_rates(section(alpha=0.8, decay=0.9), 3), np.cumprod([0.8, 0.72, 0.648]))
+def test_alpha_with_decay_falls_with_every_doubling_of_the_position():
+    survival = survival_rates(section(alpha=0.8, decay=0.9), 4)
+    conditional = survival / np.concatenate(([1.0], survival[:-1]))
+    assert_allclose(conditional[[0, 1, 3]], [0.8, 0.72, 0.648])
 
 
 def test_acceptance_length_with_decay_is_met_exactly():
     survival = survival_rates(section(acceptance_length=2.6, decay=0.85), 4)
     assert 1 + survival.sum() == pytest.approx(2.6, abs=1e-12)
     conditional = survival / np.concatenate(([1.0], survival[:-1]))
-    assert_allclose(conditional[1:] / conditional[:-1], 0.85)
+    assert_allclose(conditional[[1, 3]] / conditional[[0, 1]], 0.85)
 
 
 def test_a_curve_by_name():

@@ -24,8 +24,8 @@ def test_decay_one_is_the_iid_model(level, tokens):
 def test_survival_is_the_product_of_decaying_rates(level, decay, tokens):
     model = LevelDecay(level, decay)
     by_hand, alive = [], 1.0
-    for i in range(tokens):
-        alive *= min(1.0, level * decay**i)
+    for i in range(1, tokens + 1):
+        alive *= min(1.0, level * decay ** np.log2(i))
         by_hand.append(alive)
     assert_allclose(model.survival(tokens), by_hand, rtol=1e-12)
     assert model.acceptance_length(tokens) == pytest.approx(1 + sum(by_hand), rel=1e-12)

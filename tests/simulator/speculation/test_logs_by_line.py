@@ -1,6 +1,7 @@
 """Engine logs read line by line: which counts each line holds, and where a file stops making sense."""
 
 import json
+from math import log2
 
 import pytest
 
@@ -209,21 +210,22 @@ def test_logs_of_one_number_of_tokens_each():
 def test_the_report_rounds_and_predicts_up_to_eight(tmp_path):
     """Rates 0.8 and 0.8 x 0.72: level 0.8, decay 0.9; lengths by their formula; errors in percent."""
     path = tmp_path / "bench.json"
-    rates = [0.8, 0.576, 0.373248]
+    conditional = [0.8 * 0.9 ** log2(i) for i in range(1, 9)]
+    rates = _products(conditional[:3])
     path.write_text(
         json.dumps({"spec_decode_acceptance_length": 2.749, "spec_decode_per_position_acceptance_rates": rates})
     )
     document = fit_acceptance([path])
-    assert document["acceptance"] == {"per_position": [0.8, 0.576, 0.3732]}
+    assert document["acceptance"] == {"per_position": [0.8, 0.576, round(rates[2], 4)]}
     assert document["acceptance_by_decay"] == {"alpha": pytest.approx(0.8), "decay": pytest.approx(0.9)}
     lengths = document["predicted_lengths"]
     assert [row["num_speculative_tokens"] for row in lengths] == list(range(1, 9))
     alive, length = 1.0, 1.0
-    for i, row in enumerate(lengths):
-        alive *= 0.8 * 0.9**i
+    for rate, row in zip(conditional, lengths, strict=True):
+        alive *= rate
         length += alive
         assert row["acceptance_length"] == pytest.approx(length, rel=1e-4)
-    assert document["logs"][0]["conditional"] == pytest.approx([0.8, 0.72, 0.648])
+    assert document["logs"][0]["conditional"] == pytest.approx(conditional[:3])
     off = {"spec_decode_acceptance_length": 1.9, "spec_decode_per_position_acceptance_rates": [0.6, 0.2, 0.16]}
     path.write_text(json.dumps(off))
     fit = fit_acceptance([path])["fit"]

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from scipy.optimize import least_squares
 
 from simulator.errors import ForerunError
 from simulator.speculation import LevelDecay, curve_names, fit_lengths, load_curve
@@ -25,22 +26,50 @@ def golden(shared_data):
     return curves
 
 
-def errors(curve, fitted_up_to):
-    """Percentage error of the acceptance length at K = 5..8 when fitted on K = 1..fitted_up_to."""
-    model = fit_lengths({k: length for k, length in curve.items() if k <= fitted_up_to}).model
-    return {k: 100 * (model.acceptance_length(k) / curve[k] - 1) for k in curve if k > 4}
+def by_step(points, positions):
+    """The form before: one factor from each position to the next, fitted like ``fit_lengths``."""
+    depths, lengths = np.array(sorted(points)), np.array([points[k] for k in sorted(points)])
+
+    def predicted(p):
+        return 1 + np.cumsum(np.cumprod(np.minimum(p[0] * p[1] ** np.arange(positions), 1.0)))
+
+    found = least_squares(lambda p: predicted(p)[depths - 1] / lengths - 1, (0.8, 0.9), bounds=((0, 1e-3), (1, 1.25)))
+    return predicted(found.x)
 
 
-@pytest.mark.parametrize(("fitted_up_to", "median", "worst"), [(3, 5.0, 15.0), (4, 2.5, 12.0)])
-def test_golden_curves_at_five_to_eight(shared_data, fitted_up_to, median, worst):
-    """The worst are not the model's: measured lengths that fall with K (a block drafter run per depth: 3.77, 3.73, 3.47
-    at K = 6, 7, 8) or whose marginal rate rises (0.41 then 0.48), which no draft of one stream can give."""
+def errors(curve, fitted_up_to, step_by_step=False):
+    """Percentage error of the acceptance length at K = 5..8 when fitted on K = 1..fitted_up_to.
+
+    Lengths below that of a shorter draft are left out: no drafts of one stream are accepted less for being longer.
+    """
+    points = {k: length for k, length in curve.items() if k <= fitted_up_to}
+    if step_by_step:
+        found = by_step(points, max(curve))
+    else:
+        found = 1 + np.cumsum(fit_lengths(points).model.survival(max(curve)))
+    deep = [k for k in curve if k > 4 and curve[k] >= max(curve[j] for j in curve if j < k)]
+    return {k: 100 * (found[k - 1] / curve[k] - 1) for k in deep}
+
+
+@pytest.mark.parametrize(("fitted_up_to", "median", "bias", "worst"), [(3, 4.0, 2.0, 13.0), (4, 1.5, 2.0, 8.0)])
+def test_golden_curves_at_five_to_eight(shared_data, fitted_up_to, median, bias, worst):
+    """What is left is the sample's: marginal rates that rise from 0.6 to 1.3 and fall to 0.1 from one K to the next."""
     found = {name: errors(curve, fitted_up_to) for name, curve in golden(shared_data).items()}
-    pooled = np.abs([error for by_k in found.values() for error in by_k.values()])
+    pooled = np.array([error for by_k in found.values() for error in by_k.values()])
     table = "\n".join(f"{name}: " + " ".join(f"{e:+.1f}" for e in by_k.values()) for name, by_k in found.items())
-    print(f"fitted on K = 1..{fitted_up_to}: median {np.median(pooled):.2f} %, worst {pooled.max():.1f} %\n{table}")
-    assert np.median(pooled) < median
-    assert pooled.max() < worst
+    print(f"K = 1..{fitted_up_to}: median {np.median(abs(pooled)):.2f} %, bias {pooled.mean():+.2f} %\n{table}")
+    assert np.median(abs(pooled)) < median
+    assert abs(pooled.mean()) < bias
+    assert abs(pooled).max() < worst
+
+
+def test_drafters_that_are_sure_at_first_lose_less_with_depth_than_step_by_step(shared_data):
+    """Curves that begin above 0.9 live long enough for the tail to show: one factor per step is 3.5 % low on them."""
+    curves = [curve for curve in golden(shared_data).values() if curve[1] > 1.9]
+    now, before = (np.concatenate([[*errors(c, 3, old).values()] for c in curves]) for old in (False, True))
+    assert len(curves) >= 3
+    assert abs(now.mean()) < 2.0 < 3.0 < -before.mean()
+    assert np.median(abs(now)) < np.median(abs(before))
 
 
 def test_one_rate_for_all_positions_does_not_do(shared_data):
@@ -69,7 +98,8 @@ def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):
     ]
     print(f"{len(found)} curves: median {np.median(np.abs(found)):.2f} %, worst {max(map(abs, found)):.2f} %")
     assert len(found) > 50
-    assert np.median(np.abs(found)) < 1.0
+    assert np.median(np.abs(found)) < 0.8
+    assert abs(np.mean(found)) < 0.3
     assert max(map(abs, found)) < 5.0
 
 
@@ -77,7 +107,7 @@ def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):
     ("curve", "fitted", "asked", "tolerance"),
     [
         (QWEN, (1, 2, 3, 4), (5, 6, 7, 8), 3.5),
-        (QWEN, (1, 2, 3), (5, 6, 7, 8), 10.0),
+        (QWEN, (1, 2, 3), (5, 6, 7, 8), 4.0),
         (EAGLE3, (2, 3, 4), (5, 6, 7), 2.0),
     ],
 )
