@@ -16,6 +16,8 @@ from simulator.speculation.engine_logs import read_acceptance
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: the step of the Weyl sequence."""
@@ -59,8 +61,6 @@ def _mix_scalar(value: int) -> int:
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
     return value ^ (value >> 31)
 
-
-FloatArray = NDArray[np.float64]
 
 CLASSES = 128
 """Equally likely classes of requests that stand for the beta distribution."""
@@ -138,10 +138,6 @@ def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: Floa
     if excess(low) >= 0.0 or excess(high) <= 0.0:
         return np.full(len(ranks), pooled / weights.sum())
     return rates(float(brentq(excess, low, high, xtol=1e-13)))
-
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) -> FloatArray:

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
 RankRates = Sequence[Sequence[float]]
 """Per depth, chance that the candidate of rank 0, 1, 2 ... is the accepted one when its parent was accepted. The
 candidates of one parent exclude each other, so the chances of a depth sum to at most 1."""
@@ -120,10 +122,6 @@ def _trees() -> dict[str, Any]:
     return trees
 
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
-
 def checked_rates(rates: RankRates) -> RankRates:
     """The same rates.
 
@@ -174,7 +172,6 @@ def survival_by_depth(tree: DraftTree, chances: FloatArray) -> FloatArray:
     return np.asarray(totals, dtype=np.float64)
 
 
-FloatArray = NDArray[np.float64]
 Confidences = Callable[[int, int], FloatArray]
 """(depth from 0, parents) -> chance of each candidate below each parent, shape (parents, candidates)."""
 

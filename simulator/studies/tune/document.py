@@ -11,7 +11,7 @@ from simulator.errors import ForerunError, did_you_mean
 from simulator.metrics.document import forerun_version, jsonable, scenario_document
 from simulator.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
-from simulator.speculation.policy_config import TABLE_NAME_IN_VLLM, check_table
+from simulator.speculation.config import TABLE_NAME_IN_VLLM, check_table
 from simulator.studies.engine_flags import SGLANG_METHODS, VLLM_METHODS, published_name
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, Cell, Load, Tuning
