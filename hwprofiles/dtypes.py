@@ -21,6 +21,17 @@ DTYPES: dict[str, float] = {
 }
 """Bytes per element, block scales included, by dtype name."""
 
+GGUF_BLOCKS: dict[str, tuple[int, int]] = {
+    "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34), "q8_1": (32, 40),
+    "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210),
+    "q8_k": (256, 292), "iq1_s": (256, 50), "iq1_m": (256, 56), "iq2_xxs": (256, 66), "iq2_xs": (256, 74),
+    "iq2_s": (256, 82), "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq4_nl": (32, 18), "iq4_xs": (256, 136),
+    "tq1_0": (256, 54), "tq2_0": (256, 66), "q1_0": (128, 18),
+}  # fmt: skip
+"""Formats of GGUF files: weights of a block, and its bytes with scales and minima (``GGML_QUANT_SIZES`` of the package
+gguf)."""
+DTYPES.update({name: size / weights for name, (weights, size) in GGUF_BLOCKS.items()})
+
 _MATH: dict[str, tuple[str, ...]] = {
     "fp32": ("fp32",),
     "tf32": ("tf32", "fp32"),
@@ -39,6 +50,8 @@ _MATH: dict[str, tuple[str, ...]] = {
 """Math formats a kernel may use for weights of a dtype, best first. int4 and mxfp4 are weight-only (AWQ, GPTQ,
 gpt-oss)."""
 
+
+_MATH.update(dict.fromkeys(GGUF_BLOCKS, ("fp16", "bf16", "fp32")))
 
 VARIANT = "@"
 """Between a format and the name of one kernel for it, where a library has several: ``fp8@name``."""

@@ -25,6 +25,7 @@ from simulator.llm.own_format import from_own_fields, is_own_format
 LARGEST_FILE_BYTES = 4 * 1024**2
 """No model description is longer; weights or traces given by mistake are."""
 _SUFFIXES = (".json", ".yaml", ".yml")
+_GGUF = ".gguf"
 _CONFIG_NAME, _QUANT_NAME = "config.json", "hf_quant_config.json"
 """A model's config, and the file beside it in which NVIDIA's ModelOpt states what it converted."""
 _ENTRY_FIELDS = ("name", "aliases", "source", "published_parameters", "config")
@@ -87,7 +88,7 @@ def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
     path = Path(model)
     if _exists(path):
         return _from_file(path)
-    if isinstance(model, Path) or path.suffix.lower() in _SUFFIXES:
+    if isinstance(model, Path) or path.suffix.lower() in (*_SUFFIXES, _GGUF):
         raise ForerunError(f"{model}: no such file")
     hint = did_you_mean(model.lower(), [*architecture_names(), *_aliases()])
     raise ForerunError(
@@ -155,7 +156,7 @@ def _catalogue_name(model: str) -> str | None:
     lowered = model.lower()
     if lowered in _catalogue_files():
         return lowered
-    return _aliases().get(lowered) if "/" in model and not model.endswith(_SUFFIXES) else None
+    return _aliases().get(lowered) if "/" in model and not model.endswith((*_SUFFIXES, _GGUF)) else None
 
 
 def _from_entry(entry: Fields, name: str | None) -> Architecture:
@@ -193,6 +194,10 @@ def _from_file(path: Path) -> Architecture:
         path = path / "config.json"
         if not path.is_file():
             raise ForerunError(f"{path}: no such file (a model's folder holds a config.json)")
+    if path.suffix.lower() == _GGUF:
+        from simulator.llm.gguf_file import from_gguf  # an extra's package, and only here
+
+        return from_gguf(path)
     if path.name.endswith(_QUANT_NAME):
         path = _beside(path, _QUANT_NAME, _CONFIG_NAME)
         if not path.is_file():
@@ -223,7 +228,7 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 def _parse(path: Path) -> Any:
     if path.suffix.lower() not in _SUFFIXES:
-        raise ForerunError(f"{path}: a model file ends in {', '.join(_SUFFIXES)}")
+        raise ForerunError(f"{path}: a model file ends in {', '.join((*_SUFFIXES, _GGUF))}")
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise ForerunError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; give the model's config.json")

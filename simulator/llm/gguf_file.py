@@ -1,0 +1,318 @@
+"""A model from the header of a GGUF file: its metadata as the fields of a config.json, its formats tensor by tensor."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+from simulator.errors import ForerunError
+from simulator.llm.architecture import Architecture
+from simulator.llm.fields import one_line
+from simulator.llm.hf_config import from_hf_config
+from simulator.llm.layers import PARTS, Part
+
+_PLAIN = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "MXFP4": "mxfp4", "NVFP4": "fp4"}
+"""Types that are formats of others too; the rest (``Q4_K``) goes by its own name in lower case."""
+_TOLERANCE = 0.01
+"""Share by which the described model may differ from the tensors of the file: rope factors, merged vectors, padding."""
+_PARTS: tuple[tuple[Part, str], ...] = (
+    ("norm", r"norm|ssm_a$|ssm_d$|ssm_dt|sinks|rope_freqs|layer_output_scale|conv1d|shortconv\.conv"),
+    ("embedding", r"token_embd|position_embd"),
+    ("lm_head", r"^output\.|shared_head_head"),
+    ("router", r"ffn_gate_inp|exp_probs_b|altup"),
+    ("expert", r"_exps\b"),
+    ("shared_expert", r"_shexp\b|latent"),
+    ("mlp", r"\.ffn_|nextn\.eh_proj|laurel|\.proj\.|inp_gate|per_layer_model_proj"),
+)
+"""Part of a tensor by its name, the first that matches; everything else of a layer mixes tokens."""
+
+
+class TensorInfo(NamedTuple):
+    """One tensor as a GGUF header lists it."""
+
+    name: str
+    kind: str
+    """ggml's name of its format."""
+    elements: int
+    bits_per_weight: float
+    """Exact: bytes of a block, scales included, over its weights."""
+    rows: int
+    """Last dimension: outputs of a matrix."""
+
+
+class Header(NamedTuple):
+    """What a GGUF file says before its data."""
+
+    fields: Mapping[str, Any]
+    tensors: tuple[TensorInfo, ...]
+
+
+def from_gguf(path: Path) -> Architecture:
+    """Read a model from a GGUF file; of a split file, from all its parts.
+
+    Raises:
+        ForerunError: no package gguf, a damaged file or a missing part, an architecture that is not known here, or
+            tensors that are not those of the model that the metadata describe.
+    """
+    header = read_header(path)
+    for part in _other_parts(path, header):
+        header = Header(header.fields, header.tensors + read_header(part).tensors)
+    name = header.fields.get("general.architecture")
+    if name not in _FAMILIES:
+        _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(_FAMILIES))})")
+    config = _config(str(name), header)
+    title = header.fields.get("general.name")
+    found = from_hf_config(config, name=title if isinstance(title, str) and title.strip() else path.stem,
+                           source=str(path))  # fmt: skip
+    own = sum(tensor.elements for tensor in header.tensors if not _extra(tensor, found))
+    total = found.parameters().total
+    if abs(own - total) > _TOLERANCE * total:
+        _fail(path, f"its tensors hold {own:,} weights, but its metadata describe a model of {total:,}")
+    note = f"{bits_per_weight(header):.3f} bits per weight over all tensors; " + _kinds_in_words(header)
+    return replace(found, checkpoint_dtypes=_dtypes(header), notes=(*found.notes, note))
+
+
+def read_header(path: Path) -> Header:
+    """Metadata and tensor list of one file; its data are not touched and need not be there.
+
+    Raises:
+        ForerunError: no package gguf, or not a GGUF file, or one that ends early.
+    """
+    try:
+        import gguf
+    except ImportError:
+        _fail(path, "reading GGUF files needs the package gguf: pip install 'forerun[local]'")
+
+    class HeaderReader(gguf.GGUFReader):  # type: ignore[misc]
+        """The package's reader without its views of the tensors' data, which a header alone does not have."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) < int(count):  # else a damaged length would be walked through to its end
+                raise ValueError("ends early")
+            return found
+
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            self.infos = tuple(_tensor(gguf, field.parts) for field in fields)
+
+    try:
+        reader = HeaderReader(path)
+        # vocabularies are long and say nothing here
+        values = {key: f.contents() for key, f in reader.fields.items() if not key.startswith("tokenizer.")}
+    except OSError as error:
+        _fail(path, f"cannot be read: {error.strerror or error}")
+    except Exception as error:  # the package meets damage with whatever its parsing meets
+        _fail(path, f"is not a GGUF file, or is damaged: {str(error)[:120] or type(error).__name__}")
+    return Header(values, reader.infos)
+
+
+def bits_per_weight(header: Header) -> float:
+    """Bits per weight over all tensors."""
+    weights = sum(tensor.elements for tensor in header.tensors)
+    return sum(tensor.elements * tensor.bits_per_weight for tensor in header.tensors) / weights if weights else 0.0
+
+
+def _fail(path: Path, message: str) -> NoReturn:
+    raise ForerunError(one_line(f"{path}: {message}"))
+
+
+def _tensor(gguf: Any, parts: list[Any]) -> TensorInfo:
+    _, name, _, dims, kind, _ = parts
+    known = gguf.GGMLQuantizationType(kind[0])
+    weights, size = gguf.GGML_QUANT_SIZES[known]
+    elements = 1
+    for dim in dims:
+        elements *= int(dim)
+    return TensorInfo(bytes(name).decode(), known.name, elements, 8 * size / weights, int(dims[-1]) if len(dims) else 1)
+
+
+def _other_parts(path: Path, header: Header) -> list[Path]:
+    """The further files of a split model (``-00001-of-00003.gguf``)."""
+    count = header.fields.get("split.count")
+    if not isinstance(count, int) or count <= 1:
+        return []
+    match = re.search(r"-(\d{5})-of-(\d{5})\.gguf$", path.name)
+    if match is None:
+        _fail(path, f"is one of {count} parts, but its name does not say which (-00001-of-{count:05d}.gguf)")
+    stem = path.name[: match.start()]
+    others = [path.with_name(f"{stem}-{part:05d}-of-{match[2]}.gguf") for part in range(1, count + 1)]
+    for other in others:
+        if not other.is_file():
+            _fail(other, f"no such file ({path.name} is one of {count} parts)")
+    if int(match[1]) != 1:
+        _fail(path, f"is not the first part, which holds the metadata; give {others[0].name}")
+    return others[1:]
+
+
+def _extra(tensor: TensorInfo, found: Architecture) -> bool:
+    """Tensors that are no weights of the model: rope factors, and the layers of an MTP module after the others."""
+    layer = re.match(r"blk\.(\d+)\.", tensor.name)
+    return tensor.name.startswith(("rope_", "mtp.")) or (layer is not None and int(layer[1]) >= found.num_layers)
+
+
+def _part(tensor: TensorInfo) -> Part:
+    return next((part for part, pattern in _PARTS if re.search(pattern, tensor.name)), "attention")
+
+
+def _dtypes(header: Header) -> dict[str, str]:
+    """Format of each part: the one that most of its weights are in."""
+    weights: dict[str, Counter[str]] = {}
+    for tensor in header.tensors:
+        weights.setdefault(_part(tensor), Counter())[tensor.kind] += tensor.elements
+    kinds = {part: counts.most_common(1)[0][0] for part, counts in weights.items()}
+    return {part: _PLAIN.get(kind, kind.lower()) for part in PARTS if (kind := kinds.get(part, "F32"))}
+
+
+def _kinds_in_words(header: Header) -> str:
+    weights = Counter[tuple[str, float]]()
+    for tensor in header.tensors:
+        weights[tensor.kind, tensor.bits_per_weight] += tensor.elements
+    total = sum(weights.values())
+    return ", ".join(f"{kind} ({bits:g}) {count / total:.1%}" for (kind, bits), count in weights.most_common())
+
+
+_COMMON = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "sliding_window": "attention.sliding_window",
+}
+"""Fields of a config.json and the metadata that state them."""
+_EXPERTS = {"num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length"}
+_QWEN_MOE = _EXPERTS | {
+    "num_experts": "expert_count",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+_ROUTED = _EXPERTS | {
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "num_nextn_predict_layers": "nextn_predict_layers",
+}
+_LOCAL_EXPERTS = {
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+_LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank",
+           "qk_rope_head_dim": "rope.dimension_count"}  # fmt: skip
+_DELTA_NET = {"linear_conv_kernel_dim": "ssm.conv_kernel", "linear_num_key_heads": "ssm.group_count",
+              "linear_num_value_heads": "ssm.time_step_rank", "linear_key_head_dim": "ssm.state_size",
+              "full_attention_interval": "full_attention_interval",
+              "mtp_num_hidden_layers": "nextn_predict_layers"}  # fmt: skip
+
+Config = dict[str, Any]
+
+
+class GgufFamily(NamedTuple):
+    """How an architecture of llama.cpp is called in Hugging Face's configs, and where its further fields stand."""
+
+    model_type: str
+    names: Mapping[str, str] = MappingProxyType({})
+    adapt: Callable[[Config, Header, str], None] | None = None
+
+
+def _moe_of_llama(config: Config, header: Header, name: str) -> None:
+    """Mixtral's files carry Llama's architecture."""
+    if header.fields.get("llama.expert_count"):
+        config["model_type"] = "mixtral"
+
+
+def _latent_heads(config: Config, header: Header, name: str) -> None:
+    """Widths of MLA's heads: in newer files beside those of the latent that is cached."""
+    prefix = f"{name}.attention"
+    key = header.fields.get(f"{prefix}.key_length_mla") or header.fields.get(f"{prefix}.key_length")
+    value = header.fields.get(f"{prefix}.value_length_mla") or header.fields.get(f"{prefix}.value_length")
+    if isinstance(key, int) and isinstance(config.get("qk_rope_head_dim"), int):
+        config["qk_nope_head_dim"] = key - config["qk_rope_head_dim"]
+    config["v_head_dim"] = value
+    config["num_key_value_heads"] = config["head_dim"] = None
+    if any(".exp_probs_b" in tensor.name for tensor in header.tensors):
+        config["model_type"] = "deepseek_v3"
+
+
+def _delta_values(config: Config, header: Header, name: str) -> None:
+    """Value heads share out the inner width."""
+    inner, heads = header.fields.get(f"{name}.ssm.inner_size"), config.get("linear_num_value_heads")
+    if isinstance(inner, int) and isinstance(heads, int) and heads:
+        config["linear_value_head_dim"] = inner // heads
+
+
+def _expert_width(config: Config, header: Header, name: str) -> None:
+    """Families whose configs call the width of an expert ``intermediate_size``."""
+    width = config.pop("moe_intermediate_size", None)
+    config["intermediate_size"] = width or config.get("intermediate_size")
+
+
+def _widths_listed(config: Config, header: Header, name: str) -> None:
+    """Attention layers are those that have KV heads."""
+    listed = config.get("num_key_value_heads")
+    if isinstance(listed, list):
+        config["full_attn_idxs"] = [layer for layer, heads in enumerate(listed) if heads]
+        config["num_key_value_heads"] = max(listed, default=0)
+
+
+_FAMILIES: Mapping[str, GgufFamily] = {
+    "llama": GgufFamily("llama", _LOCAL_EXPERTS, _moe_of_llama),
+    "qwen2": GgufFamily("qwen2"),
+    "qwen2vl": GgufFamily("qwen2"),
+    "qwen2moe": GgufFamily("qwen2_moe", _QWEN_MOE),
+    "qwen3": GgufFamily("qwen3"),
+    "qwen3vl": GgufFamily("qwen3"),
+    "qwen3moe": GgufFamily("qwen3_moe", _QWEN_MOE),
+    "qwen3vlmoe": GgufFamily("qwen3_moe", _QWEN_MOE),
+    "qwen3next": GgufFamily("qwen3_next", _QWEN_MOE | _DELTA_NET, _delta_values),
+    "qwen35": GgufFamily("qwen3_5_text", _DELTA_NET, _delta_values),
+    "qwen35moe": GgufFamily("qwen3_5_moe_text", _QWEN_MOE | _DELTA_NET, _delta_values),
+    "gemma": GgufFamily("gemma"),
+    "gemma2": GgufFamily("gemma2"),
+    "gemma3": GgufFamily("gemma3_text"),
+    "phi3": GgufFamily("phi3"),
+    "mistral3": GgufFamily("mistral"),
+    "granite": GgufFamily("granite"),
+    "olmo2": GgufFamily("olmo2"),
+    "starcoder2": GgufFamily("starcoder2"),
+    "internlm2": GgufFamily("internlm2"),
+    "deepseek2": GgufFamily("deepseek_v2", _ROUTED | _LATENT, _latent_heads),
+    "glm4": GgufFamily("glm4"),
+    "glm4moe": GgufFamily("glm4_moe", _ROUTED),
+    "gpt-oss": GgufFamily("gpt_oss", _LOCAL_EXPERTS, _expert_width),
+    "minimax-m2": GgufFamily("minimax_m2", _LOCAL_EXPERTS, _expert_width),
+    "lfm2": GgufFamily("lfm2", {"conv_L_cache": "shortconv.l_cache"}, _widths_listed),
+}
+"""Architectures by ``general.architecture``."""
+
+
+def _config(name: str, header: Header) -> Config:
+    """The metadata as the fields of a config.json; what its class implies is read off the tensors."""
+    family = _FAMILIES[name]
+    config: Config = {"model_type": family.model_type, "torch_dtype": "float16"}
+    for field, key in {**_COMMON, **family.names}.items():
+        value = header.fields.get(f"{name}.{key}")
+        config[field] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    if "token_embd.weight" in tensors:
+        config["vocab_size"] = tensors["token_embd.weight"].rows
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["attention_bias"] = config["qkv_bias"] = "blk.0.attn_q.bias" in tensors
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+    if name == "gpt-oss":
+        config["attention_bias"] = True
+    if config["num_hidden_layers"] is not None and isinstance(drafts := _draft_layers(config), int):
+        config["num_hidden_layers"] -= drafts  # llama.cpp counts MTP layers among the blocks
+    if family.adapt is not None:
+        family.adapt(config, header, name)
+    return {field: value for field, value in config.items() if value is not None}
+
+
+def _draft_layers(config: Config) -> Any:
+    return config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0
