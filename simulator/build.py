@@ -1,12 +1,13 @@
-"""From a scenario to the parts of its run: hardware, model, drafter, memory, limits, cluster."""
+"""From a scenario to the parts of its run: hardware, model, drafter, memory, limits, pools, fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from hwprofiles import Chip, ProfileError, dtype_bytes, load_chip, load_link
+from hwprofiles import Chip, KernelLibrary, Link, ProfileError, dtype_bytes, load_chip, load_link
 from simulator.assumptions import Assumptions, Factors
 from simulator.drafting import (
     DrafterFactory,
@@ -19,17 +20,29 @@ from simulator.drafting import (
     models_of,
 )
 from simulator.errors import ForerunError
-from simulator.host_memory import offload_space, swap_space
 from simulator.llm import Architecture, MoeMlp, load_architecture
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, overridden_section
 from simulator.serving import (
-    Cluster,
+    EngineConfig,
     EngineLimits,
+    Faults,
     Fleet,
+    KvLink,
+    KvTransferConfig,
+    OffloadSpace,
+    Pool,
+    SwapSpace,
 )
-from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import Role
-from simulator.speculation import PolicyFactory, borrowed_acceptance, draft_survival, proposal, sampler_of
+from simulator.serving.rules import SCHEDULERS
+from simulator.speculation import (
+    AcceptanceSampler,
+    PolicyFactory,
+    borrowed_acceptance,
+    draft_survival,
+    proposal,
+    sampler_of,
+)
 from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.timing import (
     Deployment,
@@ -45,47 +58,43 @@ from simulator.timing import (
     resolve_weight_dtypes,
     stage_timers,
 )
+from simulator.timing.framework import Framework
 
 BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
 """From the firmest ground to the least."""
 
+HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
+"""Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
+prompt token again ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
 
-@dataclass(frozen=True, slots=True)
-class PoolBuild:
-    """Equal replicas of a run."""
+SLOW = "failures and prompts handed between pools are beyond the fast path: every step was simulated one by one"
 
-    name: str
-    role: Role
-    replicas: int
-    chips: int
-    """Of one replica."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBuild(Pool):
+    """Equal replicas of a run, and what they are made of."""
+
     chips_per_stage: int
-    """Chips of it that share the work of one pipeline stage."""
+    """Chips of a replica that share the work of one pipeline stage."""
     chip: Chip
-    cluster: Cluster
     memory: MemoryPlan
     usd_per_chip_hour: float | None
     peak_flops_per_s: float
     """Dense, of one chip, in the dtype of the weight matrices (of the experts where there are any): what MFU is of."""
+    basis: str
+    notes: tuple[str, ...]
+    groups: DeviceGroups | None = None
+    """Device groups of attention-level speculation, where there are any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
     """The parts of a run, before anything has happened."""
 
-    cluster: Cluster
-    """The replicas; of several pools, those that generate."""
-    memory: MemoryPlan
-    basis: str
-    chips: int
-    """Of all replicas together."""
-    notes: tuple[str, ...]
+    fleet: Fleet
     pools: tuple[PoolBuild, ...]
-    """In the order of their replicas' numbers; one where all replicas are equal."""
-    fleet: Fleet | None = None
-    """What runs in place of ``cluster``, where there are pools or failures."""
-    groups: DeviceGroups | None = None
-    """Device groups of attention-level speculation, where there are any."""
+    """Of the fleet, in the order of their replicas' numbers; one where all replicas are equal."""
+    notes: tuple[str, ...]
 
     @property
     def main(self) -> PoolBuild:
@@ -93,37 +102,192 @@ class Build:
         return next(pool for pool in self.pools if pool.role != "prefill")
 
     @property
-    def fast(self) -> bool:
-        """Whether the fast path runs it."""
-        return self.cluster.fast if self.fleet is None else self.fleet.fast
+    def memory(self) -> MemoryPlan:
+        """Of a replica of the main pool."""
+        return self.main.memory
+
+    @property
+    def basis(self) -> str:
+        """The weakest that any pool's kernels rest on."""
+        return max((pool.basis for pool in self.pools), key=BASIS_ORDER.index)
+
+    @property
+    def chips(self) -> int:
+        """Of all replicas together."""
+        return sum(pool.replicas * pool.chips for pool in self.pools)
 
 
-def build_cluster(
+def build_alone(
     scenario: Scenario,
-    seed: int,
+    seed: int = 0,
     make_drafter: DrafterFactory | None = None,
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
 ) -> Build:
-    """The cluster that a scenario describes, with its memory laid out.
+    """``build_run`` for what looks at one kind of replica that never fails.
+
+    Raises:
+        ForerunError: also where the scenario has pools or failures.
+    """
+    for name in ("pools", "faults"):
+        if getattr(scenario, name) is not None:
+            raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
+    return build_run(scenario, seed, make_drafter, make_policy, factors)
+
+
+def build_run(
+    scenario: Scenario,
+    seed: int = 0,
+    make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+    factors: Factors | None = None,
+) -> Build:
+    """The fleet that a scenario describes, its memory laid out.
 
     Args:
         scenario: what to build.
-        seed: of acceptance.
+        seed: of acceptance and of random failures.
         make_drafter: replaces the drafter that the scenario names.
         make_policy: replaces its policy.
         factors: multiply assumed parameters (see ``simulator.assumptions``).
+
+    Raises:
+        ForerunError: something does not fit or is not modelled.
+        hwprofiles.ProfileError: unknown or faulty chip or link.
     """
-    _refuse_fleet(scenario)
     assumed = Assumptions(factors or {})
+
+    def build_pool(part: Scenario) -> PoolBuild:
+        return _replicas(part, assumed, seed, make_drafter, make_policy)
+
+    pools = tuple(_pool(scenario, name, build_pool) for name in scenario.pools or ("all",))
+    _refuse_faults(scenario, sum(pool.replicas for pool in pools))
+    fleet = Fleet(
+        pools=pools,
+        routing=scenario.engine.routing,
+        router=scenario.router,
+        decode_routing=(scenario.kv_transfer or KvTransferConfig()).routing,
+        links=_links(scenario, pools, assumed),
+        faults=Faults(scenario.faults, seed) if scenario.faults is not None else None,
+    )
+    notes = [note for pool in pools for note in pool.notes]
+    if not fleet.fast and any(pool.stepping == "fast" and _alone(pool).fast for pool in pools):
+        notes.append(SLOW)
+    return Build(fleet, pools, tuple(dict.fromkeys(notes)))
+
+
+def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBuild]) -> PoolBuild:
+    """One pool, or all replicas where there are none."""
+    usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
+    if scenario.pools is None:
+        if scenario.faults is not None:
+            _refuse_pipeline(scenario.hardware.pipeline_parallel, "both", failures=True)
+        return replace(build_pool(scenario), usd_per_chip_hour=usd)
+    config = scenario.pools[name]
+    changes: dict[str, Any] = {"pools": None, "faults": None, "kv_transfer": None}
+    changes |= {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}
+    try:
+        part = scenario.model_copy(update=changes)
+        _refuse_pipeline(part.hardware.pipeline_parallel, config.role, scenario.faults is not None)
+        pool = build_pool(part)
+    except ForerunError as error:
+        raise ForerunError(f"pools.{name}: {error}") from None
+    if config.role != "both" and pool.offload is not None:
+        raise ForerunError(
+            f"pools.{name}.engine.kv_offloading_bytes: not modelled where prefill and decode are apart; remove it, or "
+            f"give every pool the role both"
+        )
+    if config.role != "both" and not pool.rules.continuous:
+        raise ForerunError(f"pools.{name}.engine.scheduler: a static batch cannot share requests with another pool")
+    return replace(pool, name=name, role=config.role, usd_per_chip_hour=config.usd_per_chip_hour or usd)
+
+
+def _alone(pool: Pool) -> Pool:
+    """A pool that does all of the work itself."""
+    return replace(pool, role="both")
+
+
+class _Machine(NamedTuple):
+    """Chips, links and software of a replica, under the assumptions of a study."""
+
+    chip: Chip
+    link: Link | None
+    framework: Framework
+    kernels: KernelLibrary
+
+
+class _Drafting(NamedTuple):
+    """What drafts for a replica; nothing without speculation."""
+
+    drafter: Drafter | None = None
+    sampler: AcceptanceSampler | None = None
+    drafted: int = 0
+    """Tokens verified beside the sequence's own."""
+    lookahead: int = 0
+
+
+def _replicas(
+    scenario: Scenario,
+    assumed: Assumptions,
+    seed: int,
+    make_drafter: DrafterFactory | None,
+    make_policy: PolicyFactory | None,
+) -> PoolBuild:
+    """Equal replicas as the scenario's own ``hardware`` and ``engine`` describe them."""
+    hardware, engine, speculation = scenario.hardware, scenario.engine, scenario.speculation
+    machine = _machine(scenario, assumed)
+    architecture = load_architecture(scenario.model)
+    refuse_layout(scenario, architecture)
+    target = _target(scenario, architecture, machine)
+    most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
+    drafting = _drafting(scenario, target, most_seqs, seed, make_drafter)
+    drafter = drafting.drafter
+    if drafting.drafted:
+        graphs = machine.framework.for_engine(engine.max_num_seqs, drafting.drafted + 1, engine.cuda_graph_sizes)
+        target = replace(target, framework=graphs)
+    memory = _memory(scenario, target, drafting)
+    groups = device_groups(scenario.attention_speculation, target)
+    largest_step = _largest_step(engine, most_seqs, drafting.drafted + 1)
+    timer = _timer(scenario, target, drafter, groups, machine.link, largest_step)
+    rule = None
+    if speculation is not None and drafter is not None:
+        rule = drafting_rule(speculation, timer, make_policy)
+        timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
+    if rule is not None and hardware.pipeline_parallel > 1:
+        raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
+    borrowed = borrowed_acceptance(speculation, scenario.model)
+    matrices = "expert" if architecture.parameters().expert else "mlp"
+    pool = PoolBuild(
+        replicas=hardware.replicas,
+        scheduler=engine.scheduler,
+        stepping=engine.stepping,
+        limits=_limits(engine, architecture, memory, drafting, machine.framework),
+        timer=timer,
+        sampler=drafting.sampler,
+        prefix_caching=engine.enable_prefix_caching,
+        swap=_swap_space(scenario, machine.chip, memory, assumed),
+        rule=rule,
+        offload=_offload_space(scenario, machine.chip, memory, assumed),
+        chips=hardware.chips_per_replica * hardware.speculative_parallel,
+        chips_per_stage=hardware.chips_per_stage,
+        chip=machine.chip,
+        memory=memory,
+        usd_per_chip_hour=None,
+        peak_flops_per_s=machine.chip.peak_flops(target.weight_dtypes[matrices]),
+        basis="extrapolated" if groups or borrowed else _basis([target, *models_of(drafter)]),
+        notes=(),
+        groups=groups,
+    )
+    return replace(pool, notes=tuple(_notes(scenario, architecture, pool, drafter, borrowed)))
+
+
+def _machine(scenario: Scenario, assumed: Assumptions) -> _Machine:
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
         chip = assumed.chip(load_chip(hardware.chip))
     link_name = hardware.link or chip.links.scale_up
     with at_field("hardware.link"):
         link = assumed.link(load_link(link_name) if link_name else None)
-    with at_field("kv_cache_dtype"):
-        dtype_bytes(scenario.kv_cache_dtype)
     framework = assumed.framework(load_framework(engine.framework)).on(chip)
     if engine.front_end == "offline":
         framework = framework.without_front_end()
@@ -133,143 +297,130 @@ def build_cluster(
     framework = framework.scheduled(engine.async_scheduling)
     scales, marlin = framework.static_activation_scales, _runs_marlin(scenario, chip)
     kernels = assumed.kernels(chip, framework.kernel_library, engine.flash_decoding, scales, marlin)
+    return _Machine(chip, link, framework, kernels)
 
-    def deploy(architecture: Architecture, dtypes: dict[str, str], tensor_parallel: int) -> Deployment:
-        return Deployment(
-            architecture=architecture,
-            chip=chip,
-            kernels=kernels,
-            link=link,
-            framework=framework,
-            tensor_parallel=tensor_parallel,
-            weight_dtypes=dtypes,
-            kv_dtype=scenario.kv_cache_dtype,
-            cuda_graphs=engine.cuda_graphs,
-            expert_parallel=hardware.expert_parallel,
-            attention_data_parallel=hardware.attention_data_parallel,
-            expert_routing=hardware.expert_routing,
-        )
 
-    architecture = load_architecture(scenario.model)
-    refuse_layout(scenario, architecture)
-    target = deploy(architecture, resolve_weight_dtypes(architecture, scenario.weights_dtype), hardware.tensor_parallel)
+def _target(scenario: Scenario, architecture: Architecture, machine: _Machine) -> Deployment:
+    """The model on the chips of a replica."""
+    hardware = scenario.hardware
+    with at_field("kv_cache_dtype"):
+        dtype_bytes(scenario.kv_cache_dtype)
+    return Deployment(
+        architecture=architecture,
+        chip=machine.chip,
+        kernels=machine.kernels,
+        link=machine.link,
+        framework=machine.framework,
+        tensor_parallel=hardware.tensor_parallel,
+        weight_dtypes=resolve_weight_dtypes(architecture, scenario.weights_dtype),
+        kv_dtype=scenario.kv_cache_dtype,
+        cuda_graphs=scenario.engine.cuda_graphs,
+        expert_parallel=hardware.expert_parallel,
+        attention_data_parallel=hardware.attention_data_parallel,
+        expert_routing=hardware.expert_routing,
+    )
+
+
+def _drafting(
+    scenario: Scenario, target: Deployment, most_seqs: int, seed: int, make_drafter: DrafterFactory | None
+) -> _Drafting:
     speculation = scenario.speculation
-    drafter: Drafter | None = None
-    drafted = lookahead = 0
-    most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
-    largest_step = _largest_step(engine, most_seqs, 1)
-    sampler = None
-    if speculation is not None and speculation.method != "none":
-        proposed = proposal(speculation)
-        drafted, lookahead = proposed.nodes, lookahead_tokens(speculation, proposed)
-        largest_step = _largest_step(engine, most_seqs, drafted + 1)
-        request = DraftRequest(speculation, proposed, target, most_seqs, largest_step)
-        with at_field("speculation.draft"):
-            drafter = (make_drafter or build_drafter)(request)
-        assert speculation.acceptance is not None
-        sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
-    if drafted:
-        graphs = framework.for_engine(engine.max_num_seqs, drafted + 1, engine.cuda_graph_sizes)
-        target = replace(target, framework=graphs)
-    most_sampled = min(engine.max_num_seqs * (drafted + 1), engine.max_num_batched_tokens)
+    if speculation is None or speculation.method == "none":
+        return _Drafting()
+    proposed = proposal(speculation)
+    largest_step = _largest_step(scenario.engine, most_seqs, proposed.nodes + 1)
+    with at_field("speculation.draft"):
+        drafter = (make_drafter or build_drafter)(DraftRequest(speculation, proposed, target, most_seqs, largest_step))
+    assert speculation.acceptance is not None
+    sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
+    return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
+
+
+def _memory(scenario: Scenario, target: Deployment, drafting: _Drafting) -> MemoryPlan:
+    engine = scenario.engine
     memory = plan_memory(
         target,
-        drafter,
+        drafting.drafter,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         block_size=engine.page_tokens,
         max_tokens=engine.max_num_batched_tokens,
-        max_sampled=most_sampled,
+        max_sampled=min(engine.max_num_seqs * (drafting.drafted + 1), engine.max_num_batched_tokens),
         num_kv_blocks=engine.measured_pages,
-        pipeline_parallel=hardware.pipeline_parallel,
+        pipeline_parallel=scenario.hardware.pipeline_parallel,
         max_num_seqs=engine.max_num_seqs,
     )
-    if isinstance(drafter, RemoteDrafter):
-        with at_field("speculation.draft"):
-            memory = fit_apart(
-                memory,
-                drafter,
-                gpu_memory_utilization=engine.gpu_memory_utilization,
-                max_tokens=engine.max_num_batched_tokens,
-            )
-    groups = device_groups(scenario.attention_speculation, target)
-    if hardware.pipeline_parallel > 1:
-        with at_field("hardware.pipeline_link"):
-            between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
-        first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
-        timer: ModelTimer = PipelineTimer(first, drafter, later=tuple(later), link=between)
-    else:
-        timer = ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
-    rule = None
-    if speculation is not None and drafter is not None:
-        rule = drafting_rule(speculation, timer, make_policy)
-        timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
-    if rule is not None and hardware.pipeline_parallel > 1:
-        raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
-    limits = EngineLimits(
+    if not isinstance(drafting.drafter, RemoteDrafter):
+        return memory
+    with at_field("speculation.draft"):
+        return fit_apart(
+            memory,
+            drafting.drafter,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            max_tokens=engine.max_num_batched_tokens,
+        )
+
+
+def _timer(
+    scenario: Scenario,
+    target: Deployment,
+    drafter: Drafter | None,
+    groups: DeviceGroups | None,
+    link: Link | None,
+    largest_step: int,
+) -> ModelTimer:
+    hardware = scenario.hardware
+    if hardware.pipeline_parallel == 1:
+        return ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
+    with at_field("hardware.pipeline_link"):
+        between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
+    first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
+    return PipelineTimer(first, drafter, later=tuple(later), link=between)
+
+
+def _limits(
+    engine: EngineConfig, architecture: Architecture, memory: MemoryPlan, drafting: _Drafting, framework: Framework
+) -> EngineLimits:
+    return EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         block_size=engine.page_tokens,
         num_blocks=memory.num_blocks,
         watermark_blocks=int(engine.kv_watermark * memory.num_blocks),
         max_model_len=engine.max_model_len or architecture.max_position,
-        chunked_prefill=engine.enable_chunked_prefill and engine.scheduler != "prefill-first",
-        query_len=drafted + 1,
-        lookahead_tokens=lookahead,
+        chunked_prefill=engine.enable_chunked_prefill and engine.rules.cuts_prompts,
+        query_len=drafting.drafted + 1,
+        lookahead_tokens=drafting.lookahead,
         intake_s=framework.intake_s,
         intake_work_s=framework.intake_work_s,
         intake_per_token_s=framework.intake_per_token_s,
         schedules_ahead=framework.schedules_ahead,
     )
-    cluster = Cluster(
-        replicas=hardware.replicas,
-        routing=engine.routing,
-        scheduler=engine.scheduler,
-        stepping=engine.stepping,
-        limits=limits,
-        timer=timer,
-        sampler=sampler,
-        prefix_caching=engine.enable_prefix_caching,
-        router=scenario.router,
-        swap=swap_space(scenario, chip, memory, assumed),
-        rule=rule,
-        offload=offload_space(scenario, chip, memory, assumed),
-    )
-    notes = [f"{architecture.name}: {note}" for note in architecture.notes]
-    notes += drafting_notes(speculation) if speculation is not None else ()
-    borrowed = borrowed_acceptance(speculation, scenario.model)
-    notes += [borrowed] if borrowed is not None else []
+
+
+def _notes(
+    scenario: Scenario, architecture: Architecture, pool: PoolBuild, drafter: Drafter | None, borrowed: str | None
+) -> Iterator[str]:
+    """What is to be said of replicas before they run."""
+    engine, rule = scenario.engine, pool.rule
+    yield from (f"{architecture.name}: {note}" for note in architecture.notes)
+    if scenario.speculation is not None:
+        yield from drafting_notes(scenario.speculation)
+    if borrowed is not None:
+        yield borrowed
     if isinstance(drafter, RemoteDrafter):
         apart = drafter.deployment
-        notes.append(
+        yield (
             f"the drafter runs on {apart.tensor_parallel} x {apart.chip.name} per replica over {drafter.link.name}: "
             f"those chips are not in chips, cost, utilisation and energy"
         )
-    notes += groups.notes if groups is not None else ()
-    if hardware.pipeline_parallel > 1:
-        notes.append("pipeline: batches in flight are simulated one by one, as many as there are stages")
-    elif engine.stepping == "fast" and not cluster.fast:
-        why = (
-            "this scheduler, swapping or these limits"
-            if rule is None or rule.by_batch_alone
-            else "a policy that learns"
-        )
-        notes.append(f"the fast path does not cover {why}: every step was simulated one by one")
-    usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
-    chips = hardware.chips_per_replica * hardware.speculative_parallel
-    matrices = "expert" if architecture.parameters().expert else "mlp"
-    peak = chip.peak_flops(target.weight_dtypes[matrices])
-    pool = PoolBuild(
-        "all", "both", hardware.replicas, chips, hardware.chips_per_stage, chip, cluster, memory, usd, peak
-    )
-    return Build(
-        cluster=cluster,
-        memory=memory,
-        basis="extrapolated" if groups or borrowed else _basis([target, *models_of(drafter)]),
-        chips=hardware.replicas * chips,
-        notes=tuple(notes),
-        pools=(pool,),
-        groups=groups,
-    )
+    if pool.groups is not None:
+        yield from pool.groups.notes
+    if scenario.hardware.pipeline_parallel > 1:
+        yield "pipeline: batches in flight are simulated one by one, as many as there are stages"
+    elif engine.stepping == "fast" and not pool.fast:
+        learns = rule is not None and not rule.by_batch_alone
+        why = "a policy that learns" if learns else "this scheduler, swapping or these limits"
+        yield f"the fast path does not cover {why}: every step was simulated one by one"
 
 
 @contextmanager
@@ -289,8 +440,8 @@ def _most_blocks(target: Deployment, block_size: int) -> int:
 def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
     """Most tokens of one step.
 
-    The last sequence that the budget admits verifies all of its tokens; schedulers without chunks decode their whole
-    batch, whatever the budget.
+    The last sequence that the budget admits verifies all of its tokens; schedulers that do not budget decodes decode
+    their whole batch, whatever the budget.
 
     Raises:
         ForerunError: the budget does not hold the tokens that a single sequence verifies.
@@ -302,15 +453,9 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
             f"raise it, or draft fewer"
         )
     batch = most_seqs * query_len
-    if engine.scheduler == "vllm-v1":
+    if engine.rules.budgets_decodes:
         return min(max(budget, batch), budget + query_len - 1)
     return max(budget, batch)
-
-
-def _refuse_fleet(scenario: Scenario) -> None:
-    for name in ("pools", "faults"):
-        if getattr(scenario, name) is not None:
-            raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
 
 
 def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
@@ -336,9 +481,10 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
             raise ForerunError(
                 f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {found} here"
             )
-    if hardware.pipeline_parallel > 1 and scenario.engine.scheduler != "vllm-v1":
+    if hardware.pipeline_parallel > 1 and not scenario.engine.rules.pipelines:
+        able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.pipelines)
         raise ForerunError(
-            f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: vllm-v1 "
+            f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: {able} "
             f"(got {scenario.engine.scheduler})"
         )
     if hardware.speculative_parallel > 1 and hardware.chips_per_replica > hardware.tensor_parallel:
@@ -376,3 +522,137 @@ def _basis(deployments: Sequence[Deployment]) -> str:
         if deployment.group_chips > 1:
             found.add(kernels.basis("collective", "any"))
     return max(found, key=BASIS_ORDER.index)
+
+
+def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None:
+    """Refuse what a replica with batches in flight cannot do.
+
+    Raises:
+        ForerunError: the field, and what would be right.
+    """
+    if pipeline_parallel == 1:
+        return
+    if role != "both":
+        raise ForerunError(
+            f"hardware.pipeline_parallel: a {role} pool hands KV over between whole steps and needs 1; spread its "
+            f"model by tensor_parallel"
+        )
+    if failures:
+        raise ForerunError(
+            "hardware.pipeline_parallel: failures are modelled for replicas without pipeline stages; leave it at 1, or "
+            "remove faults"
+        )
+
+
+def _refuse_faults(scenario: Scenario, replicas: int) -> None:
+    """Refuse failures of replicas that are not there.
+
+    Raises:
+        ForerunError: naming the replica.
+    """
+    for event in scenario.faults.events if scenario.faults is not None else ():
+        if event.replica >= replicas:
+            raise ForerunError(
+                f"faults.events: there is no replica {event.replica}; they are numbered 0 to {replicas - 1}"
+            )
+
+
+def _links(scenario: Scenario, pools: tuple[PoolBuild, ...], assumed: Assumptions) -> dict[tuple[str, str], KvLink]:
+    """What carries KV between each prefill pool and each decode pool."""
+    config = scenario.kv_transfer or KvTransferConfig()
+    found: dict[tuple[str, str], KvLink] = {}
+    for source in (pool for pool in pools if pool.role == "prefill"):
+        name = config.link or source.chip.links.scale_out
+        if name is None:
+            raise ForerunError(f"kv_transfer.link: {source.chip.name} names no scale-out link; give one")
+        with at_field("kv_transfer.link"):
+            link = assumed.link(load_link(name))
+        assert link is not None
+        for target in (pool for pool in pools if pool.role == "decode"):
+            links = config.links or min(source.chips, target.chips)
+            found[source.name, target.name] = KvLink(
+                latency_s=link.latency_s,
+                bandwidth_bytes_per_s=links * link.bandwidth_bytes_per_s,
+                bytes_per_token=source.memory.replica_kv_bytes_per_token,
+                samples_first=_samples_first(config, scenario.engine.framework),
+            )
+    return found
+
+
+def _samples_first(config: KvTransferConfig, framework: str) -> bool:
+    if config.first_token is not None:
+        return config.first_token == "prefill"
+    return HANDS_ON_FIRST_TOKEN.get(framework, True)
+
+
+def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> SwapSpace | None:
+    """Host memory for preempted sequences; None where they are computed again.
+
+    Attention groups swap beside one another, each over its own chips' links.
+
+    Raises:
+        ForerunError: no link to the host is known, or these replicas do not swap.
+    """
+    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
+    if engine.preemption == "recompute":
+        return None
+    if not engine.rules.swaps:
+        raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
+    if scenario.hardware.pipeline_parallel > 1:
+        raise ForerunError(
+            "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
+            "hardware.pipeline_parallel at 1"
+        )
+    link = _host_link(scenario, chip, assumed)
+    block_bytes = memory.kv_bytes_per_token * memory.block_size
+    return SwapSpace(
+        num_blocks=groups * int(engine.swap_space_bytes // block_bytes),
+        block_s=block_bytes / link.bandwidth_bytes_per_s / groups,
+        latency_s=link.latency_s,
+    )
+
+
+def _host_link(scenario: Scenario, chip: Chip, assumed: Assumptions) -> Link:
+    """The link between each chip and its host.
+
+    Raises:
+        ForerunError: none is known.
+    """
+    name = scenario.engine.host_link or chip.links.host
+    if name is None:
+        raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
+    with at_field("engine.host_link"):
+        link = assumed.link(load_link(name))
+    assert link is not None
+    return link
+
+
+def _offload_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> OffloadSpace | None:
+    """Host memory for what the prefix cache evicts; None where it is lost.
+
+    Raises:
+        ForerunError: nothing is cached, host memory holds no block, no link to the host is known, or these replicas
+            cannot wait for copies.
+    """
+    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
+    if engine.kv_offloading_bytes is None:
+        return None
+    if not engine.enable_prefix_caching:
+        raise ForerunError(
+            "engine.kv_offloading_bytes: it keeps what the prefix cache evicts, and enable_prefix_caching is false; "
+            "set that to true, or remove kv_offloading_bytes"
+        )
+    if scenario.hardware.pipeline_parallel > 1:
+        raise ForerunError(
+            "engine.kv_offloading_bytes: not modelled for replicas with pipeline stages; remove it, or leave "
+            "hardware.pipeline_parallel at 1"
+        )
+    link = _host_link(scenario, chip, assumed)
+    block_bytes = memory.kv_bytes_per_token * memory.block_size
+    blocks = groups * int(engine.kv_offloading_bytes // block_bytes)
+    if not blocks:
+        raise ForerunError(
+            f"engine.kv_offloading_bytes: {engine.kv_offloading_bytes:g} holds no block of {block_bytes:g} bytes; "
+            f"raise it, or remove it"
+        )
+    return OffloadSpace(blocks, block_bytes / link.bandwidth_bytes_per_s / groups, link.latency_s)

@@ -45,7 +45,7 @@ class PoolSteps(NamedTuple):
     @property
     def staged(self) -> bool:
         """Whether batches overlap in a pipeline."""
-        return isinstance(self.pool.cluster.timer, StagedTimer)
+        return isinstance(self.pool.timer, StagedTimer)
 
     def name(self, row: int) -> str:
         """A step in words, by its number among all steps."""
@@ -238,7 +238,7 @@ def little(outcome: Outcome) -> Iterator[str]:
     held_s = sum(
         float(outcome.steps.totals.held_s[first : first + pool.replicas].sum())
         for pool, first in outcome.replicas_of()
-        if not isinstance(pool.cluster.timer, StagedTimer)
+        if not isinstance(pool.timer, StagedTimer)
     )
     if held_s > latencies_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
         yield f"engines held requests for {held_s:.9g} s in all, requests were in the system for {latencies_s:.9g} s"
@@ -367,7 +367,7 @@ def step_tokens(part: PoolSteps) -> Iterator[str]:
 
 def capacity(part: PoolSteps) -> Iterator[str]:
     """KV blocks in use and running sequences stay within their limits."""
-    limits, rows = part.pool.cluster.limits, part.steps
+    limits, rows = part.pool.limits, part.steps
     for what, used, limit in (
         ("KV blocks", rows.kv_blocks, limits.num_blocks),
         ("sequences", rows.running, limits.max_num_seqs),
@@ -380,7 +380,7 @@ def capacity(part: PoolSteps) -> Iterator[str]:
 
 def keys_in_blocks(part: PoolSteps) -> Iterator[str]:
     """Every key that a decoding sequence reads lies in a block, where no two sequences share any."""
-    rows, size = part.steps, part.pool.cluster.limits.block_size
+    rows, size = part.steps, part.pool.limits.block_size
     wrong = rows.decode_kv_tokens > rows.kv_blocks * size
     if wrong.any():
         row = _first(wrong)
@@ -413,7 +413,7 @@ def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
     yield f"bytes {chips}", rows.bytes / bandwidth
     logit_rows = rows.decode_seqs * rows.query_len
     work = rows.prefill_tokens + logit_rows
-    for speed in stage_light_speeds(pool.cluster.timer):
+    for speed in stage_light_speeds(pool.timer):
         yield "products with weights in their dtypes", speed.compute_s(work, logit_rows) * rows.steps
         yield "weights", speed.weight_reads_s(work, logit_rows) * rows.steps
         yield "keys and values", speed.key_reads_s(rows.decode_kv_tokens) * rows.steps

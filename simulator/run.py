@@ -10,23 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwprofiles import Chip
 from simulator.assumptions import Factors
-from simulator.build import Build, PoolBuild
-from simulator.build_fleet import build_run
+from simulator.build import Build, PoolBuild, build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError, LawBrokenError, StalledError
 from simulator.invariants import Outcome, StepAudit, broken
+from simulator.reports import kv_report, replica_use, request_records, speculation_counters, transfer_report
 from simulator.result import Result, Summary
 from simulator.scenario import Scenario
 from simulator.serving import (
     FULL_ROWS,
-    Cluster,
     EngineCounters,
     GapCounts,
-    HostCacheReport,
     KvCacheReport,
     ReplicaUse,
     RequestRecords,
@@ -34,8 +31,6 @@ from simulator.serving import (
     SpeculationCounters,
     StepRecords,
     TransferReport,
-    replica_use,
-    transfer_report,
 )
 from simulator.serving.fleet_config import Role
 from simulator.settings import LONGEST_S
@@ -194,9 +189,7 @@ def simulate(
     audit, keep_steps = StepAudit(build.pools), full_step_rows != 0
     rows = StepRows(build, audit.take, keep_steps)
     try:
-        log = (build.fleet or build.cluster).run(
-            stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take
-        )
+        log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take)
     except StalledError as error:
         raise _broken(str(error), scenario, seed, keep_steps) from None
     rows.take(log.steps)
@@ -240,18 +233,17 @@ def _result(
             f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be told apart; fewer "
             f"requests, shorter pauses or failures"
         )
-    requests, steps = _requests(log, build.cluster), rows.steps()
-    kv = _kv_report(build, totals, requests, log)
-    kinds = [pool for pool in build.pools for _ in range(pool.replicas)]
+    requests, steps = request_records(log, build.main), rows.steps()
+    kv = kv_report(build, totals, requests, log)
     return RunResult(
         scenario=scenario,
         seed=seed,
         requests=requests,
         steps=steps,
         totals=totals,
-        gaps=rows.gaps(log, build.fast),
+        gaps=rows.gaps(log, build.fleet.fast),
         kv=kv,
-        speculation=_speculation(log, build.cluster) if build.cluster.sampler is not None else None,
+        speculation=speculation_counters(log, build.main) if build.main.sampler is not None else None,
         engine=EngineCounters(
             steps=int(totals.steps.sum()),
             spans=log.steps.spans,
@@ -264,23 +256,17 @@ def _result(
         notes=(*build.notes, *log.stream.notes, *_notes(build, log, steps), *_kv_notes(kv)),
         chips=build.chips,
         pools=tuple(map(PoolFacts.of, build.pools)),
-        replicas=replica_use(
-            log,
-            totals.seconds,
-            totals.peak_blocks,
-            [pool.cluster.pool(pool.name) for pool in kinds],
-            [pool.chip.name for pool in kinds],
-        ),
-        transfers=transfer_report(log) if any(pool.role == "prefill" for pool in build.pools) else None,
+        replicas=replica_use(log, totals, build.pools),
+        transfers=transfer_report(log) if build.fleet.links else None,
         restarts=sum(log.restarts),
-        detail=step_detail(log, build.cluster.timer) if len(build.pools) == 1 and keep_steps else None,
+        detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
         steps_kept=keep_steps,
     )
 
 
 def _notes(build: Build, log: RunLog, steps: StepRecords) -> Iterator[str]:
     """What a run has to say about itself beside what was known before it."""
-    if log.stream.prefix_hashes is None and any(pool.cluster.offload is not None for pool in build.pools):
+    if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
@@ -310,25 +296,6 @@ def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> 
     )
 
 
-def _requests(log: RunLog, cluster: Cluster) -> RequestRecords:
-    drafts = np.asarray(log.drafts, dtype=np.int64)
-    return RequestRecords(
-        arrival_s=np.asarray(log.arrival_s),
-        input_tokens=log.stream.input_tokens,
-        output_tokens=log.stream.output_tokens,
-        scheduled_s=np.asarray(log.scheduled_s),
-        first_token_s=np.asarray(log.first_token_s),
-        finished_s=np.asarray(log.finished_s),
-        replica=np.asarray(log.replica, dtype=np.int64),
-        preemptions=np.asarray(log.preemptions, dtype=np.int64),
-        cached_tokens=np.asarray(log.cached_tokens, dtype=np.int64),
-        drafts=drafts,
-        draft_tokens=_draft_tokens(log, cluster),
-        accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
-        failed=np.asarray(log.failed, dtype=bool),
-    )
-
-
 def _kv_notes(kv: KvCacheReport) -> Iterator[str]:
     """A word where KV memory was nearly gone: what waits then waits for blocks, not for the chip."""
     if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
@@ -341,68 +308,12 @@ def _kv_notes(kv: KvCacheReport) -> Iterator[str]:
 
 def _decode_ranges(build: Build, steps: StepRecords) -> list[str]:
     """How far the assumed costs of attention-level speculation move decode steps: a note, from rows spread evenly."""
-    timer = build.cluster.timer
-    if build.groups is None or not isinstance(timer, ModelTimer):
+    timer = build.main.timer
+    if build.main.groups is None or not isinstance(timer, ModelTimer):
         return []
     rows = np.flatnonzero((steps.prefill_seqs == 0) & (steps.decode_seqs > 0))
     if not len(rows):
         return []
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))]
     work = (steps.decode_seqs[rows], steps.query_len[rows], steps.decode_kv_tokens[rows])
-    return [build.groups.range_note(timer.target, *work, steps.seconds[rows] / steps.steps[rows])]
-
-
-def _draft_tokens(log: RunLog, cluster: Cluster) -> NDArray[np.int64]:
-    """Tokens drafted for each request."""
-    if cluster.rule is not None:
-        return np.asarray(log.draft_tokens, dtype=np.int64)
-    return np.asarray(log.drafts, dtype=np.int64) * (cluster.limits.query_len - 1)
-
-
-def _speculation(log: RunLog, cluster: Cluster) -> SpeculationCounters:
-    counts = log.accepted_counts
-    drafts = int(counts.sum())
-    at_least = np.cumsum(counts[::-1])[::-1][1:]
-    return SpeculationCounters(
-        num_drafts=drafts,
-        draft_tokens=int(_draft_tokens(log, cluster).sum()),
-        accepted_tokens=int(at_least.sum()),
-        accepted_per_position=tuple(int(n) for n in at_least),
-    )
-
-
-def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | None:
-    """Host memory behind the prefix caches, where any replica has some."""
-    rooms = [pool.cluster.offload.num_blocks for pool in build.pools if pool.cluster.offload is not None]
-    if not rooms:
-        return None
-    return HostCacheReport(
-        num_blocks=max(rooms),
-        peak_blocks=max((host.peak_blocks for host in log.host_caches), default=0),
-        hit_tokens=log.host_hit_tokens if cached else None,
-        offloaded_blocks=sum(host.offloaded_blocks for host in log.host_caches),
-        loaded_blocks=sum(host.loaded_blocks for host in log.host_caches),
-    )
-
-
-def _kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: RunLog) -> KvCacheReport:
-    cached = log.stream.prefix_hashes is not None and any(pool.cluster.prefix_caching for pool in build.pools)
-    first = sum(pool.replicas for pool in build.pools[: build.pools.index(build.main)])
-    own = slice(first, first + build.main.replicas)
-    memory, busy = build.memory, float(totals.seconds[own].sum())
-    return KvCacheReport(
-        num_blocks=memory.num_blocks,
-        block_size=memory.block_size,
-        peak_blocks=int(totals.peak_blocks[own].max()),
-        mean_blocks=float(totals.block_s[own].sum() / busy) if busy else 0.0,
-        preemptions=int(requests.preemptions.sum()),
-        prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
-        bytes_per_token=memory.replica_kv_bytes_per_token,
-        weights_bytes=memory.weight_bytes,
-        draft_weights_bytes=memory.draft_weight_bytes,
-        activation_bytes=memory.activation_bytes,
-        capacity_bytes=memory.capacity_bytes,
-        overridden=memory.overridden,
-        host=_host_report(build, log, cached),
-        swapped_blocks=log.swapped_blocks if any(pool.cluster.swap for pool in build.pools) else None,
-    )
+    return [build.main.groups.range_note(timer.target, *work, steps.seconds[rows] / steps.steps[rows])]

@@ -167,7 +167,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
         for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
             work = steps.work(rows)
             draft = steps.draft(rows)
-            part = pool.cluster.timer.costs(work) if draft is None else pool.cluster.timer.costs(work, draft)
+            part = pool.timer.costs(work) if draft is None else pool.timer.costs(work, draft)
             keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.chips_per_stage
             for name in Costs.__slots__:
                 getattr(costs, name)[rows] = getattr(part, name)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwprofiles import Chip
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
@@ -41,8 +41,8 @@ def priced(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Pr
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
     scenario = scenario_from(data | ({"weights_dtype": dtype} if dtype else {}), "deployment")
-    build = build_cluster(scenario, 0)
-    timer = build.cluster.timer
+    build = build_alone(scenario, 0)
+    timer = build.main.timer
     if not isinstance(timer, ModelTimer):
         raise ForerunError("deployment: its timer does not say what its kernels are")
     return Priced(timer.target, timer.target.deployment.chip, build.basis, build.notes, 16384)

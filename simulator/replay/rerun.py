@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hwprofiles import chip_names, load_chip
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.load import architecture_names
 from simulator.metrics.summary import summarise
@@ -210,7 +210,7 @@ def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
     """
     longest = int((stream.input_tokens + stream.output_tokens).max())
     engine = scenario.engine
-    blocks = build_cluster(scenario, seed=0).memory.num_blocks
+    blocks = build_alone(scenario, seed=0).memory.num_blocks
     places = max(1, blocks // -(-longest // engine.page_tokens))
     return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
 

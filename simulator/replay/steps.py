@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.replay.scores import Score, score
 from simulator.scenario import Scenario
@@ -53,10 +53,10 @@ def _replay(table: StepTable, scenario: Scenario) -> StepReplay:
     limit = max(most, scenario.engine.max_num_batched_tokens)
     sequences = max(int((table.decode_seqs + table.prefill_seqs).max()), scenario.engine.max_num_seqs)
     wide = scenario.with_values({"engine.max_num_batched_tokens": limit, "engine.max_num_seqs": sequences})
-    build = build_cluster(wide, seed=0)
-    timer = build.cluster.timer
+    build = build_alone(wide, seed=0)
+    timer = build.main.timer
     assert isinstance(timer, ModelTimer)
-    query = build.cluster.limits.query_len
+    query = build.main.limits.query_len
     if table.decode_seqs.any() and bool((table.query_len[table.decode_seqs > 0] > 1).any()) and query == 1:
         timer = ModelTimer(timer.target, None)
     work = step_work(table, timer.windows)

@@ -1,6 +1,5 @@
 """The serving engine in simulated time: replicas, schedulers, KV blocks, routing."""
 
-from simulator.serving.cluster import Cluster
 from simulator.serving.config import EngineConfig
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.faults import Faults
@@ -21,13 +20,11 @@ from simulator.serving.records import (
     StepRecords,
     TransferReport,
 )
-from simulator.serving.replica_use import replica_use, transfer_report
 from simulator.serving.swap import SwapSpace
 from simulator.serving.transfer import KvLink
 
 __all__ = [
     "FULL_ROWS",
-    "Cluster",
     "DraftingRule",
     "EngineConfig",
     "EngineCounters",
@@ -52,6 +49,4 @@ __all__ = [
     "StepRecords",
     "SwapSpace",
     "TransferReport",
-    "replica_use",
-    "transfer_report",
 ]

@@ -175,11 +175,3 @@ class StaticScheduler(Scheduler):
 def _before_last(sequence: Sequence) -> int:
     """Tokens in the cache when a step begins that generates the last token and no other."""
     return sequence.input_tokens + sequence.output_tokens - 2
-
-
-SCHEDULERS: dict[str, type[Scheduler]] = {
-    "vllm-v1": UnifiedScheduler,
-    "prefill-first": PrefillFirstScheduler,
-    "sglang": SglangScheduler,
-    "static": StaticScheduler,
-}

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simulator.serving.fleet_config import Routing
+from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
 from simulator.settings import PositiveFloat, PositiveInt, Section, Share
 
 
@@ -15,7 +15,7 @@ class EngineConfig(Section):
 
     framework: str = "vllm"
     """Kernel library and host costs: vllm, sglang, trtllm or generic."""
-    scheduler: Literal["vllm-v1", "prefill-first", "sglang", "static"] = "vllm-v1"
+    scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its
     requests are done."""
@@ -61,7 +61,7 @@ class EngineConfig(Section):
     front_end: Literal["server", "offline"] = "server"
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""
-    routing: Routing = "round-robin"
+    routing: RoutingName = "round-robin"
     """How requests are spread over ``hardware.replicas``: in turn, by load, by what each was sent before, or by what
     each holds in its KV cache."""
     preemption: Literal["recompute", "swap"] = "recompute"
@@ -73,6 +73,11 @@ class EngineConfig(Section):
     ranks). What is found there is copied back over ``host_link`` instead of being computed. None: it is lost."""
     host_link: str | None = None
     """Link between each chip and its host: catalogue name or path; default: the chip's own."""
+
+    @property
+    def rules(self) -> SchedulerFacts:
+        """What is to be known of the batching rule."""
+        return SCHEDULERS[self.scheduler]
 
     @property
     def page_tokens(self) -> int:

@@ -11,7 +11,7 @@ from simulator.errors import ForerunError, StalledError
 from simulator.serving.exact import ExactReplica
 from simulator.serving.fast import FastReplica
 from simulator.serving.faults import Faults, break_down
-from simulator.serving.feed import RoutedFeed
+from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
 from simulator.serving.fleet_config import Role, RouterConfig
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
 from simulator.serving.pipeline import PipelinedReplica
@@ -74,34 +74,51 @@ class Fleet:
             progress: called now and then with (requests ended, requests in all).
             full_step_rows: step records beyond which decode steps of one batch share a row.
             condense: takes step records whenever there are many, so that none are kept; see ``StepLog``.
+
+        Raises:
+            StalledError: requests are left that nothing will ever serve; a fault of the simulator.
         """
-        return FleetRun(self, new_log(self.pools[0], stream, progress, full_step_rows, condense)).log
+        first = self.pools[0]
+        positions = first.sampler.num_speculative_tokens if first.sampler is not None else 0
+        steps = StepLog(len(first.timer.windows), full_step_rows, first.rule is not None, condense)
+        log = RunLog(stream, steps, positions, progress)
+        served = log.admit(self.refusal)
+        replicas = FleetRun(self, log, served).replicas if self._needs_router(stream) else self._run_apart(log, served)
+        log.blocks_left = sum(replica.held_blocks for replica in replicas)
+        log.settle()
+        return log
 
+    def _needs_router(self, stream: RequestStream) -> bool:
+        """Whether what one replica gets depends on what happens in time."""
+        if len(self.pools) > 1 or self.faults is not None:
+            return True
+        if self.router.max_outstanding is not None or stream.follows is not None:
+            return True
+        return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
-def new_log(
-    pool: Pool,
-    stream: RequestStream,
-    progress: Callable[[int, int], None] | None,
-    full_step_rows: int,
-    condense: Condense | None = None,
-) -> RunLog:
-    """An empty log for replicas like those of ``pool``."""
-    positions = pool.sampler.num_speculative_tokens if pool.sampler is not None else 0
-    steps = StepLog(len(pool.timer.windows), full_step_rows, pool.rule is not None, condense)
-    return RunLog(stream, steps, positions, progress)
+    def _run_apart(self, log: RunLog, served: list[int]) -> list[FastReplica | ExactReplica]:
+        """Run replicas that have nothing to do with each other: each gets its requests in turn."""
+        (pool,), env = self.pools, simpy.Environment()
+        replicas = []
+        for index in range(pool.replicas):
+            own, most = served[index :: pool.replicas], log.stream.max_concurrency
+            feed = OpenFeed(own, log, pool.limits) if most is None else ClosedFeed(own, most, log, pool.limits)
+            replicas.append(pool.replica(env, index, feed, log, pool.fast))
+            env.process(replicas[-1].serve())
+        env.run()
+        return replicas
 
 
 class FleetRun:
-    """One run of a fleet, from the first arrival to the last token."""
+    """One run of replicas behind a router, from the first arrival to the last token."""
 
-    def __init__(self, fleet: Fleet, log: RunLog) -> None:
+    def __init__(self, fleet: Fleet, log: RunLog, served: list[int]) -> None:
         self.log = log
         self.replicas: list[FastReplica | ExactReplica] = []
         self.exact: dict[int, ExactReplica] = {}
         """Replicas on the step-by-step path, by number."""
         self._env = env = simpy.Environment()
         self._resumed: dict[int, Sequence] = {}
-        served = log.admit(fleet.refusal)
         mixed = fleet.mixed("both", "prefill")
         self._router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
@@ -122,8 +139,6 @@ class FleetRun:
             # SimPy has no event left: what is unfinished waits for something that will never happen.
             left = len(log.stream) - log.completed
             raise StalledError(f"the run stands still at {env.now:.9g} s with {left} requests unfinished") from error
-        log.blocks_left = sum(replica.held_blocks for replica in self.replicas)
-        log.settle()
 
     def _make_transfers(self, fleet: Fleet) -> Transfers:
         names = [pool.name for pool in fleet.replicas]
@@ -139,10 +154,9 @@ class FleetRun:
         env, log, router, transfers = self._env, self.log, self._router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else router.left
         feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
-        if fleet.fast:
-            replica: FastReplica | ExactReplica = pool.fast_replica(env, index, feed, log)
-        else:
-            replica = self.exact[index] = pool.exact_replica(env, index, feed, log, self._resumed, transfers)
+        replica = pool.replica(env, index, feed, log, fleet.fast, self._resumed, transfers)
+        if isinstance(replica, ExactReplica):
+            self.exact[index] = replica
         self.replicas.append(replica)
         feed.cached_tokens = replica.cached_tokens
         feed.process = env.process(replica.serve())

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from simulator.serving.rules import AdmissionName, RoutingName
 from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section, Share
 
-Routing = Literal["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
 Role = Literal["both", "prefill", "decode"]
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -27,7 +27,7 @@ class RouterConfig(Section):
     """prefix-aware: and the factor between the two beyond which load decides."""
     max_outstanding: PositiveInt | None = None
     """Most requests that a replica holds, waiting and running; default: no limit."""
-    when_full: Literal["queue", "refuse"] = "queue"
+    when_full: AdmissionName = "queue"
     """What happens to a request when every replica holds ``max_outstanding``: it waits at the router, or it fails."""
     max_queue: Annotated[int, Field(ge=0)] | None = None
     """Most requests that wait at the router; those beyond fail. Default: no limit."""
@@ -66,7 +66,7 @@ class KvTransferConfig(Section):
     first_token: Literal["prefill", "decode"] | None = None
     """Who delivers the first token. ``prefill`` samples it and hands it on (SGLang, TensorRT-LLM); under ``decode`` the
     decode replica computes the last prompt token again and samples (vLLM). Default: as ``engine.framework`` does."""
-    routing: Routing = "least-outstanding"
+    routing: RoutingName = "least-outstanding"
     """How prompts that are done are spread over the decode replicas."""
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import simpy
 
 from simulator.errors import ForerunError
-from simulator.serving.batching import SCHEDULERS
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.exact import ExactReplica, Handover
 from simulator.serving.fast import FastReplica
@@ -18,6 +17,7 @@ from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
+from simulator.serving.rules import SCHEDULERS, SchedulerFacts, made
 from simulator.serving.scheduler import Scheduler
 from simulator.serving.sequence import Sequence
 from simulator.serving.swap import SwapSpace
@@ -46,12 +46,17 @@ class Pool:
     """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
 
     @property
+    def rules(self) -> SchedulerFacts:
+        """What is to be known of the batching rule."""
+        return SCHEDULERS[self.scheduler]
+
+    @property
     def fast(self) -> bool:
         """Whether the fast path can run these replicas."""
         limits = self.limits
         return (
             self.stepping == "fast"
-            and self.scheduler == "vllm-v1"
+            and self.rules.fast
             and self.swap is None
             and self.role == "both"
             and not isinstance(self.timer, StagedTimer)
@@ -66,25 +71,33 @@ class Pool:
         # A request that starts again after a failure has its delivered tokens behind its prompt.
         return self.limits.refusal(input_tokens + output_tokens - 1, 1)
 
-    def fast_replica(self, env: simpy.Environment, index: int, feed: Feed, log: RunLog) -> FastReplica:
-        """A replica that advances from event to event."""
-        cache = self._cache(log)
-        return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, self.rule, self.offload)
-
-    def exact_replica(
+    def replica(
         self,
         env: simpy.Environment,
         index: int,
         feed: Feed,
         log: RunLog,
+        fast: bool,
         resumed: dict[int, Sequence] | None = None,
         handover: Handover | None = None,
-    ) -> ExactReplica:
-        """A replica that advances step by step; with pipeline stages, batch by batch.
+    ) -> FastReplica | ExactReplica:
+        """One of the replicas.
+
+        Args:
+            env: simulated time.
+            index: its number.
+            feed: where its requests come from.
+            log: of the run.
+            fast: whether it advances from event to event; else step by step, with pipeline stages batch by batch.
+            resumed: requests that start again after a failure, with what they have delivered.
+            handover: the way from prefill to decode replicas, where they are apart.
 
         Raises:
             ForerunError: replicas with pipeline stages have no part in hand-over, failures or swapping.
         """
+        if fast:
+            cache, rule = self._cache(log), self.rule
+            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, rule, self.offload)
         if isinstance(self.timer, StagedTimer):
             if handover is not None or self.swap is not None or self.rule is not None or self.role != "both":
                 raise ForerunError(
@@ -95,7 +108,8 @@ class Pool:
             return PipelinedReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log)
 
         def make_scheduler() -> Scheduler:
-            return SCHEDULERS[self.scheduler](self.limits, self._cache(log), self.swap)
+            found: Scheduler = made(self.rules.make, self.limits, self._cache(log), self.swap)
+            return found
 
         return ExactReplica(
             env,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from typing import Protocol
 
 import simpy
 
@@ -13,9 +14,51 @@ from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet_config import RouterConfig
 from simulator.serving.log import RunLog
 from simulator.serving.routing import Policy
+from simulator.serving.rules import ADMISSION, made
 
 MOST_RESTARTS = 10_000
 """Restarts of one request after which failures are taken for too frequent to ever let it end."""
+
+
+class Admission(Protocol):
+    """What the router lets in."""
+
+    def takers(self, ports: Sequence[RoutedFeed]) -> Sequence[RoutedFeed]:
+        """Those of the replicas that may be given another request now."""
+
+    def refusal(self, queued: int, up: bool) -> str | None:
+        """Why a new request that no replica can take is turned away; None: it waits at the router.
+
+        Args:
+            queued: requests that wait already.
+            up: whether any replica is up.
+        """
+
+
+class QueueWhenFull:
+    """A replica holds at most ``max_outstanding`` requests; up to ``max_queue`` others wait."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._most = config.max_outstanding
+        self._max_queue = config.max_queue
+
+    def takers(self, ports: Sequence[RoutedFeed]) -> Sequence[RoutedFeed]:
+        """Replicas that hold fewer."""
+        return ports if self._most is None else [port for port in ports if port.outstanding < self._most]
+
+    def refusal(self, queued: int, up: bool) -> str | None:
+        """The queue is full."""
+        if self._max_queue is None or queued < self._max_queue:
+            return None
+        return f"router.max_queue {self._max_queue} requests waited already"
+
+
+class RefuseWhenFull(QueueWhenFull):
+    """A replica holds at most ``max_outstanding`` requests; nothing waits, unless all replicas are down."""
+
+    def refusal(self, queued: int, up: bool) -> str | None:
+        """Every replica holds its most."""
+        return f"every replica held router.max_outstanding {self._most} requests" if up else None
 
 
 class Router:
@@ -45,7 +88,7 @@ class Router:
         self._log = log
         self._requests = requests
         self._policy = policy
-        self._config = config
+        self._admission: Admission = made(ADMISSION[config.when_full], config)
         self._mixed = mixed
         self._ports: list[RoutedFeed] = []
         self._open: list[RoutedFeed] = []
@@ -169,10 +212,7 @@ class Router:
 
     def _hand_out(self, request: int) -> bool:
         """Give a request to a replica; False when none can take it now."""
-        ports = self._open
-        most = self._config.max_outstanding
-        if most is not None:
-            ports = [port for port in ports if port.outstanding < most]
+        ports = self._admission.takers(self._open)
         if self._mixed:
             ports = [port for port in ports if port.can_hold(request)]
         if not ports:
@@ -182,17 +222,12 @@ class Router:
 
     def _keep(self, request: int) -> None:
         """A new request that no replica can take: it waits here, or is refused."""
-        config = self._config
-        if config.when_full == "refuse" and self._open:
-            self._refuse(request, f"every replica held router.max_outstanding {config.max_outstanding} requests")
-        elif config.max_queue is not None and len(self._queue) >= config.max_queue:
-            self._refuse(request, f"router.max_queue {config.max_queue} requests waited already")
-        else:
+        reason = self._admission.refusal(len(self._queue), bool(self._open))
+        if reason is None:
             self._queue.append(request)
-
-    def _refuse(self, request: int, reason: str) -> None:
-        self._log.refuse(request, reason)
-        self.ended(request)
+        else:
+            self._log.refuse(request, reason)
+            self.ended(request)
 
 
 def _followers(log: RunLog, requests: Sequence[int]) -> dict[int, int]:

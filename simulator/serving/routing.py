@@ -9,6 +9,7 @@ from typing import Protocol
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet_config import RouterConfig
 from simulator.serving.log import RunLog
+from simulator.serving.rules import ROUTING, made
 
 
 class Policy(Protocol):
@@ -27,7 +28,7 @@ class Policy(Protocol):
 class RoundRobin:
     """In turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RouterConfig, log: RunLog) -> None:
         self._next = 0
 
     def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
@@ -64,7 +65,7 @@ class PrefixAware(RoundRobin):
     """
 
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
-        super().__init__()
+        super().__init__(config, log)
         self._config = config
         self._hashes = log.stream.prefix_hashes
         self._input_tokens = log.input_tokens
@@ -122,7 +123,7 @@ class KvAware(RoundRobin):
     """
 
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
-        super().__init__()
+        super().__init__(config, log)
         self._weight = config.overlap_weight
         self._input_tokens = log.input_tokens
         self._first_token_s = log.first_token_s
@@ -163,11 +164,8 @@ class KvAware(RoundRobin):
 
 def policy(name: str, config: RouterConfig, log: RunLog) -> Policy:
     """The policy called ``name`` for one run."""
-    if name == "round-robin":
-        return RoundRobin()
-    if name == "least-outstanding":
-        return LeastOutstanding()
-    return PrefixAware(config, log) if name == "prefix-aware" else KvAware(config, log)
+    found: Policy = made(ROUTING[name], config, log)
+    return found
 
 
 def _outstanding(port: RoutedFeed) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hwprofiles import load_chip
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.scenario import Scenario, scenario_from
 from simulator.speculation import draft_survival
 from simulator.speculation.attention_level import mechanism_costs
@@ -57,7 +57,7 @@ class StepPricer:
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        self._build = build_cluster(scenario, seed=0)
+        self._build = build_alone(scenario, seed=0)
         speculation = scenario.speculation
         self._accepted = 0.0
         if speculation is not None and speculation.method != "none":
@@ -65,7 +65,7 @@ class StepPricer:
 
     def step(self, batch: int, context_tokens: int) -> DecodeStep:
         """A step of ``batch`` sequences that each end it with ``context_tokens`` in the cache."""
-        cluster = self._build.cluster
+        cluster = self._build.main
         query_len = cluster.limits.query_len
         timer = cluster.timer
         zeros = (0,) * len(timer.windows)

@@ -24,7 +24,7 @@ from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
 from dashboards.app.server import check_free, create_app, is_loopback
 from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, uploaded_scenario, uploaded_text
 from dashboards.app.url_state import Params
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
@@ -99,7 +99,7 @@ def test_upload_of_a_scenario(served):
 def test_upload_is_refused_in_one_sentence(served, monkeypatch, project_root, text, complaint):
     monkeypatch.chdir(project_root)
     with pytest.raises(ForerunError, match=complaint) as refused:
-        build_cluster(uploaded_scenario(text, "upload.yaml", served), 0)
+        build_alone(uploaded_scenario(text, "upload.yaml", served), 0)
     assert "\n" not in sentence(refused.value)
 
 

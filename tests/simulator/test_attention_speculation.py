@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -45,7 +45,7 @@ def serial(**sections):
 
 
 def target(built):
-    return built.cluster.timer.target
+    return built.main.timer.target
 
 
 def decode_work(seqs, query_len, keys):
@@ -55,8 +55,8 @@ def decode_work(seqs, query_len, keys):
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("outcome", [True, False])
 def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
-    step = target(build_cluster(scenario({"hit_rate": float(outcome), "reading": reading}), 0))
-    plain = target(build_cluster(serial(), 0))
+    step = target(build_alone(scenario({"hit_rate": float(outcome), "reading": reading}), 0))
+    plain = target(build_alone(serial(), 0))
     attention = SpeculativeAttention(scenario({"hit_rate": 1.0, "reading": reading}).attention_speculation, plain)
     ((shape, _, layers),) = step._attention
     for seqs, query_len, keys in ((1, 1, 32768), (4, 1, 65536), (8, 4, 16384)):
@@ -70,30 +70,30 @@ def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
 def test_mixed_hits_lie_between_and_every_layer_may_have_its_own():
     work = decode_work(2, 1, 131072)
     never, half, always = (
-        target(build_cluster(scenario({"hit_rate": rate}), 0)).seconds(work) for rate in (0.0, 0.5, 1.0)
+        target(build_alone(scenario({"hit_rate": rate}), 0)).seconds(work) for rate in (0.0, 0.5, 1.0)
     )
     assert_allclose(half, (never + always) / 2, rtol=1e-9)
     by_layer = scenario({"hit_rate": [1.0] * 16 + [0.0] * 16}, engine=ENGINE)
-    assert always < target(build_cluster(by_layer, 0)).seconds(work) < never
+    assert always < target(build_alone(by_layer, 0)).seconds(work) < never
     by_context = scenario({"hit_rate_by_context": [[1024, 1.0], [65536, 0.5], [131072, 0.0]]})
-    assert_allclose(target(build_cluster(by_context, 0)).seconds(work), half, rtol=1e-9)
+    assert_allclose(target(build_alone(by_context, 0)).seconds(work), half, rtol=1e-9)
 
 
 def test_a_miss_costs_verification_and_synchronisation_alone():
     work = decode_work(1, 1, 32768)
     block = {"hit_rate": 0.0, "verify_s": 3e-6, "sync_s": 25e-6}
-    lost = target(build_cluster(scenario(block), 0)).seconds(work) - target(build_cluster(serial(), 0)).seconds(work)
+    lost = target(build_alone(scenario(block), 0)).seconds(work) - target(build_alone(serial(), 0)).seconds(work)
     assert 32 * 28e-6 < lost < 32 * 29.5e-6, "fixed parts, and the bytes that change hands"
 
 
 def test_prompts_run_on_both_groups_one_kernel_after_the_other():
-    step, plain = (target(build_cluster(s, 0)) for s in (scenario(), serial()))
+    step, plain = (target(build_alone(s, 0)) for s in (scenario(), serial()))
     mixed = StepWork(1, 500, (125250,), (500,), 1, (501,), 3, 1, (30000,))
     assert step.seconds(mixed) == plain.seconds(mixed)
 
 
 def test_bounds_add_up_to_the_seconds_of_the_step():
-    step, plain = (target(build_cluster(s, 0)) for s in (scenario(), serial()))
+    step, plain = (target(build_alone(s, 0)) for s in (scenario(), serial()))
     seqs, keys = np.array([0, 1, 4, 3]), np.array([0, 65536, 32768, 3072])
     zero, one = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
     chunk = np.array([64, 0, 0, 128])
@@ -137,7 +137,7 @@ def test_fast_and_exact_serving_agree(speculation, reading):
 
 
 def test_both_groups_hold_weights_and_kv():
-    groups, alone = build_cluster(scenario(), 0), build_cluster(serial(), 0)
+    groups, alone = build_alone(scenario(), 0), build_alone(serial(), 0)
     assert groups.memory == alone.memory
     assert (groups.chips, alone.chips) == (8, 4)
 
@@ -164,7 +164,7 @@ def test_it_pays_under_load_where_contexts_are_long_and_not_where_they_are_short
 def test_one_norm_for_a_batch_hits_more_often_than_every_query():
     work = decode_work(8, 4, 262144)
     joint, strict = (
-        target(build_cluster(scenario({"hit_rate": 0.9, "verification": rule}), 0)).seconds(work)
+        target(build_alone(scenario({"hit_rate": 0.9, "verification": rule}), 0)).seconds(work)
         for rule in ("joint", "every-query")
     )
     assert joint < strict
@@ -173,10 +173,10 @@ def test_one_norm_for_a_batch_hits_more_often_than_every_query():
 def test_sliding_windows_do_not_speculate():
     hardware = {"chip": "h100-sxm", "tensor_parallel": 2, "speculative_parallel": 2}
     sections = {"weights_dtype": None, "kv_cache_dtype": "bf16"}
-    mixed = build_cluster(scenario(hardware=hardware, model="gemma-3-27b", **sections), 0)
-    assert mixed.cluster.timer.seconds(StepWork(0, 0, (0, 0), (0, 0), 0, (0, 0), 4, 1, (400000, 4096))) > 0
+    mixed = build_alone(scenario(hardware=hardware, model="gemma-3-27b", **sections), 0)
+    assert mixed.main.timer.seconds(StepWork(0, 0, (0, 0), (0, 0), 0, (0, 0), 4, 1, (400000, 4096))) > 0
     with pytest.raises(ForerunError, match=r"every layer of mistral-7b-v0.1 has a sliding window"):
-        build_cluster(scenario(hardware=hardware, model="mistral-7b-v0.1", **sections), 0)
+        build_alone(scenario(hardware=hardware, model="mistral-7b-v0.1", **sections), 0)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_bad_scenarios_give_one_line(sections, said):
 
 def test_wrong_number_of_layers_and_missing_links_are_refused(project_root, tmp_path):
     with pytest.raises(ForerunError, match=r"attention_speculation.hit_rate: 3 rates for 32 layers"):
-        build_cluster(scenario({"hit_rate": [0.5] * 3}), 0)
+        build_alone(scenario({"hit_rate": [0.5] * 3}), 0)
     profile = (project_root / "hwprofiles" / "chips" / "n150.yaml").read_text()
     chip = tmp_path / "alone.yaml"
     chip.write_text(profile.replace("  scale_up: tenstorrent-ethernet\n", "").replace("name: n150", "name: alone"))
     with pytest.raises(ForerunError, match=r"hardware.link: chip 'alone' has no scale-up link of its own"):
-        build_cluster(scenario(hardware={"chip": str(chip), "speculative_parallel": 2}), 0)
+        build_alone(scenario(hardware={"chip": str(chip), "speculative_parallel": 2}), 0)
 
 
 def test_ranges_surround_the_answer():

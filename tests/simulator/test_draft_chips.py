@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from test_drafting import scenario
 
 from hwprofiles import ProfileError, load_link
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -18,7 +18,7 @@ WORK = StepWork(0, 0, (0,), (0,), 0, (0,), 8, 4, (8 * 500,))
 
 def timer(draft=None, **fields):
     asked = scenario("draft-model", draft={"model": "llama-3.2-1b"} | (draft or {}), **fields)
-    return build_cluster(asked, 0).cluster.timer
+    return build_alone(asked, 0).main.timer
 
 
 def test_the_same_chip_over_a_link_costs_two_messages_more():
@@ -35,8 +35,8 @@ def test_a_head_is_sent_the_hidden_states_that_it_reads():
     for method, states in (("eagle", 1), ("eagle3", 3)):
         fields = {"num_speculative_tokens": 3, "tree": None, "acceptance": {"alpha": 0.7}}
         asked = scenario(method, draft={"chip": "h100-sxm", "link": "pcie5-x16"}, **fields)
-        drafters[method] = build_cluster(asked, 0).cluster.timer.drafter
-        near = build_cluster(scenario(method, draft=None, **fields), 0).cluster.timer.drafter
+        drafters[method] = build_alone(asked, 0).main.timer.drafter
+        near = build_alone(scenario(method, draft=None, **fields), 0).main.timer.drafter
         size = 32 * (4 + states * 4096 * 2) + 8 * 3 * 4
         expected = 2 * link.latency_s + size / link.bandwidth_bytes_per_s
         assert drafters[method].seconds(WORK) - near.seconds(WORK) == pytest.approx(expected, rel=1e-9)
@@ -96,7 +96,7 @@ def test_fast_and_exact_stepping_agree(method, policy):
 def test_remote_drafters_keep_the_rules():
     for method, k in (("eagle3", 3), ("parallel-draft", 7)):
         asked = scenario(method, draft={"chip": "h100-sxm"})
-        drafter = build_cluster(asked, 0).cluster.timer.drafter
+        drafter = build_alone(asked, 0).main.timer.drafter
         assert isinstance(drafter, RemoteDrafter)
         check_drafter(drafter, k + 1)
 

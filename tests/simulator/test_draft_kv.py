@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 from test_drafting import scenario
 
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.run import simulate
 from simulator.scenario import Scenario
 from simulator.speculation import expected_tokens
@@ -25,7 +25,7 @@ def step_s(model, chip, batch, context, speculation, tensor_parallel=8):
         "speculation": speculation,
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
     }
-    timer = build_cluster(Scenario.model_validate(data), 0).cluster.timer
+    timer = build_alone(Scenario.model_validate(data), 0).main.timer
     query_len = 1 if speculation is None else speculation["num_speculative_tokens"] + 1
     none = (0,) * len(timer.windows)
     keys = tuple(batch * (context if w is None else min(context, w + query_len - 1)) for w in timer.windows)
@@ -109,7 +109,7 @@ def test_fast_and_exact_stepping_agree(draft, policy):
 
 
 def test_they_keep_the_rules_and_skip_the_prompt():
-    drafter = build_cluster(scenario("draft-model", draft=ITSELF), 0).cluster.timer.drafter
+    drafter = build_alone(scenario("draft-model", draft=ITSELF), 0).main.timer.drafter
     check_drafter(drafter, 4)
     assert drafter.pass_tokens == (1, 1, 1)
     chunk = StepWork(1, 1000, (500_500,), (1000,), 0, (0,), 0, 4, (0,))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hwprofiles import ProfileError, load_link
-from simulator.build import build_cluster
-from simulator.build_fleet import build_run
+from simulator.build import build_alone, build_run
 from simulator.errors import ForerunError
 from simulator.metrics.document import run_document
 from simulator.run import simulate
@@ -93,7 +92,7 @@ def test_assumed_parameters_reach_every_pool():
     work = StepWork(0, 0, (0,), (0,), 0, (0,), 4, 1, (4000,))
     added = load_framework("vllm").step_s
     for before, after in zip(plain.pools, scaled.pools, strict=True):
-        more = after.cluster.timer.seconds(work) - before.cluster.timer.seconds(work)
+        more = after.timer.seconds(work) - before.timer.seconds(work)
         assert more == pytest.approx(added)
 
 
@@ -206,7 +205,7 @@ def test_what_does_not_fit_is_refused_by_name(changes, message):
 
 def test_what_looks_at_equal_replicas_refuses_others():
     with pytest.raises(ForerunError, match="pools: this looks at equal replicas"):
-        build_cluster(scenario(pools=APART), 0)
+        build_alone(scenario(pools=APART), 0)
 
 
 def test_values_are_set_by_pool_name():

@@ -165,7 +165,7 @@ def test_weights_are_read_in_their_dtype():
     speeds = {}
     for dtype in ("bf16", "fp8"):
         run = outcome_of(scenario(weights_dtype={"default": dtype, "lm_head": "bf16", "embedding": "bf16"}))
-        (speeds[dtype],) = stage_light_speeds(run.pools[0].cluster.timer)
+        (speeds[dtype],) = stage_light_speeds(run.pools[0].timer)
     layers = sum(
         group.count * sum(tensor.elements for tensor in group.layer.tensors(model.hidden_size))
         for group in model.layer_groups
@@ -266,7 +266,7 @@ def test_each_pool_is_held_against_its_own_limits(apart):
     assert told.startswith(f"step {first} of pool answers takes")
     prompt = int(np.argmax(steps.replica == 0))
     assert judged(apart, steps=changed(steps, "flops", prompt, lambda n: full * steps.seconds[prompt])) is None
-    most = apart.pools[1].cluster.limits.num_blocks + 1
+    most = apart.pools[1].limits.num_blocks + 1
     assert "of pool answers holds" in judged(apart, steps=changed(steps, "kv_blocks", first, lambda n: most))
 
 

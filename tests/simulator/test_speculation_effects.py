@@ -4,13 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_drafting import scenario
 
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.metrics import summarise
 from simulator.run import simulate
-from simulator.serving import Cluster, EngineLimits
+from simulator.serving import EngineLimits
 from simulator.speculation import AcceptanceSampler, expected_tokens, speedup
 from simulator.speculation.closed_form import time_ratio
 from simulator.timing import StepWork
@@ -54,8 +55,8 @@ def test_a_run_with_constant_step_times_is_leviathans_closed_form(alpha, tokens,
     plain = LinearTimer(step_s=step_s)
     drafting = dataclasses.replace(plain, draft_s=tokens * cost * step_s)
     sampler = AcceptanceSampler(np.cumprod(np.full(tokens, alpha)), seed=2)
-    spec = Cluster(1, "round-robin", "vllm-v1", "fast", limits, drafting, sampler).run(stream)
-    base = Cluster(1, "round-robin", "vllm-v1", "fast", dataclasses.replace(limits, query_len=1), plain).run(stream)
+    spec = one_pool(1, "round-robin", "vllm-v1", "fast", limits, drafting, sampler).run(stream)
+    base = one_pool(1, "round-robin", "vllm-v1", "fast", dataclasses.replace(limits, query_len=1), plain).run(stream)
     decode = [log.finished_s[0] - log.first_token_s[0] for log in (spec, base)]
     drafts = spec.drafts[0]
     ratio = time_ratio((output - 1) / drafts, tokens, cost * step_s, step_s, step_s)
@@ -67,7 +68,7 @@ def test_a_run_with_constant_step_times_is_leviathans_closed_form(alpha, tokens,
 
 def test_a_prompt_is_prefilled_by_the_drafter_too():
     """A completed prompt costs the drafter's own pass over it and the passes that draft."""
-    timer = build_cluster(scenario("draft-model"), 0).cluster.timer
+    timer = build_alone(scenario("draft-model"), 0).main.timer
     prompt = StepWork(1, 1000, (500_500,), (1000,), 1, (1001,), 0, 4, (0,))
     drafter = timer.drafter
     prefill = drafter.step.seconds(prompt, 1)
@@ -87,9 +88,9 @@ def test_captured_sizes_follow_the_verified_tokens():
     """Graphs are padded by tokens, sequences times K + 1, so K moves the batch at which steps leave them."""
     small = {"model": "llama-3.2-1b", "weights_dtype": "int4"}
     captured, eager = (
-        build_cluster(
+        build_alone(
             scenario("eagle3", engine={"cuda_graphs": graphs, "framework": "vllm"}).with_values(small), 0
-        ).cluster.timer
+        ).main.timer
         for graphs in (True, False)
     )
     framework = captured.target.deployment.framework

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from simulator.build import Build, build_cluster
+from simulator.build import Build, build_alone
 from simulator.errors import ForerunError
 from simulator.replay.speculation.cases import Case, Unpredicted, case_of
 from simulator.replay.speculation.open_loop import OpenLoopCase, measured_open_loop
@@ -71,13 +71,13 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
         return Unpredicted(row, str(error))
     length = case.acceptance_length
     before, after = (
-        _step_s(plain.cluster.timer, case, 1),
-        _step_s(speculative.cluster.timer, case, speculative.cluster.limits.query_len),
+        _step_s(plain.main.timer, case, 1),
+        _step_s(speculative.main.timer, case, speculative.main.limits.query_len),
     )
     prompts = [0.0, 0.0]
     if _prompts_count(row, case.sequences):
         share = case.sequences / case.output_tokens
-        prompts = [share * _prompt_s(build.cluster.timer, case.input_tokens) for build in (plain, speculative)]
+        prompts = [share * _prompt_s(build.main.timer, case.input_tokens) for build in (plain, speculative)]
     ratio = (before + prompts[0]) / (after / length + prompts[1])
     return Comparison(row, ratio, length, before, after, plain.basis)
 
@@ -95,7 +95,7 @@ def _built(data: dict[str, Any]) -> Build:
 @lru_cache(maxsize=64)
 def _build(data: str) -> Build:
     """The parts of a run; rows of one table share theirs."""
-    return build_cluster(Scenario.model_validate_json(data), seed=0)
+    return build_alone(Scenario.model_validate_json(data), seed=0)
 
 
 def _step_s(timer: EngineTimer, case: Case, query_len: int) -> float:

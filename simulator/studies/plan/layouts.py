@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from hwprofiles import Chip, load_chip
-from simulator.build_fleet import build_run
+from simulator.build import build_run
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.studies.steady_state.averages import Replica

@@ -38,7 +38,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.build import Build, build_cluster
+from simulator.build import Build, build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
@@ -97,7 +97,7 @@ def estimate(scenario: Scenario, request_rate: float | None = None, concurrency:
 
     Raises:
         ForerunError: both loads at once, a load that is not positive, what has no such steady state here (static
-            batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_cluster`` and
+            batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_alone`` and
             ``generate_requests`` refuse.
     """
     if request_rate is not None and concurrency is not None:
@@ -185,7 +185,7 @@ def _refuse(scenario: Scenario) -> None:
     policy = getattr(scenario.speculation, "policy", "fixed")
     policy = getattr(policy, "name", policy)
     reasons = {
-        "engine.scheduler: static batching has": scenario.engine.scheduler == "static",
+        f"engine.scheduler: {scenario.engine.scheduler} batching has": not scenario.engine.rules.continuous,
         "hardware.pipeline_parallel: several batches in flight have": scenario.hardware.pipeline_parallel > 1,
         "pools: replicas of several kinds have": bool(getattr(scenario, "pools", None)),
         "faults: failing replicas have": getattr(scenario, "faults", None) is not None,
@@ -197,7 +197,7 @@ def _refuse(scenario: Scenario) -> None:
 
 
 def _build(scenario: Scenario) -> Build:
-    return build_cluster(scenario, 0)
+    return build_alone(scenario, 0)
 
 
 def _lengths(scenario: Scenario) -> Lengths:
@@ -206,7 +206,7 @@ def _lengths(scenario: Scenario) -> Lengths:
 
 
 def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> Replica:
-    cluster = build.cluster
+    cluster = build.main
     speculation = scenario.speculation
     survival = None
     if speculation is not None and speculation.method != "none":
@@ -216,7 +216,7 @@ def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> Replica:
         cluster.limits,
         traffic(lengths, cluster.limits, cluster.replicas, cluster.prefix_caching),
         survival,
-        prefill_first=scenario.engine.scheduler in ("prefill-first", "sglang"),
+        prefill_first=not scenario.engine.rules.mixes,
     )
 
 

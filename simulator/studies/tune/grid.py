@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import Build, build_cluster
+from simulator.build import Build, build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import SpeculationConfig, draft_survival
@@ -94,13 +94,13 @@ def speculation_grid(
     axis, lengths = np.asarray(batches, np.int64), np.asarray(contexts, np.int64)
     # One K at a time: widest batches first decide how many tokens a step may hold.
     most = max(int(axis.max()), batch)
-    plain = build_cluster(_with(scenario, most, max(draft_tokens), method="none"), 0)
+    plain = build_alone(_with(scenario, most, max(draft_tokens), method="none"), 0)
     plain_step = _step_s(plain, axis, 1, context)
     plain_context = _step_s(plain, np.full_like(lengths, batch), 1, lengths)
     accepted, verify_step, by_batch, by_context, notes = [], [], [], [], list(plain.notes)
     basis = plain.basis
     for k in draft_tokens:
-        build = build_cluster(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
+        build = build_alone(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
         length = 1.0 + float(draft_survival(_with_k(speculation, k)).sum())
         seconds = _step_s(build, axis, k + 1, context)
         accepted.append(length)
@@ -110,7 +110,7 @@ def speculation_grid(
         basis = build.basis
         notes += [note for note in build.notes if note not in notes]
     crossings = tuple(crossover(axis, speedups) for speedups in by_batch)
-    prefill_s = _prefill_s(plain.cluster.timer, prompt_tokens, scenario.engine.max_num_batched_tokens)
+    prefill_s = _prefill_s(plain.main.timer, prompt_tokens, scenario.engine.max_num_batched_tokens)
     return SpeculationGrid(
         method=speculation.method,
         draft_tokens=tuple(draft_tokens),
@@ -161,7 +161,7 @@ def busy_rate(batch: float, step_s: float, prefill_s: float, output_tokens: int)
 
 
 def _step_s(build: Build, seqs: IntArray, query_len: int, context_tokens: IntArray | int) -> FloatArray:
-    timer = build.cluster.timer
+    timer = build.main.timer
     contexts = np.broadcast_to(np.asarray(context_tokens, np.int64), seqs.shape) + query_len
     costs = timer.costs(decode_steps(timer.windows, seqs, query_len, contexts))
     return costs.device_s + costs.host_s

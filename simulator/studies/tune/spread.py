@@ -109,7 +109,7 @@ def kernel_spread(target: Deployment, attention_shares: Sequence[FloatArray]) ->
 
 def target_of(build: Build) -> Deployment:
     """The target model of a run on its chips."""
-    timer = build.cluster.timer
+    timer = build.main.timer
     target = getattr(timer, "target", None)
     assert isinstance(target, StepTimer)
     return target.deployment

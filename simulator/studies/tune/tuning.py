@@ -14,7 +14,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import Build, build_cluster
+from simulator.build import Build, build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
@@ -181,7 +181,7 @@ def tune(
     mean = prompt + output // 2
     grid = _Grid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices))
     plain = _plain(scenario)
-    built = build_cluster(plain, 0)
+    built = build_alone(plain, 0)
     notes, basis = list(built.notes), built.basis
     before = grid.step_seconds(plain, {})
     speedups = []
@@ -191,7 +191,7 @@ def tune(
         speedups.append(choice.length(grid.contexts) * before / grid.step_seconds(choice.scenario, {}))
     winners = np.argmax(speedups, axis=0)
     spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
-    drafted = build_cluster(choices[-1].scenario, 0)
+    drafted = build_alone(choices[-1].scenario, 0)
     basis = max(basis, drafted.basis, key=("calibrated", "datasheet", "extrapolated").index)
     notes += [note for note in drafted.notes if note not in notes]
     capacity = drafted.memory.num_blocks * drafted.memory.block_size
@@ -204,7 +204,7 @@ def tune(
         cells.append(grid.cell(index, choice, value, low, high, capacity))
     split = len(axis) * len(lengths)
     own = tuple(cells[split:])
-    prefill_s = _prefill_s(build_cluster(plain, 0), prompt, engine.max_num_batched_tokens)
+    prefill_s = _prefill_s(build_alone(plain, 0), prompt, engine.max_num_batched_tokens)
 
     def load(values: Sequence[float]) -> Load:
         at = crossover(np.asarray(axis, np.int64), np.asarray(values))
@@ -250,7 +250,7 @@ def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice]
     """Intervals of every choice that is best somewhere."""
     parameters = list(assumed_parameters(scenario).values())
     accepted = next((p for p in parameters if p.name == ACCEPTANCE), None)
-    target = target_of(build_cluster(plain, 0))
+    target = target_of(build_alone(plain, 0))
     memory: dict[tuple[str, tuple[tuple[str, float], ...]], FloatArray] = {}
 
     def priced(one: Scenario, factors: Factors) -> FloatArray:
@@ -308,16 +308,16 @@ class _Grid:
 
     def step_seconds(self, scenario: Scenario, factors: Factors) -> FloatArray:
         """Seconds of every cell's step."""
-        build = build_cluster(self._roomy(scenario), 0, factors=factors)
+        build = build_alone(self._roomy(scenario), 0, factors=factors)
         return self._seconds(build, self.contexts)
 
     def attention_share(self, scenario: Scenario) -> FloatArray:
         """Share of attention in every cell's step: what the step loses when it has no context to read."""
-        build = build_cluster(self._roomy(scenario), 0)
+        build = build_alone(self._roomy(scenario), 0)
         return 1.0 - self._seconds(build, np.zeros_like(self.contexts)) / self._seconds(build, self.contexts)
 
     def _seconds(self, build: Build, contexts: IntArray) -> FloatArray:
-        timer, query_len = build.cluster.timer, build.cluster.limits.query_len
+        timer, query_len = build.main.timer, build.main.limits.query_len
         costs = timer.costs(decode_steps(timer.windows, self.seqs, query_len, contexts + query_len))
         return costs.device_s + costs.host_s
 
@@ -356,6 +356,6 @@ def _mean_request(scenario: Scenario) -> tuple[int, int]:
 
 def _prefill_s(build: Build, prompt_tokens: int, max_tokens: int) -> float:
     """Seconds to prefill the mean prompt alone."""
-    timer = build.cluster.timer
+    timer = build.main.timer
     costs = timer.costs(prompt_chunks(timer.windows, prompt_tokens, max_tokens))
     return float((costs.device_s + costs.host_s).sum())

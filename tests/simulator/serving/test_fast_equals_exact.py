@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from one_pool import changed, one_pool
 from stub_timers import LinearTimer
 
-from simulator.serving import Cluster, EngineLimits, Fleet, OffloadSpace, Pool, RouterConfig
+from simulator.serving import EngineLimits, Fleet, OffloadSpace, Pool, RouterConfig
 from simulator.serving.log import RunLog
 from simulator.speculation import AcceptanceSampler, ContextDrift
 from simulator.workload import RequestStream
@@ -59,10 +60,10 @@ def limits(draw, stream, query_len):
     )
 
 
-def run_both(cluster: Cluster, stream: RequestStream) -> tuple[RunLog, RunLog]:
+def run_both(cluster: Fleet, stream: RequestStream) -> tuple[RunLog, RunLog]:
     fast = cluster.run(stream)
     assert fast.exact_steps == 0
-    return fast, dataclasses.replace(cluster, stepping="exact-steps").run(stream)
+    return fast, changed(cluster, stepping="exact-steps").run(stream)
 
 
 def assert_same(fast: RunLog, exact: RunLog) -> None:
@@ -104,7 +105,7 @@ SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[Heal
 @given(st.data(), streams(), st.sampled_from([(None,), (None, 32), (8,)]), st.sampled_from([0, 1, 3, 7]))
 def test_without_speculation(data, stream, windows, longest):
     timer = dataclasses.replace(TIMER, windows=windows, longest_asked=longest, longest_s=1e-6)
-    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, 1)), timer)
+    cluster = one_pool(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, 1)), timer)
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")
     assert_same(fast, exact)
@@ -117,7 +118,7 @@ def test_with_speculation(data, stream, drafted, alpha, windows):
     drift = data.draw(st.sampled_from([None, None, ContextDrift(0.7, 20)]))
     sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
     timer = dataclasses.replace(TIMER, windows=windows)
-    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, drafted + 1)), timer, sampler)
+    cluster = one_pool(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, drafted + 1)), timer, sampler)
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")
     assert_same(fast, exact)
@@ -144,7 +145,7 @@ def conversations(draw):
 def test_with_prefix_caching(data, stream, query_len, host_blocks):
     sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
     offload = None if host_blocks is None else OffloadSpace(host_blocks, data.draw(st.floats(0, 1e-3)), 1e-5)
-    cluster = Cluster(
+    cluster = one_pool(
         1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, query_len)), TIMER, sampler, True, offload=offload
     )
     fast, exact = run_both(cluster, stream)
@@ -157,7 +158,7 @@ def test_with_prefix_caching(data, stream, query_len, host_blocks):
 @SETTINGS
 @given(st.data(), streams(), st.integers(2, 5), st.sampled_from(["round-robin", "least-outstanding"]))
 def test_with_replicas(data, stream, replicas, routing):
-    cluster = Cluster(replicas, routing, "vllm-v1", "fast", data.draw(limits(stream, 1)), TIMER)
+    cluster = one_pool(replicas, routing, "vllm-v1", "fast", data.draw(limits(stream, 1)), TIMER)
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")
     assert_same(fast, exact)
@@ -205,7 +206,7 @@ def test_fleets_behind_a_router(data, stream):
 def test_long_decode_is_one_span():
     stream = RequestStream(np.zeros(4), np.full(4, 100), np.full(4, 500), None)
     limit = EngineLimits(8, 512, 16, 10_000, 0, 10_000, True)
-    log = Cluster(1, "round-robin", "vllm-v1", "fast", limit, TIMER).run(stream)
+    log = one_pool(1, "round-robin", "vllm-v1", "fast", limit, TIMER).run(stream)
     assert len(log.steps) == 500
     assert log.steps.spans == 2
 
@@ -214,5 +215,5 @@ def test_long_decode_is_one_span():
 def test_other_schedulers_fall_back_visibly(scheduler):
     stream = RequestStream(np.zeros(4), np.full(4, 100), np.full(4, 50), None)
     limit = EngineLimits(8, 512, 16, 10_000, 0, 10_000, False)
-    log = Cluster(1, "round-robin", scheduler, "fast", limit, TIMER).run(stream)
+    log = one_pool(1, "round-robin", scheduler, "fast", limit, TIMER).run(stream)
     assert log.exact_steps == len(log.steps) == 50

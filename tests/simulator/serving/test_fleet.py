@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from one_pool import one_pool
 from stub_timers import LinearTimer
 
 from simulator.serving import (
-    Cluster,
     EngineLimits,
     Faults,
     FaultsConfig,
@@ -19,7 +19,6 @@ from simulator.serving import (
     SwapSpace,
 )
 from simulator.serving.clock import on_grid
-from simulator.serving.fleet import FleetRun, new_log
 from simulator.workload import RequestStream
 from traces import PrefixHashes
 
@@ -142,12 +141,9 @@ def test_a_step_that_ends_as_the_replica_fails_counts():
 def test_prompts_lost_in_the_prefill_pool_are_computed_again():
     """The prefill replica fails while the KV travels; the decode replica's reservation is given back."""
     at = PREFILL_S + travel(100) / 2
-    run = FleetRun(
-        fleet := apart(prefill=2, faults=fail_at((0, at, 100.0))),
-        new_log(fleet.pools[0], stream([100], [5]), None, 1000),
-    )
-    assert_allclose(run.log.finished_s[0], at + PREFILL_S + travel(101) + 3 * DECODE_S)
-    assert run.log.transfers == 1
+    log = apart(prefill=2, faults=fail_at((0, at, 100.0))).run(stream([100], [5]))
+    assert_allclose(log.finished_s[0], at + PREFILL_S + travel(101) + 3 * DECODE_S)
+    assert log.transfers == 1
 
 
 def test_a_lost_receiver_costs_no_more_than_another_transfer():
@@ -248,7 +244,7 @@ SWAP = SwapSpace(num_blocks=100, block_s=2.0**-10, latency_s=2.0**-8)
 
 def swapping(swap, num_blocks=6):
     limits = EngineLimits(8, 512, 4, num_blocks, 0, 10_000, True)
-    return Cluster(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer(step_s=1.0), swap=swap)
+    return one_pool(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer(step_s=1.0), swap=swap)
 
 
 def test_swapping_out_and_in_costs_what_the_link_takes():

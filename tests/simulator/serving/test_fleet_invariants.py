@@ -126,8 +126,9 @@ def fleets(draw, stream):
 def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
     fleet = data.draw(fleets(stream))
     positions = fleet.pools[0].limits.query_len - 1
-    run = FleetRun(fleet, RunLog(stream, StepLog(1), positions))
-    log, served = run.log, ~np.asarray(run.log.failed, dtype=bool)
+    log = RunLog(stream, StepLog(1), positions)
+    run = FleetRun(fleet, log, log.admit(fleet.refusal))
+    served = ~np.asarray(log.failed, dtype=bool)
     event(f"disaggregated {bool(fleet.links)}, restarts {sum(log.restarts) > 0}")
     event(f"swapped {log.swapped_blocks > 0}, refused {int((~served).sum()) > 0}")
     event("preempted" if sum(log.preemptions) else "not preempted")

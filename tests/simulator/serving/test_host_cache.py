@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_pool import one_pool
 from stub_timers import LinearTimer
 
 from hwprofiles import ProfileError
@@ -14,7 +15,7 @@ from simulator.errors import ForerunError
 from simulator.metrics import run_document
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.serving import Cluster, EngineLimits, OffloadSpace
+from simulator.serving import EngineLimits, OffloadSpace
 from simulator.serving.host_cache import HostCache
 from simulator.workload import RequestStream
 from traces import PrefixHashes
@@ -70,7 +71,7 @@ def repeating(draw):
 
 def served(stream, num_blocks, offload):
     limits = replace(LIMITS, num_blocks=num_blocks)
-    return Cluster(1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=offload).run(stream)
+    return one_pool(1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=offload).run(stream)
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,7 +97,7 @@ def test_a_hit_in_host_memory_costs_its_copy_beside_the_step(block_s, waits):
         np.zeros(3), tokens, np.full(3, 2), max_concurrency=1, prefix_hashes=PrefixHashes.from_lists(lists, 16)
     )
     limits = replace(LIMITS, num_blocks=45, max_num_batched_tokens=2048)
-    log = Cluster(
+    log = one_pool(
         1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=OffloadSpace(100, block_s, 1e-4)
     ).run(stream)
     assert list(log.cached_tokens) == [0, 0, 29 * 16]

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, conversations, limits, streams
 
 from simulator.errors import ForerunError
-from simulator.serving import Cluster, EngineLimits, Faults, FaultsConfig, Fleet, Pool, RouterConfig, SwapSpace
+from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, Pool, RouterConfig, SwapSpace
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StepWork
 from simulator.workload import RequestStream
@@ -46,7 +47,7 @@ ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
 
 def serve(timer, stream, limit=ROOM, sampler=None, replicas=1, routing="round-robin", most=None):
     router = RouterConfig(balance_abs_threshold=2, max_outstanding=most)
-    cluster = Cluster(replicas, routing, "vllm-v1", "fast", limit, timer, sampler, prefix_caching=True, router=router)
+    cluster = one_pool(replicas, routing, "vllm-v1", "fast", limit, timer, sampler, prefix_caching=True, router=router)
     return cluster.run(stream)
 
 

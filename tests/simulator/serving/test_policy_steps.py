@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from one_pool import changed, one_pool
 from stub_timers import LinearTimer
 from test_fast_equals_exact import assert_same, conversations, gaps, limits, run_both, streams
 
-from simulator.serving import Cluster, DraftingRule, EngineLimits
+from simulator.serving import DraftingRule, EngineLimits
 from simulator.speculation import AcceptanceSampler, ContextDrift
 from simulator.speculation.policies import BatchTable
 from simulator.workload import RequestStream
@@ -41,7 +42,7 @@ def test_chains(data, stream, drafted, alpha, windows):
     sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
     timer = dataclasses.replace(TIMER, windows=windows)
     limit = data.draw(limits(stream, drafted + 1))
-    cluster = Cluster(1, "round-robin", "vllm-v1", "fast", limit, timer, sampler, rule=data.draw(rules(drafted)))
+    cluster = one_pool(1, "round-robin", "vllm-v1", "fast", limit, timer, sampler, rule=data.draw(rules(drafted)))
     fast, exact = run_both(cluster, stream)
     draft = exact.steps.draft(slice(None))
     event("preempted" if sum(fast.preemptions) else "not preempted")
@@ -57,7 +58,7 @@ def test_chains(data, stream, drafted, alpha, windows):
 def test_trees_replicas_and_shared_prompts(data, stream, depth, replicas):
     sampler = AcceptanceSampler(np.cumprod(np.full(depth, 0.6)), seed=3)
     limit = data.draw(limits(stream, depth + 4))
-    cluster = Cluster(
+    cluster = one_pool(
         replicas,
         "least-outstanding",
         "vllm-v1",
@@ -90,13 +91,13 @@ SAMPLER = AcceptanceSampler(np.cumprod(np.full(3, 0.7)), seed=1)
 
 def with_table(tokens, follows=False, stepping="fast"):
     rule = None if tokens is None else DraftingRule(lambda: BatchTable(tuple(tokens)), 3, follows)
-    return Cluster(1, "round-robin", "vllm-v1", stepping, LIMITS, TIMER, SAMPLER, rule=rule)
+    return one_pool(1, "round-robin", "vllm-v1", stepping, LIMITS, TIMER, SAMPLER, rule=rule)
 
 
 def test_a_policy_that_never_changes_k_is_the_plain_run():
     plain, policy = (with_table(tokens).run(chat()) for tokens in (None, [3]))
     # The stub charges a policy's draft tokens apart; without that, times are equal too.
-    same = dataclasses.replace(with_table([3]), timer=dataclasses.replace(TIMER, drafted_s=0.0)).run(chat())
+    same = changed(with_table([3]), timer=dataclasses.replace(TIMER, drafted_s=0.0)).run(chat())
     assert same.finished_s == plain.finished_s
     assert same.accepted_counts.tolist() == plain.accepted_counts.tolist() == policy.accepted_counts.tolist()
     assert np.array_equal(np.asarray(same.draft_tokens), 3 * np.asarray(plain.drafts))
@@ -129,9 +130,9 @@ def test_what_a_resting_drafter_skips_is_made_up_for_once():
 
 def test_tokens_beyond_the_end_are_never_delivered():
     """Stop-token overshoot: the last verify step accepts past the end, and hands out what was asked for alone."""
-    sure = dataclasses.replace(with_table([3]), sampler=AcceptanceSampler(np.ones(3), seed=0))
+    sure = changed(with_table([3]), sampler=AcceptanceSampler(np.ones(3), seed=0))
     stream = RequestStream(np.zeros(1), np.array([10]), np.array([7]), None)
-    for cluster in (sure, dataclasses.replace(sure, stepping="exact-steps"), dataclasses.replace(sure, rule=None)):
+    for cluster in (sure, changed(sure, stepping="exact-steps"), changed(sure, rule=None)):
         log = cluster.run(stream)
         assert log.steps.integers("output_tokens").tolist() == [1, 4, 2]
         assert log.accepted_counts.tolist() == [0, 0, 0, 2]

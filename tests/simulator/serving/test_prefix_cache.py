@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_pool import one_pool
 from stub_timers import LinearTimer
 
 from simulator.errors import ForerunError
-from simulator.serving import Cluster, EngineLimits
+from simulator.serving import EngineLimits
 from simulator.serving.prefix_cache import PrefixCache
 from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
@@ -100,7 +101,7 @@ def test_endless_cache_hits_what_the_hashes_say(replicas):
         np.zeros(len(table.input_tokens)), table.input_tokens, np.ones_like(table.output_tokens), 1, table.prefix_hashes
     )
     limits = EngineLimits(1, 8192, 16, 10**7, 0, None, True)
-    log = Cluster(replicas, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
+    log = one_pool(replicas, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
     seen: set[int] = set()
     expected = []
     for request, prompt in enumerate(table.input_tokens.tolist()):
@@ -117,7 +118,7 @@ def test_block_size_must_divide_the_hashes():
     stream = RequestStream(np.zeros(1), np.array([64]), np.array([2]), None, PrefixHashes.from_lists([[1]], 64))
     limits = EngineLimits(1, 8192, 48, 1000, 0, None, True)
     with pytest.raises(ForerunError, match="choose a divisor of it"):
-        Cluster(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
+        one_pool(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
 
 
 class RadixTree:

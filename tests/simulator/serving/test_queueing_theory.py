@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from one_pool import one_pool
 from scipy import stats
 from stub_timers import LinearTimer
 
-from simulator.serving import Cluster, EngineLimits
+from simulator.serving import EngineLimits
 from simulator.workload import RequestStream
 
 ONE_AT_A_TIME = EngineLimits(1, 4096, 16, 10_000, 0, 10_000, True)
@@ -16,7 +17,7 @@ ONE_AT_A_TIME = EngineLimits(1, 4096, 16, 10_000, 0, 10_000, True)
 
 def mean_wait(outputs: np.ndarray, arrivals: np.ndarray, step_s: float, stepping: str = "fast") -> float:
     stream = RequestStream(arrivals, np.ones(len(outputs), dtype=np.int64), outputs, None)
-    log = Cluster(1, "round-robin", "vllm-v1", stepping, ONE_AT_A_TIME, LinearTimer(step_s=step_s)).run(stream)
+    log = one_pool(1, "round-robin", "vllm-v1", stepping, ONE_AT_A_TIME, LinearTimer(step_s=step_s)).run(stream)
     return float(np.mean(np.asarray(log.scheduled_s) - arrivals))
 
 
@@ -65,7 +66,7 @@ def busy_run(stepping: str, closed_loop: int | None = None):
     )
     limits = EngineLimits(16, 512, 16, 4000, 0, 10_000, True)
     timer = LinearTimer(step_s=2e-3, token_s=3e-6, key_s=2e-8)
-    return Cluster(1, "round-robin", "vllm-v1", stepping, limits, timer).run(stream)
+    return one_pool(1, "round-robin", "vllm-v1", stepping, limits, timer).run(stream)
 
 
 @pytest.mark.parametrize("stepping", ["fast", "exact-steps"])
@@ -102,7 +103,7 @@ def test_closed_loop_obeys_littles_law(replicas):
     stream = RequestStream(np.zeros(600), rng.integers(1, 200, 600), rng.integers(2, 60, 600), 12)
     limits = EngineLimits(64, 512, 16, 4000, 0, 10_000, True)
     timer = LinearTimer(step_s=2e-3, token_s=3e-6)
-    log = Cluster(replicas, "least-outstanding", "vllm-v1", "fast", limits, timer).run(stream)
+    log = one_pool(replicas, "least-outstanding", "vllm-v1", "fast", limits, timer).run(stream)
     arrival, finished = np.asarray(log.arrival_s), np.asarray(log.finished_s)
     in_flight = (finished - arrival).sum() / finished.max()
     assert 0.97 * 12 < in_flight <= 12 * (1 + 1e-9)
@@ -115,7 +116,7 @@ def test_every_scheduler_serves_everything_within_its_blocks(scheduler):
         np.cumsum(rng.exponential(0.002, 300)), rng.integers(1, 300, 300), rng.integers(1, 80, 300), None
     )
     limits = EngineLimits(32, 512, 16, 120, 1, 10_000, scheduler != "prefill-first")
-    log = Cluster(1, "round-robin", scheduler, "exact-steps", limits, LinearTimer(step_s=2e-3)).run(stream)
+    log = one_pool(1, "round-robin", scheduler, "exact-steps", limits, LinearTimer(step_s=2e-3)).run(stream)
     assert not any(log.failed)
     assert np.isfinite(np.asarray(log.finished_s)).all()
     assert log.steps.integers("output_tokens").sum() == stream.output_tokens.sum()
@@ -128,7 +129,7 @@ def test_static_batching_waits_for_its_longest():
     """Two requests of 10 and 100 tokens in one batch: a third starts only when the longer is done."""
     stream = RequestStream(np.zeros(3), np.full(3, 8), np.array([10, 100, 5]), None)
     limits = EngineLimits(2, 512, 16, 1000, 0, 10_000, True)
-    cluster = Cluster(1, "round-robin", "static", "exact-steps", limits, LinearTimer(step_s=0.5))
+    cluster = one_pool(1, "round-robin", "static", "exact-steps", limits, LinearTimer(step_s=0.5))
     log = cluster.run(stream)
     assert_allclose(np.asarray(log.finished_s), [5.0, 50.0, 52.5])
     decoding = log.steps.integers("decode_seqs")
@@ -138,7 +139,7 @@ def test_static_batching_waits_for_its_longest():
 def test_requests_that_can_never_fit_are_refused_not_lost():
     stream = RequestStream(np.zeros(3), np.array([10, 5000, 10]), np.array([5, 5, 50_000]), None)
     limits = EngineLimits(4, 512, 16, 100, 0, 10_000, True)
-    log = Cluster(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer()).run(stream)
+    log = one_pool(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer()).run(stream)
     assert list(log.failed) == [0, 1, 1]
     assert log.completed == 3
     assert set(log.refusals) == {"needs 313 KV blocks, the replica has 100", "longer than max_model_len 10000 tokens"}

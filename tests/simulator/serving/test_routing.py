@@ -3,10 +3,11 @@
 import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, assert_same, conversations, limits, run_both
 
-from simulator.serving import Cluster, EngineLimits, RouterConfig, RunLog
+from simulator.serving import EngineLimits, RouterConfig, RunLog
 from simulator.serving.routing import KvAware, PrefixAware
 from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
@@ -101,7 +102,7 @@ def test_prefix_aware_forgets_the_oldest():
 def test_fast_and_exact_route_alike(data, stream, replicas, routing, most):
     router = RouterConfig(max_outstanding=most, balance_abs_threshold=2)
     limit = data.draw(limits(stream, 1))
-    cluster = Cluster(replicas, routing, "vllm-v1", "fast", limit, TIMER, prefix_caching=True, router=router)
+    cluster = one_pool(replicas, routing, "vllm-v1", "fast", limit, TIMER, prefix_caching=True, router=router)
     fast, exact = run_both(cluster, stream)
     event("hits" if sum(fast.cached_tokens) else "no hits")
     event("preempted" if sum(fast.preemptions) else "not preempted")
@@ -141,7 +142,7 @@ H100_LIKE = LinearTimer(step_s=8e-3, token_s=2.2e-5, pair_s=1e-10, key_s=5e-9)
 def compare_routings(stream, replicas):
     ttft, rate = {}, {}
     for routing in ROUTINGS:
-        cluster = Cluster(replicas, routing, "vllm-v1", "fast", ENDLESS, H100_LIKE, prefix_caching=True)
+        cluster = one_pool(replicas, routing, "vllm-v1", "fast", ENDLESS, H100_LIKE, prefix_caching=True)
         log = cluster.run(stream)
         assert log.exact_steps == 0
         assert list(log.cached_tokens) == counted_hits(stream, list(log.replica), 16), routing

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, assert_same, limits, run_both
 
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.serving import Cluster, EngineLimits, RouterConfig
+from simulator.serving import EngineLimits, RouterConfig
 from simulator.speculation import AcceptanceSampler
 from simulator.workload import WorkloadConfig, generate_requests
 
@@ -59,7 +60,7 @@ def test_applications_share_their_own_system_prompt_only():
 def test_turns_find_all_that_their_replica_computed_before(replicas):
     """Counted from lengths alone: all whole blocks of the turn before, answer included but for its last token."""
     stream = sessions(120, system_prompt_tokens=50)
-    cluster = Cluster(replicas, "kv-aware", "vllm-v1", "fast", ENDLESS, TIMER, prefix_caching=True)
+    cluster = one_pool(replicas, "kv-aware", "vllm-v1", "fast", ENDLESS, TIMER, prefix_caching=True)
     log = cluster.run(stream)
     seen = [False] * replicas
     on = list(log.replica)
@@ -76,7 +77,7 @@ def test_turns_find_all_that_their_replica_computed_before(replicas):
 
 def test_a_turn_is_sent_when_its_user_has_thought():
     stream = sessions(100)
-    log = Cluster(2, "prefix-aware", "vllm-v1", "fast", ENDLESS, TIMER, prefix_caching=True).run(stream)
+    log = one_pool(2, "prefix-aware", "vllm-v1", "fast", ENDLESS, TIMER, prefix_caching=True).run(stream)
     assert log.completed == 100
     follow = np.flatnonzero(stream.follows >= 0)
     finished, arrival = np.asarray(log.finished_s), np.asarray(log.arrival_s)
@@ -94,7 +95,8 @@ def test_fast_and_exact_agree_on_conversations(data, seed, replicas, query_len, 
     limit = data.draw(limits(stream, query_len))
     router = RouterConfig(max_outstanding=data.draw(st.sampled_from([None, 2])))
     fast, exact = run_both(
-        Cluster(replicas, routing, "vllm-v1", "fast", limit, TIMER, sampler, prefix_caching=True, router=router), stream
+        one_pool(replicas, routing, "vllm-v1", "fast", limit, TIMER, sampler, prefix_caching=True, router=router),
+        stream,
     )
     event("hits" if sum(fast.cached_tokens) else "no hits")
     event("preempted" if sum(fast.preemptions) else "not preempted")
@@ -104,7 +106,7 @@ def test_fast_and_exact_agree_on_conversations(data, seed, replicas, query_len, 
 def test_turns_after_one_that_can_never_be_served_are_refused_too():
     stream = sessions(30, rate=100.0, turns=30)
     limit = EngineLimits(8, 512, 16, 1000, 0, 300, True)
-    log = Cluster(1, "round-robin", "vllm-v1", "fast", limit, LinearTimer()).run(stream)
+    log = one_pool(1, "round-robin", "vllm-v1", "fast", limit, LinearTimer()).run(stream)
     assert log.completed == 30
     failed = np.asarray(log.failed)
     assert 0 < failed.sum() < 30

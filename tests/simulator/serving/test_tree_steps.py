@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from one_pool import one_pool
 from test_fast_equals_exact import TIMER, assert_same, limits, run_both, streams
 
-from simulator.serving import Cluster
 from simulator.speculation import AcceptanceSampler
 
 
@@ -13,7 +13,7 @@ from simulator.speculation import AcceptanceSampler
 @given(st.data(), streams(), st.integers(1, 5), st.integers(0, 40), st.floats(0, 1))
 def test_trees(data, stream, depth, siblings, alpha):
     sampler = AcceptanceSampler(np.cumprod(np.full(depth, alpha)), seed=3)
-    cluster = Cluster(
+    cluster = one_pool(
         1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, depth + siblings + 1)), TIMER, sampler
     )
     fast, exact = run_both(cluster, stream)

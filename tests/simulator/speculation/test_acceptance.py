@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from one_pool import one_pool
 from stub_timers import LinearTimer
 
 from simulator.errors import ForerunError
-from simulator.serving import Cluster, EngineLimits
+from simulator.serving import EngineLimits
 from simulator.speculation import (
     AcceptanceConfig,
     AcceptanceSampler,
@@ -99,7 +100,7 @@ def test_simulator_reproduces_the_closed_form_speedup(alpha, drafted, ratio):
     def seconds(query_len, sampler):
         limits = EngineLimits(1, 4096, 16, 10_000, 0, 100_000, True, query_len, query_len - 1)
         timer = LinearTimer(step_s=target_s, draft_s=ratio * target_s * (query_len - 1))
-        log = Cluster(1, "round-robin", "vllm-v1", "fast", limits, timer, sampler).run(stream)
+        log = one_pool(1, "round-robin", "vllm-v1", "fast", limits, timer, sampler).run(stream)
         return np.asarray(log.finished_s)[-1], log
 
     plain, _ = seconds(1, None)

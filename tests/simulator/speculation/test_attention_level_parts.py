@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation.attention_level import (
@@ -45,7 +45,7 @@ def plain_timer(model="llama-3.1-8b", tensor_parallel=4):
         "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256},
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
-    return build_cluster(scenario_from(data, "test"), 0).cluster.timer.target
+    return build_alone(scenario_from(data, "test"), 0).main.timer.target
 
 
 @pytest.mark.parametrize(("seqs", "query_len", "context"), [(1, 1, 30_000), (4, 3, 5000), (2, 1, 100)])

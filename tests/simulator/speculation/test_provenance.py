@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation import borrowed_acceptance, curve_names, load_curve
@@ -113,8 +113,8 @@ def test_every_curve_s_target_that_the_catalogue_has_is_found(curve):
 
 
 def test_a_235b_model_s_curve_on_a_32b_is_no_calibrated_result():
-    own = build_cluster(chat({"curve": EAGLE3}), 0)
-    borrowed = build_cluster(chat({"curve": QWEN_235B}, model="qwen3-8b"), 0)
+    own = build_alone(chat({"curve": EAGLE3}), 0)
+    borrowed = build_alone(chat({"curve": QWEN_235B}, model="qwen3-8b"), 0)
     assert own.basis == "calibrated"
     assert borrowed.basis == "extrapolated"
     (note,) = [note for note in borrowed.notes if "borrowed" in note]

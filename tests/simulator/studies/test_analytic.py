@@ -11,7 +11,7 @@ from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.run import simulate
 from simulator.scenario import Scenario, load_scenario
-from simulator.serving import Cluster
+from simulator.serving import Fleet
 from simulator.studies.steady_state.estimate import estimate, max_request_rate
 from simulator.studies.steady_state.prices import verify_steps
 
@@ -144,7 +144,7 @@ def test_answers_without_simulating(monkeypatch):
     def refuse(*_args, **_kwargs):
         raise AssertionError("an event simulation was started")
 
-    monkeypatch.setattr(Cluster, "run", refuse)
+    monkeypatch.setattr(Fleet, "run", refuse)
     plain = scenario()
     first = estimate(plain, request_rate=4.0)
     assert estimate(plain, request_rate=4.0) == first

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hwprofiles import KernelLibrary
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -39,9 +39,9 @@ def scenario(**engine):
 )
 def test_kernels_by_engine_and_chip(chip, framework, backend, like):
     """The weights stay those of the format; only the kernel's parameters and what it multiplies in change."""
-    made = build_cluster(
+    made = build_alone(
         scenario(framework=framework, moe_backend=backend).with_values({"hardware.chip": chip}), 0
-    ).cluster.timer.target.deployment.kernels
+    ).main.timer.target.deployment.kernels
     plain = KernelLibrary(chip, framework)
     assert made.parameters("moe", "mxfp4") == plain.parameters("moe", like)
     shape = {"tokens": np.array([1, 64, 8192]), "num_experts": 128, "experts_per_token": 4, "hidden": 2880}
@@ -63,4 +63,4 @@ def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
 @pytest.mark.parametrize(("model", "message"), [("llama-3.1-8b", "no experts"), ("mixtral-8x7b", "experts in bf16")])
 def test_marlin_needs_experts_in_four_bits(model, message):
     with pytest.raises(ForerunError, match=f"engine.moe_backend: marlin .* {message}"):
-        build_cluster(scenario(moe_backend="marlin").with_values({"model": model}), 0)
+        build_alone(scenario(moe_backend="marlin").with_values({"model": model}), 0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_step import deployment
 
-from simulator.build import build_cluster
+from simulator.build import build_alone
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.timing import StepTimer, StepWork, causal_pairs, keys_read
@@ -19,7 +19,7 @@ def timer_of(model, **hardware):
         "hardware": {"chip": "h100-sxm", **hardware},
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
-    return build_cluster(scenario_from(data, "test"), 0).cluster.timer.target
+    return build_alone(scenario_from(data, "test"), 0).main.timer.target
 
 
 def first(steps):

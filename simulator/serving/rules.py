@@ -1,0 +1,107 @@
+"""Names of batching rules, routing policies and admission rules, and what else has to know of each.
+
+A further one is a class and an entry here; ``register_scheduler``, ``register_routing`` and ``register_admission`` add
+one of your own, which a scenario may then name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """What the rest of the simulator has to know of a batching rule."""
+
+    make: str | Callable[..., Any]
+    """Makes a ``Scheduler`` from limits, prefix cache and swap space; a text names module and class."""
+    mixes: bool = True
+    """Whether a step may compute prompts beside the sequences that decode; if not, prompts go first."""
+    cuts_prompts: bool = True
+    """Whether it can cut a prompt where a step's budget ends."""
+    budgets_decodes: bool = True
+    """Whether decoding sequences count against the token budget; if not, all of them decode."""
+    continuous: bool = True
+    """Whether requests join and leave the batch at any step."""
+    swaps: bool = False
+    """Whether it can copy what it preempts to host memory."""
+    pipelines: bool = False
+    """Whether it can fill pipeline stages with several batches."""
+    fast: bool = False
+    """Whether the fast path has it."""
+
+
+SCHEDULERS: dict[str, SchedulerFacts] = {
+    "vllm-v1": SchedulerFacts("simulator.serving.batching:UnifiedScheduler", swaps=True, pipelines=True, fast=True),
+    "prefill-first": SchedulerFacts(
+        "simulator.serving.batching:PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False
+    ),
+    "sglang": SchedulerFacts("simulator.serving.batching:SglangScheduler", mixes=False, budgets_decodes=False),
+    "static": SchedulerFacts(
+        "simulator.serving.batching:StaticScheduler", mixes=False, budgets_decodes=False, continuous=False
+    ),
+}
+ROUTING: dict[str, str | Callable[..., Any]] = {
+    "round-robin": "simulator.serving.routing:RoundRobin",
+    "least-outstanding": "simulator.serving.routing:LeastOutstanding",
+    "prefix-aware": "simulator.serving.routing:PrefixAware",
+    "kv-aware": "simulator.serving.routing:KvAware",
+}
+"""Each makes a ``Policy`` from a router's settings and a run's log."""
+ADMISSION: dict[str, str | Callable[..., Any]] = {
+    "queue": "simulator.serving.router:QueueWhenFull",
+    "refuse": "simulator.serving.router:RefuseWhenFull",
+}
+"""Each makes an ``Admission`` from a router's settings."""
+
+
+def register_scheduler(name: str, facts: SchedulerFacts) -> None:
+    """Let scenarios name a batching rule of your own."""
+    SCHEDULERS[name] = facts
+
+
+def register_routing(name: str, make: Callable[..., Any]) -> None:
+    """Let scenarios name a routing policy of your own."""
+    ROUTING[name] = make
+
+
+def register_admission(name: str, make: Callable[..., Any]) -> None:
+    """Let scenarios name an admission rule of your own."""
+    ADMISSION[name] = make
+
+
+def made(make: str | Callable[..., Any], *arguments: Any) -> Any:
+    """What ``make`` makes of the arguments; a text is looked up as ``module:name``."""
+    if not isinstance(make, str):
+        return make(*arguments)
+    module, _, name = make.partition(":")
+    return getattr(import_module(module), name)(*arguments)
+
+
+def _known(names: Mapping[str, object], name: str) -> str:
+    if name not in names:
+        *others, last = (f"'{known}'" for known in names)
+        raise PydanticCustomError("literal_error", f"Input should be {', '.join(others)} or {last}")
+    return name
+
+
+def _listed(names: Mapping[str, object], schema: dict[str, Any]) -> None:
+    schema["enum"] = list(names)
+
+
+SchedulerName = Annotated[
+    str, AfterValidator(partial(_known, SCHEDULERS)), Field(json_schema_extra=partial(_listed, SCHEDULERS))
+]
+RoutingName = Annotated[
+    str, AfterValidator(partial(_known, ROUTING)), Field(json_schema_extra=partial(_listed, ROUTING))
+]
+AdmissionName = Annotated[
+    str, AfterValidator(partial(_known, ADMISSION)), Field(json_schema_extra=partial(_listed, ADMISSION))
+]
