@@ -105,9 +105,8 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
             f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)"
         )
     place = f"{folder}/{name}.yaml"
-    return _validate(
-        _parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place), place, model
-    )
+    data = _parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place)
+    return _validate(_extended(data, place, model), place, model)
 
 
 def _load_file(path: Path, model: type[_R]) -> _R:

@@ -15,7 +15,8 @@ from hwprofiles.parameters import FAMILIES
 from hwprofiles.schema import KINDS
 
 CONTRACT_CHIPS = """h100-sxm h100-pcie h200-sxm b200-sxm a100-sxm-80gb a100-sxm-40gb a100-pcie-80gb l40s mi300x
-    rtx-4090 rtx-pro-6000 apple-m3-max n150 n300 p150 cpu"""
+    rtx-4090 rtx-pro-6000 apple-m3-max n150 n300 p150 cpu mi355x gb300 h20 rtx-5090 apple-m1-max apple-m4 apple-m4-pro
+    apple-m3-ultra"""
 CONTRACT_LINKS = """nvlink2 nvlink3 nvlink4 nvlink5 pcie3-x16 pcie4-x16 pcie5-x16 ethernet-100g ethernet-400g
     infiniband-ndr infiniband-hdr tenstorrent-ethernet infinity-fabric"""
 
@@ -133,6 +134,46 @@ def test_catalogue_agrees_with_published_figures(shared_data):
             continue
         checked += 1
     assert checked > 50
+
+
+LOCAL_NAMES = {
+    "Tesla V100": "v100-pcie", "Tesla P40": "p40", "Radeon AI PRO R9700": "r9700", "RTX A6000": "rtx-a6000",
+    "RTX 6000 Ada": "rtx-6000-ada", "RTX PRO 6000 Blackwell": "rtx-pro-6000", "Radeon 8060S": "strix-halo",
+    "RTX PRO 6000 Blackwell Max-Q": "rtx-pro-6000-max-q", "M4 Max 36GB": "apple-m4-max-32",
+}  # fmt: skip
+
+
+def test_local_chips_have_the_bandwidth_that_was_collected(shared_data):
+    """Memory bandwidth decides single-stream decoding; the collected sheets round, by 2 % for the H100 PCIe."""
+    compared = 0
+    with open(shared_data / "local" / "chips.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            plain = row["chip"].lower().replace(" ", "-")
+            name = LOCAL_NAMES.get(row["chip"], f"apple-{plain}" if row["vendor"] == "Apple" else plain)
+            if name in chip_names() and row["memory_bandwidth_gb_s"]:
+                bandwidth = float(row["memory_bandwidth_gb_s"]) * 1e9
+                assert load_chip(name).memory.bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=0.025), name
+                compared += 1
+    assert compared >= 40
+
+
+def test_a_sister_of_the_catalogue_extends_another():
+    """What it does not state is the other's; kernels fitted on the other stand in as those of its architecture."""
+    sister, base = load_chip("rtx-5090"), load_chip("rtx-pro-6000")
+    assert sister.host == base.host
+    assert sister.price is None
+    assert (sister.like, sister.kernels) == ("rtx-pro-6000", {})
+    assert sister.compute.cores == 170
+
+
+def test_weights_of_16_bits_run_where_there_are_no_tensor_cores():
+    assert load_chip("p40").peak_flops("bf16") == load_chip("p40").compute.dense_flops_per_s["fp32"]
+
+
+def test_announced_figures_are_labelled():
+    rubin = load_chip("rubin")
+    assert "announced" in rubin.description
+    assert {rubin.sources[group].kind for group in ("compute", "memory", "on_chip", "power")} == {"assumed"}
 
 
 def test_unknown_names_suggest():
