@@ -73,6 +73,16 @@ class Fit(Record):
     (``latency``, ``memory``, ``compute``), over ``all`` of them, and ``outside`` the fitted ranges."""
 
 
+class FittedOn(Record):
+    """Rows of one table that a constant was fitted on; pages say from these entries alone what was fitted on what."""
+
+    table: str = Field(min_length=1)
+    """A published table or a file of measurements, by its name without ending."""
+    rows: str = "all"
+    split: str = ""
+    """``train=SHARE,seed=N`` where the rows are the training side of one."""
+
+
 class Source(Record):
     """Where a group of numbers comes from."""
 
@@ -83,3 +93,5 @@ class Source(Record):
     """Measured rows a fit rests on."""
     held_out_mape: NonNegative | None = None
     """Mean absolute percentage error of a fit on rows it has not seen, in percent."""
+    fitted_on: tuple[FittedOn, ...] = ()
+    """Tables that fitted numbers rest on."""

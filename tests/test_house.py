@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
+    ("validation",),
     ("forerun",),
     ("dashboards",),
     ("simulator.cli",),
@@ -54,7 +55,7 @@ def floor(name: str) -> int:
 
 
 def sources() -> list[Path]:
-    folders = ("forerun", "simulator", "hwprofiles", "traces", "dashboards")
+    folders = ("forerun", "simulator", "hwprofiles", "traces", "dashboards", "validation")
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

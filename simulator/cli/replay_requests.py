@@ -61,8 +61,8 @@ def requests(
     from simulator.cli.replay_run_tables import request_tables
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
-    from simulator.replay.gate import parse_limit
-    from simulator.replay.requests import exceeded, replay_requests, requests_document
+    from simulator.replay.gate import exceeded, parse_limit
+    from simulator.replay.requests import replay_requests, requests_document
     from simulator.replay.split import parse_split
     from simulator.scenario import load_scenario
     from simulator.workers import Workers, cores
@@ -86,7 +86,7 @@ def requests(
             write_text_atomically(out / "replay.json", json_text(document))
             write_requests_report(document, out / "report.html")
         emit(document, json_file, request_tables(document))
-    lines = exceeded(limits, report.scores)
+    lines = exceeded(limits, report.gated)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
     return EXIT_GATE_FAILED if lines else 0

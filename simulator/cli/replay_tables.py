@@ -34,6 +34,11 @@ def replay_tables(document: dict[str, Any]) -> list[RenderableType]:
             style=None if whole else "dim",
         )
     parts: list[RenderableType] = [title, table]
+    untold = {op: counts["not told"] for op, counts in document["cache"].items() if "not told" in counts}
+    if untold:
+        rows_of = ", ".join(f"{count:,} rows of {op}" for op, count in untold.items())
+        words = f"Priced cold: {rows_of} do not say whether their operands were on the chip (cache: warm if repeated)"
+        parts.append(Text(words))
     if document["skipped"]:
         rows = [(reason, f"{count:,}") for reason, count in document["skipped"].items()]
         parts.append(pairs_table("Not scored", rows))

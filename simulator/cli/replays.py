@@ -67,7 +67,7 @@ def kernels(
     from simulator.cli.replay_tables import replay_tables
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
-    from simulator.replay import broken, load_residuals, parse_limit, parse_split, replay_kernels, report_document
+    from simulator.replay import exceeded, load_residuals, parse_limit, parse_split, replay_kernels, report_document
     from simulator.replay.kernels import trace_library
     from traces.kernels import concatenate, read_kernels
 
@@ -86,7 +86,7 @@ def kernels(
             write_text_atomically(out / "replay.json", json_text(document))
             write_replay_report(report, out / "report.html")
         emit(document, json_file, replay_tables(document))
-    lines = broken(limits, report.overall, report.groups)
+    lines = exceeded(limits, report.gated)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
     return EXIT_GATE_FAILED if lines else 0

@@ -1,20 +1,28 @@
-"""``forerun validate``: the pages that say how far to trust the predictions."""
+"""``forerun validate``: predictions beside what ships of measurements, and a check that no error has grown."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli import validation_parts
 from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
+
+if TYPE_CHECKING:
+    from simulator.replay.validation import ErrorRow, Outcome
 
 EXIT_GATE_FAILED = 1
 MARGIN = 1.0
+GATES = ("mape", "bias", "wrong_sign")
 
-validations = typer.Typer(help="Measurements beside predictions, as pages, and a check that no error has grown.")
+validations = typer.Typer(help="Measurements beside predictions, and a check that no error has grown.")
+
+QuickOption = Annotated[bool, typer.Option("--quick", help="Leave out fits and grown trees; says what it left out.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Compute everything anew, whatever earlier runs kept.")]
+JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; default: every core.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,11 +32,13 @@ def register(app: typer.Typer) -> None:
         invoke_without_command=True,
         epilog="Example: forerun validate --check docs/validation/errors.json --margin 1.0",
     )(check_errors)
-    validation_parts.register(validations)
-    validations.command(
-        "speculation",
-        epilog="Example: forerun validate speculation --out docs/validation --fail-above all.mape=25",
-    )(speculation)
+    for name, command, example in (
+        ("kernels", kernels, "kernels --json -"),
+        ("alspec", alspec, "alspec"),
+        ("all", everything, "all --json errors.json"),
+        ("speculation", speculation, "speculation --fail-above all.mape=25"),
+    ):
+        validations.command(name, epilog=f"Example: forerun validate {example}")(command)
 
 
 def check_errors(
@@ -40,10 +50,15 @@ def check_errors(
     margin: Annotated[
         float, typer.Option(min=0.0, help="Growth of a mean absolute error that is allowed, in percentage points.")
     ] = MARGIN,
+    quick: QuickOption = False,
+    fresh: FreshOption = False,
+    jobs: JobsOption = None,
 ) -> int:
-    """Check predictions against the errors on record, or write the pages that say how far to trust them."""
-    import sys
+    """Check predictions against the errors on record, or show how far off they are on what ships.
 
+    Rows of the record that need measured tables which do not ship are counted and left; parts whose code, data and
+    libraries have not changed since they were computed last are taken from the cache.
+    """
     from simulator.errors import ForerunError
     from simulator.replay.validation import grown_errors, read_errors
 
@@ -53,19 +68,43 @@ def check_errors(
         return 0
     if context.invoked_subcommand is not None:
         raise ForerunError(f"--check: checks everything that ships by itself; leave out '{context.invoked_subcommand}'")
-    recorded = [row for row in read_errors(check) if row.ships]
+    record = read_errors(check)
+    recorded = [row for row in record if row.ships]
     if not recorded:
-        raise ForerunError(f"{check}: no error of what ships is on record (forerun validate all --out DIR writes it)")
-    now = validation_parts.shipped_errors(sorted({row.section for row in recorded}))
-    lines = grown_errors(now, recorded, margin)
+        raise ForerunError(f"{check}: no error of what ships is on record (python -m validation all --out DIR)")
+    outcome = _shipped(sorted({row.section for row in recorded}), True, quick, fresh, jobs)
+    skipped = {(part.section, part.name) for part in outcome.left_out}
+    asked = [row for row in recorded if not any(row.of_part(*part) for part in skipped)]
+    lines = grown_errors(outcome.rows, asked, margin)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
-    print(f"{len(recorded) - len(lines)} of {len(recorded)} errors on record hold within {margin:g} percentage points")
+    print(f"{len(asked) - len(lines)} of {len(asked)} errors on record hold within {margin:g} percentage points")
+    if outcome.left_out:
+        names = ", ".join(part.name for part in outcome.left_out)
+        print(f"Left out by --quick: {len(recorded) - len(asked)} rows of {names}")
+    if len(record) > len(recorded):
+        print(f"Not checked: {len(record) - len(recorded)} rows on measured tables that do not ship")
     return EXIT_GATE_FAILED if lines else 0
 
 
+def kernels(fresh: FreshOption = False, json_file: JsonOption = None) -> int:
+    """Score kernels of the shipped sample: one CPU core, with its limits alone and fitted."""
+    return _show(["kernels"], fresh, None, json_file)
+
+
+def alspec(json_file: JsonOption = None) -> int:
+    """Put the published results of attention-level speculation beside what one parameter set gives."""
+    return _show(["attention"], True, 1, json_file)
+
+
+def everything(fresh: FreshOption = False, jobs: JobsOption = None, json_file: JsonOption = None) -> int:
+    """Score all that ships: kernels of a CPU core, published speed-ups, attention-level speculation."""
+    from simulator.replay.validation.errors import SECTIONS
+
+    return _show(SECTIONS, fresh, jobs, json_file)
+
+
 def speculation(
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write speculation.md here.")] = None,
     group: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only rows of this published table.")] = None,
     fail_above: Annotated[
         list[str] | None,
@@ -79,53 +118,79 @@ def speculation(
     """Predict every published speculation speedup and show how far off the predictions are."""
     from simulator.errors import ForerunError, did_you_mean
     from simulator.metrics.document import forerun_version
-    from simulator.metrics.files import write_text_atomically
-    from simulator.replay.speculation import (
-        broken_gates,
-        compare_published,
-        curve_scores,
-        load_published,
-        parse_gates,
-        validation_document,
-        validation_page,
-    )
+    from simulator.replay import speculation as published
+    from simulator.replay.gate import exceeded, parse_limit
 
-    rows = load_published()
+    rows = published.load_published()
     known = sorted({row.group for row in rows})
     for name in group or ():
         if name not in known:
             raise ForerunError(f"--group {name}: no such table{did_you_mean(name, known)} (one of {', '.join(known)})")
-    gates = parse_gates(fail_above or (), known)
+    limits = [parse_limit(text, GATES, known) for text in fail_above or ()]
     asked = [row for row in rows if not group or row.group in group]
-    with checked_outputs(out, json_file):
+    with checked_outputs(None, json_file):
         with Progress(json_file != "-", "published rows") as bar:
-            compared, left = compare_published(asked, bar.update)
-        curves = [] if group else curve_scores()
-        document = validation_document(compared, left, curves) | {"version": forerun_version()}
-        printed: list[Any] = [_table(document)]
-        if out is not None:
-            page = out / "speculation.md"
-            write_text_atomically(page, validation_page(compared, left, curves, forerun_version()))
-            printed.append(f"page: {page}")
-        broken = broken_gates(gates, [*document["groups"], *document["overall"]])
-        emit(document | {"broken": broken}, json_file, printed)
+            compared, left = published.compare_published(asked, bar.update)
+        scores = published.group_scores(compared)
+        scores += [published.group_score(published.ALL, compared)] if compared else []
+        broken = exceeded(limits, [(score.group, score.group, score) for score in scores])
+        document = published.speculation_document(compared, left, [] if group else published.curve_scores())
+        emit(document | {"version": forerun_version(), "broken": broken}, json_file, [_groups(document)])
     for words in broken:
         print(f"forerun: {words}", file=sys.stderr)
-    return 1 if broken else 0
+    return EXIT_GATE_FAILED if broken else 0
 
 
-def _table(document: dict[str, Any]) -> Any:
+def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs: int | None) -> Outcome:
+    from simulator.replay.validation import Cache, cache_folder, digest_of, shipped_errors
+    from simulator.workers import cores
+
+    cache = None if fresh else Cache(cache_folder(), digest_of("simulator.replay.validation.shipped"))
+    with Progress(bar, "comparisons") as progress:
+        return shipped_errors(sections, jobs or cores(), quick, cache, progress.update)
+
+
+def _show(sections: Sequence[str], fresh: bool, jobs: int | None, json_file: str | None) -> int:
+    from simulator.metrics.document import forerun_version
+    from simulator.replay.validation import errors_document
+
+    with checked_outputs(None, json_file):
+        rows = _shipped(sections, json_file != "-", False, fresh, jobs).rows
+        emit(errors_document(rows, forerun_version()), json_file, error_tables(rows))
+    return 0
+
+
+def error_tables(rows: Sequence[ErrorRow]) -> list[Any]:
+    """One table per section that has rows."""
+    from rich.table import Table
+
+    from simulator.replay.validation.errors import SECTIONS
+
+    parts: list[Any] = []
+    for section in SECTIONS:
+        found = [row for row in rows if row.section == section]
+        if found:
+            table = Table(title=f"{section}: errors in percent of the measurement")
+            for name in ("comparison", "predicted", "n", "MAPE", "median", "bias", "basis"):
+                table.add_column(name, justify="right" if name in ("n", "MAPE", "median", "bias") else "left")
+            for row in found:
+                figures = (f"{row.mape:.1f}", _number(row.median_ape, ".1f"), _number(row.bias, "+.1f"))
+                table.add_row(row.name, row.metric, f"{row.n:,}", *figures, row.basis or "")
+            parts.append(table)
+    return parts
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _groups(document: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table(title=f"{len(document['rows'])} published rows predicted, {len(document['not_predicted'])} not")
     for name in ("table", "rows", "MAPE", "bias", "side of 1 right"):
         table.add_column(name, justify="left" if name == "table" else "right")
     for group in document["groups"]:
-        table.add_row(
-            group["group"],
-            str(group["rows"]),
-            f"{group['mape']:.1f} %",
-            f"{group['bias']:+.1f} %",
-            f"{group['right_sign']:.0f} %",
-        )
+        figures = (f"{group['mape']:.1f} %", f"{group['bias']:+.1f} %", f"{group['right_sign']:.0f} %")
+        table.add_row(group["group"], str(group["rows"]), *figures)
     return table

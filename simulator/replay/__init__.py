@@ -1,7 +1,7 @@
 """Predictions against measurements: kernels, and the calibration that follows from them."""
 
 from simulator.replay.calibrate import Calibration, FamilyFit, calibrate, calibration_document, write_profile
-from simulator.replay.gate import Limit, broken, parse_limit
+from simulator.replay.gate import Limit, exceeded, parse_limit
 from simulator.replay.kernels import ReplayReport, replay_kernels, report_document, worst_rows
 from simulator.replay.predict import Prediction, predict_table
 from simulator.replay.residual import Residuals, load_residuals, residual_path, save_residuals
@@ -17,9 +17,9 @@ __all__ = [
     "Residuals",
     "Score",
     "Split",
-    "broken",
     "calibrate",
     "calibration_document",
+    "exceeded",
     "load_residuals",
     "parse_limit",
     "parse_split",

@@ -17,7 +17,7 @@ from hwprofiles.catalogue import load_defaults
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
-from hwprofiles.records import Fit
+from hwprofiles.records import Fit, FittedOn
 from simulator.errors import ForerunError
 from simulator.replay.evidence import conformal_intervals, inside_ranges, interval_ends, seen_ranges
 from simulator.replay.fit import FEW_ROWS, fit, loss
@@ -79,6 +79,7 @@ def calibrate(
     seed: int = 0,
     reference: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    judge: bool = True,
 ) -> Calibration:
     """Fit every kernel family of which a trace has rows.
 
@@ -94,6 +95,7 @@ def calibrate(
         seed: of every random choice.
         reference: what the profile says it was fitted on; default: the trace's files.
         progress: called with (families done, families).
+        judge: estimate errors and intervals; without, only parameters are fitted, for rows that are judged elsewhere.
 
     Raises:
         ForerunError: rows of several devices, a wrong unit, or no family with enough rows.
@@ -121,6 +123,10 @@ def calibrate(
             continue
         parameters, few = _fit_family(rows, chip, library, family, dtype, split, seed)
         source = reference or _reference(table)
+        if not judge:
+            source_only = Source(kind="fitted", reference=source, date=_month(), rows=len(rows))
+            sets.setdefault(family, {})[dtype] = parameters.model_copy(update={"source": source_only, "fit": None})
+            continue
         one, correction = _judged(rows, chip, family, dtype, parameters, split, few, source, residual, seed)
         sets.setdefault(family, {})[dtype] = one.parameters
         fits.append(one)
@@ -132,7 +138,7 @@ def calibrate(
     )
     for dtype, one_pass in mixed.items():
         sets["attention_prefill"][dtype] = one_pass
-    if not fits:
+    if not sets:
         raise ForerunError(f"{table.source}: no kernel family has the {MIN_ROWS} rows a fit needs")
     own = {name: {family: dict(found) for family, found in families.items()} for name, families in chip.kernels.items()}
     for family, by_dtype in sets.items():
@@ -234,9 +240,10 @@ def _judged(
     source = Source(
         kind="fitted",
         reference=reference,
-        date=date.today().strftime("%Y-%m"),
+        date=_month(),
         rows=len(seen),
         held_out_mape=round(float(error.mean()), 2),
+        fitted_on=_fitted_on(rows, split, few),
     )
     kept = parameters.model_copy(update={"source": source, "fit": Fit(ranges=ranges, intervals=intervals)})
     correction, residual_mape = None, None
@@ -309,6 +316,17 @@ def _of_library(table: KernelTable, library: str, skipped: dict[str, int]) -> Ke
     if not keep.all():
         skipped[f"another library than {library}"] = int((~keep).sum())
     return table.where(keep)
+
+
+def _month() -> str:
+    return date.today().strftime("%Y-%m")
+
+
+def _fitted_on(table: KernelTable, split: Split, few: bool) -> tuple[FittedOn, ...]:
+    """The files that a fit saw rows of, and which."""
+    names = dict.fromkeys(Path(name).name.split(".")[0] for name in table.source.split(", "))
+    words = "" if few else f"train={split.train:g},seed={split.seed}"
+    return tuple(FittedOn(table=name, split=words) for name in names if name)
 
 
 def _reference(table: KernelTable) -> str:

@@ -13,6 +13,7 @@ from hwprofiles import KernelLibrary
 from hwprofiles.choice import PORTABLE
 from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
+from simulator.replay.gate import ALL
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import BASES, REGIMES, Prediction, predict_table
 from simulator.replay.residual import Residuals
@@ -57,6 +58,12 @@ class ReplayReport:
     def basis(self) -> str:
         """The weakest basis among the scored rows."""
         return BASES[int(self.prediction.basis.min())]
+
+    @property
+    def gated(self) -> list[tuple[str, str, Score]]:
+        """Scores by the names that limits have for them: ``all``, and every operation, in each format that occurs."""
+        whole = [(ALL, "overall", self.overall)]
+        return whole + [(g.op, f"{g.op} {g.dtype}", g) for g in self.groups if g.regime == "all"]
 
 
 def replay_kernels(
@@ -170,10 +177,28 @@ def report_document(report: ReplayReport) -> dict[str, Any]:
         "split": None if report.split is None else report.split._asdict(),
         "groups": [group._asdict() for group in report.groups],
         "overall": report.overall._asdict(),
+        "cache": cache_states(report.table),
         "skipped": report.skipped,
         "worst": worst_rows(report),
         "version": forerun_version(),
     }
+
+
+PRICED_BY_CACHE = ("attention_decode", "attention_mixed", "elementwise")
+
+
+def cache_states(table: KernelTable) -> dict[str, dict[str, int]]:
+    """Rows by operation whose operands may still have been on the chip (``warm``), not (``cold``), or ``not told``.
+
+    Only operations whose price depends on it; what is not told is priced cold.
+    """
+    op, cache = table.word("op"), table.word("cache")
+    found: dict[str, dict[str, int]] = {}
+    for name in PRICED_BY_CACHE:
+        codes = cache.codes[op.equals(name)]
+        if len(codes):
+            found[name] = {(cache.names[code] or "not told"): int((codes == code).sum()) for code in np.unique(codes)}
+    return found
 
 
 def worst_rows(report: ReplayReport, count: int = WORST_ROWS) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hwprofiles import ProfileError
 from simulator.errors import ForerunError, did_you_mean
-from simulator.replay.gate import Limit
+from simulator.replay.gate import ALL
 from simulator.replay.rerun import rerun
 from simulator.replay.run_intervals import Interval, coverage90, run_intervals
 from simulator.replay.serving_names import chip_name, framework_name, model_name
@@ -87,6 +87,14 @@ class RequestReplay:
     split: Split | None
     seed: int
     scenario: Scenario
+
+    @property
+    def gated(self) -> list[tuple[str, str, RunScore]]:
+        """Scores over all runs by the names that limits have for them: a metric, its short name, ``all`` of them."""
+        overall = [score for score in self.scores if score.group == ALL]
+        short = [(name, score) for score in overall for name, metric in SHORT_NAMES.items() if metric == score.metric]
+        named = [(name, s) for s in overall for name in (ALL, s.metric)] + short
+        return [(name, score.metric, score) for name, score in named]
 
 
 def replay_requests(
@@ -237,25 +245,6 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
         return fact >= number if sign == ">=" else fact <= number
 
     return compared
-
-
-def exceeded(limits: Sequence[Limit], scores: Sequence[RunScore]) -> list[str]:
-    """One line per limit that is exceeded over all runs; a limit without a metric holds for every metric.
-
-    Raises:
-        ForerunError: a limit on a metric that no run has.
-    """
-    overall = {score.metric: score for score in scores if score.group == "all"}
-    lines = []
-    for limit in limits:
-        name = SHORT_NAMES.get(limit.op, limit.op)
-        if name != "all" and name not in overall:
-            raise ForerunError(f"--fail-above: no '{limit.op}' was scored (there are {', '.join(overall)})")
-        for metric in overall if name == "all" else (name,):
-            value = float(getattr(overall[metric], limit.metric))
-            if abs(value) > limit.value:
-                lines.append(f"{metric}: {limit.metric} {value:.2f} % exceeds {limit.value:g} %")
-    return lines
 
 
 def requests_document(replay: RequestReplay) -> dict[str, Any]:

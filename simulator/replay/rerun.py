@@ -106,7 +106,7 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
     """
     scenario = run_scenario(run, base)
     stream = _stream(run, scenario, seed)
-    if load_framework(scenario.engine.framework).kernel_library == "trtllm":
+    if load_framework(scenario.engine.framework).kernel_library == "trtllm" and not scenario.pools:
         scenario = _never_evicting(scenario, stream)
     result = simulate(scenario, seed, stream=stream)
     summary = summarise(result)

@@ -108,7 +108,8 @@ class Residuals:
             prediction.seconds[rows] = corrected
             fit = kernels.parameters(family, dtype).fit
             fitted = correction.ranges if fit is None else fit.ranges
-            put_intervals(prediction, rows, correction.intervals, inside_ranges(fitted, part))
+            learned = inside_ranges(correction.ranges, part)  # the others stay as physics has them, interval and all
+            put_intervals(prediction, rows[learned], correction.intervals, inside_ranges(fitted, part)[learned])
 
     def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
         """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""

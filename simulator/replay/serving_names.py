@@ -8,8 +8,7 @@ from functools import cache
 from simulator.llm.load import architecture_aliases, architecture_names
 
 _CHIPS = (
-    (r"gb200", "gb200"),
-    (r"gb300", None),
+    (r"gb[23]00", None),
     (r"b200", "b200-sxm"),
     (r"b300", "b300-sxm"),
     (r"h200", "h200-sxm"),
@@ -19,21 +18,12 @@ _CHIPS = (
     (r"a100.*pcie.*80", "a100-pcie-80gb"),
     (r"a100.*40", "a100-sxm-40gb"),
     (r"a100", "a100-sxm-80gb"),
-    (r"l40s", "l40s"),
-    (r"l4$", "l4"),
-    (r"mi300x", "mi300x"),
-    (r"rtx ?-?pro ?-?6000", "rtx-pro-6000"),
-    (r"rtx ?-?4090", "rtx-4090"),
-    (r"rtx ?-?3090", "rtx-3090"),
-    (r"n150", "n150"),
-    (r"n300", "n300"),
-    (r"p150", "p150"),
 )
-"""Patterns of device names, most telling first, and the chip each means; None = a chip the catalogue does not have."""
+"""Patterns of device names, most telling first, and the chip each means; None = the chip of that very name, if any."""
 _ENGINES = {"trtllm": r"trt|tensorrt", "sglang": r"sglang|^sgl", "vllm": r"vllm"}
 _OLDER = {"trtllm": (16, "trtllm-0.14"), "vllm": (13, "vllm-0.11")}
 """Last minor version of an engine's earlier parameter set, and that set."""
-_NOT_ONE_ENGINE = r"dynamo|mori|atom|mindie|lmdeploy|metal"
+_OTHER_ENGINE = r"atom|mindie|lmdeploy|metal"
 _SUFFIXES = ("-fp8-dynamic", "-fp8", "-nvfp4", "-fp4", "-bf16", "-instruct", "-chat", "-it", "-hf", "-0528", "-v0.1",
              "-awq", "-gptq")  # fmt: skip
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "half": "bf16", "16-bit": "bf16",
@@ -51,18 +41,20 @@ def chip_name(text: str, known: tuple[str, ...]) -> str | None:
     word = text.strip().lower().replace("_", "-")
     if word in known:
         return word
-    for pattern, name in _CHIPS:
-        if re.search(pattern, word):
-            return name
-    return None
+    name = next((name for pattern, name in _CHIPS if re.search(pattern, word)), None)
+    if name is not None:
+        return name
+    plain = re.sub(r"[ -]", "", word)  # RTX 4090, RTX4090, nvidia-l40s, Instinct MI300X
+    named = [chip for chip in known if re.search(rf"{chip.replace('-', '')}(?![0-9])", plain)]
+    return max(named, key=len, default=None)
 
 
 def framework_name(text: str) -> str | None:
-    """``vllm``, ``sglang`` or ``trtllm``; None for another engine, or one under an orchestrator."""
+    """``vllm``, ``sglang`` or ``trtllm``, also under an orchestrator such as dynamo; None for another engine."""
     word = text.strip().lower()
     if word == "generic":
         return word
-    if re.search(_NOT_ONE_ENGINE, word):
+    if re.search(_OTHER_ENGINE, word):
         return None
     return next((name for name, pattern in _ENGINES.items() if re.search(pattern, word)), None)
 

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.yaml_files import parse
+from hwprofiles import Source
 from simulator.errors import ForerunError, did_you_mean
-
-
-class OverheadSource(BaseModel):
-    """Where an entry's figures come from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["datasheet", "measured", "fitted", "assumed"]
-    reference: str
-    date: str
 
 
 class DraftOverhead(BaseModel):
@@ -35,7 +25,7 @@ class DraftOverhead(BaseModel):
     """Per drafting sequence and step; of a look-up on the host, its own time."""
     per_context_token_s: float = Field(default=0.0, ge=0)
     """Per context token scanned in each step: look-ups on the host."""
-    source: OverheadSource
+    source: Source
 
 
 VLLM_2025 = "vllm-2025"
@@ -57,4 +47,4 @@ def load_draft_overhead(framework: str, method: str) -> DraftOverhead:
         raise ForerunError(
             f"speculation.method: no drafter '{method}'{did_you_mean(method, known)} (one of {', '.join(known)})"
         )
-    return DraftOverhead.model_validate({**row, "source": {**row["source"], "date": str(row["source"]["date"])}})
+    return DraftOverhead.model_validate(row)

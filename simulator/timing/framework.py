@@ -12,18 +12,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.yaml_files import parse
-from hwprofiles import Chip
+from hwprofiles import Chip, Source
 from simulator.errors import ForerunError, did_you_mean
-
-
-class FrameworkSource(BaseModel):
-    """Where a framework's figures come from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["datasheet", "measured", "fitted", "assumed"]
-    reference: str
-    date: str
 
 
 class Framework(BaseModel):
@@ -72,7 +62,7 @@ class Framework(BaseModel):
     the whole context again (vLLM's batch expansion of 2024)."""
     scored_row_s: float = Field(default=0.0, ge=0)
     """Host time for each verified draft token that is a sequence of its own."""
-    source: FrameworkSource
+    source: Source
 
     @property
     def kernel_library(self) -> str:
@@ -184,6 +174,4 @@ def load_framework(name: str) -> Framework:
         raise ForerunError(
             f"engine.framework: no framework '{name}'{did_you_mean(name, known)} (one of {', '.join(known)})"
         )
-    entry = dict(known[name])
-    entry["source"] = {**entry["source"], "date": str(entry["source"]["date"])}
-    return Framework(name=name, **entry)
+    return Framework(name=name, **known[name])

@@ -62,7 +62,7 @@ COMMANDS = {
     "replay": ("replay", "kernels", "KERNELS", "--chip", "h100-sxm", "--out", "OUT"),
     "calibrate": ("calibrate", "KERNELS", "--chip", "h100-sxm", "--output", "OUT/profile.yaml"),
     "report": ("report", "RUN", "--output", "OUT/page.html"),
-    "validate": ("validate", "speculation", "--group", "GROUP", "--out", "OUT"),
+    "validate": ("validate", "speculation", "--group", "GROUP", "--json", "OUT/v.json"),
 }
 
 

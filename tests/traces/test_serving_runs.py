@@ -203,7 +203,10 @@ def test_bad_steps_name_the_place(tmp_path, text, told):
 def test_published_tables(shared_data):
     unified = read_runs(shared_data / "serving" / "inferencex.csv")
     assert len(unified) == 1243
-    assert sum(run.unusable == "disaggregated prefill and decode" for run in unified) == 291
+    apart = [run for run in unified if run.unusable is None and "pools" in run.settings]
+    assert len(apart) == 198, "of 291; depths of drafts, or workers, are not told of the others"
+    sglang = read_runs(shared_data / "serving" / "sgl-cookbook.csv")
+    assert sum(run.unusable is None for run in sglang) == 76, "lengths are drawn from 1 to the one named"
     silicon = read_runs(shared_data / "kernels" / "aiconfigurator" / "e2e")
     assert len(silicon) == 3771
     blis = read_runs(shared_data / "serving" / "blis" / "eval38_ground_truth.csv")
@@ -239,6 +242,25 @@ def test_rows_of_the_silicon_table_by_origin(tmp_path, row, seqs, inputs, output
 def test_a_table_of_settings_alone_says_what_it_lacks(tmp_path):
     with pytest.raises(TraceError, match="no metric is given"):
         read_runs(written(tmp_path, "run,model,chip\na,llama-3.1-8b,h100-sxm\n", "own.csv"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout"),
+    [
+        ({"tensor_parallel_size": 2, "data_parallel_size": 1, "enable_expert_parallel": False}, (2, None, None, None)),
+        ({"tensor_parallel_size": 1, "data_parallel_size": 2, "enable_expert_parallel": False}, (1, None, None, 2)),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True}, (2, 4, 2, None)),
+        ({"tensor_parallel_size": 4, "enable_expert_parallel": True}, (4, 4, None, None)),
+    ],
+)
+def test_parallel_layouts_of_llmservingsim_are_read(tmp_path, engine, layout):
+    """vLLM's ``data_parallel_size``: independent engines, or groups of attention before shared experts."""
+    request = {"arrival_time": 0.0, "input_toks": 4, "output_toks": 3, "queued_ts": 1.0, "first_token_ts": 2.0,
+               "last_token_ts": 3.0}  # fmt: skip
+    file = written(tmp_path, json.dumps(request) + "\n", "requests.jsonl")
+    (tmp_path / "meta.json").write_text(json.dumps({"engine_kwargs": {"model": "m", **engine}}))
+    (run,) = read_runs(file)
+    assert (run.tensor_parallel, run.expert_parallel, run.data_parallel_attention, run.replicas) == layout
 
 
 def test_served_tables_of_every_kind(shared_data):

@@ -77,7 +77,8 @@ def test_figures_that_mean_something_else_are_left_out(tmp_path, changes, absent
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"disagg": "true"}, "disaggregated prefill and decode"),
+        ({"disagg": "true"}, "disaggregated prefill and decode, whose workers do not add up to its chips"),
+        ({"spec_method": "mtp"}, "speculation whose draft depth is not recorded"),
         ({"input_len": ""}, "lengths are those of a data set"),
         ({"length_mode": ""}, "how lengths were drawn is not known (not stated)"),
         ({"length_mode": "lognormal"}, "how lengths were drawn is not known (lognormal)"),
@@ -90,6 +91,25 @@ def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
 def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
     run = unified(tmp_path, length_mode="uniform[0.8 * n, n]")
     assert (run.input_tokens, run.output_tokens) == ((800, 1000), (160, 200))
+    run = unified(tmp_path, length_mode="uniform[1..len] (range-ratio 0.0 default): see total tokens")
+    assert (run.input_tokens, run.output_tokens, run.unusable) == ((1, 1000), (1, 200), None)
+
+
+def test_prefill_and_decode_workers_apart_are_pools(tmp_path):
+    """Workers take up the chips named for their side; with data-parallel attention each chip is a group of its own."""
+    told = {"disagg": "True", "n_gpus": "20", "prefill_gpus": "4.0", "decode_gpus": "16.0", "framework": "dynamo-trt"}
+    notes = "prefill tp4/ep4/dpattn=True workers=1; decode tp8/ep1/dpattn=False workers=2; more"
+    run = unified(tmp_path, **told, notes=notes)
+    prefill = {"tensor_parallel": 1, "replicas": 1, "attention_data_parallel": 4, "expert_parallel": 4}
+    decode = {"tensor_parallel": 8, "replicas": 2}
+    assert run.unusable is None
+    assert run.settings["pools"] == {
+        "prefill": {"role": "prefill", "hardware": prefill},
+        "decode": {"role": "decode", "hardware": decode},
+    }
+    assert (run.tensor_parallel, run.expert_parallel, run.replicas) == (None, None, None)
+    for wrong in (notes.replace("workers=2", "workers=3"), notes.replace("tp8", "tp4"), notes.partition(";")[0]):
+        assert "do not add up" in str(unified(tmp_path, **told, notes=wrong).unusable)
 
 
 KUBECON = {

@@ -45,6 +45,8 @@ def llmservingsim_run(file: Path) -> MeasuredRun:
     cache = Cells(values.get("kv_cache") or {}, f"{meta}: kv_cache")
     hardware = Cells(values.get("hardware") or {}, f"{meta}: hardware")
     dtype = engine.text("kv_cache_dtype")
+    tensor, groups = engine.count("tensor_parallel_size"), engine.several("data_parallel_size")
+    experts = bool(engine.flag("enable_expert_parallel")) and (tensor or 1) * (groups or 1)
     return MeasuredRun(
         name=file.parent.name or file.stem,
         place=str(file),
@@ -52,7 +54,11 @@ def llmservingsim_run(file: Path) -> MeasuredRun:
         chip=hardware.text("device_name") or file.parent.name.partition("_")[0] or None,
         framework="vllm",
         framework_version=Cells(values, str(meta)).text("vllm_version"),
-        tensor_parallel=engine.count("tensor_parallel_size"),
+        tensor_parallel=tensor,
+        pipeline_parallel=engine.several("pipeline_parallel_size"),
+        expert_parallel=experts if experts > 1 else None,
+        data_parallel_attention=groups if experts else None,
+        replicas=None if experts else groups,
         weights_dtype=engine.text("dtype"),
         kv_cache_dtype=None if dtype == "auto" else dtype,
         process="trace",

@@ -19,6 +19,9 @@ OFFLINE_TOOLS = ("trtllm-bench throughput", "profile_throughput.py", "profile_ge
 STATIC_TOOLS = ("static batch gptSessionBenchmark/gptManagerBenchmark", "static batch first-token benchmark")
 """Benchmarks that run one batch until all of its requests are done."""
 _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
+_FROM_ONE = "uniform[1.."
+"""How SGLang's client draws lengths by default: evenly from one token up to the length named."""
+_WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
 
 
 def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
@@ -26,6 +29,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
 
     A rate of ``inf`` with a concurrency is a closed loop, without one everything is sent at once; a finite rate is
     Poisson, as the clients behind these tables draw it. Latencies whose TPOT counts the first token are left out.
+    Prefill and decode workers that stand apart become pools of the chips that each has.
 
     Raises:
         TraceError: a cell that is no number.
@@ -33,7 +37,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     for cells in rows:
         process, rate = _arrivals(cells)
         low = _SHARE.search(cells.text("length_mode") or "")
-        share = float(low.group(1)) if low else None
+        share = float(low.group(1)) if low else 0.0 if _from_one(cells) else None
         measured = latencies_ms(cells, _KEYS)
         if "include" in (cells.text("tpot_definition") or "").lower():
             measured = {name: value for name, value in measured.items() if "_tpot_" not in name}
@@ -45,6 +49,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
         groups = _attention_groups(cells)
+        pools = _pools(cells)
         replicas = chips // per_replica if chips and tensor and not expert else None
         yield MeasuredRun(
             name=cells.text("row_id") or "",
@@ -53,11 +58,11 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             chip=cells.text("gpu"),
             framework=cells.text("framework"),
             framework_version=cells.text("framework_version"),
-            tensor_parallel=(tensor or chips) if groups is None else 1,
+            tensor_parallel=None if pools else (tensor or chips) if groups is None else 1,
             pipeline_parallel=pipeline,
-            expert_parallel=expert,
-            data_parallel_attention=groups,
-            replicas=replicas if tensor and replicas and replicas > 1 else None,
+            expert_parallel=None if pools else expert,
+            data_parallel_attention=None if pools else groups,
+            replicas=replicas if tensor and replicas and replicas > 1 and not pools else None,
             weights_dtype=cells.text("weight_precision"),
             kv_cache_dtype=_kv_dtype(cells),
             process=process,
@@ -70,7 +75,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             speculation=cells.text("spec_method"),
             num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
             acceptance_length=cells.positive("accept_length"),
-            settings=_settings(cells),
+            settings=_settings(cells) | ({"pools": pools} if pools else {}),
             measured=measured,
             unusable=_unusable(cells),
         )
@@ -125,12 +130,42 @@ def _attention_groups(cells: Cells) -> int | None:
     return None if asked in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
 
 
+def _from_one(cells: Cells) -> bool:
+    return (cells.text("length_mode") or "").lower().startswith(_FROM_ONE)
+
+
+def _apart(cells: Cells) -> bool:
+    return (cells.text("disagg") or "").lower() in ("true", "1", "yes")
+
+
+def _pools(cells: Cells) -> dict[str, object] | None:
+    """Prefill and decode workers as pools, where the two are apart and the notes tell workers that take up the chips
+    named; else None."""
+    if not _apart(cells):
+        return None
+    pools: dict[str, object] = {}
+    for role, tensor, expert, groups, workers in _WORKERS.findall(cells.text("notes") or ""):
+        chips, count = cells.count(f"{role}_gpus") or 0, int(workers)
+        each = chips // count if count and chips % count == 0 else 0
+        apart = groups.lower() == "true"
+        if not each or (not apart and each != int(tensor)):
+            return None
+        hardware = {"tensor_parallel": 1 if apart else each, "replicas": count}
+        hardware |= {"attention_data_parallel": each} if apart and each > 1 else {}
+        hardware |= {"expert_parallel": each} if int(expert) > 1 or (apart and each > 1) else {}
+        pools[role] = {"role": role, "hardware": hardware}
+    return pools if len(pools) == 2 else None
+
+
 def _unusable(cells: Cells) -> str | None:
-    if (cells.text("disagg") or "").lower() in ("true", "1", "yes"):
-        return "disaggregated prefill and decode"
+    if _apart(cells) and _pools(cells) is None:
+        return "disaggregated prefill and decode, whose workers do not add up to its chips"
+    drafts = ("spec_num_draft_tokens", "spec_num_steps")
+    if cells.text("spec_method") is not None and not any(cells.count(name) for name in drafts):
+        return "speculation whose draft depth is not recorded"
     if cells.count("input_len") is None or cells.count("output_len") is None:
         return "lengths are those of a data set"
     mode = (cells.text("length_mode") or "").lower()
-    if not mode.startswith(("fixed", "uniform[0.")):
+    if not mode.startswith(("fixed", "uniform[0.", _FROM_ONE)):
         return f"how lengths were drawn is not known ({mode or 'not stated'})"
     return None

@@ -1,30 +1,36 @@
 """Speculation as published: every speedup found in print or in a log, beside what the model says."""
 
-from simulator.replay.speculation.cases import Case, Unpredicted, case_of
-from simulator.replay.speculation.gate import Gate, broken_gates, parse_gates
-from simulator.replay.speculation.page import (
-    curve_scores,
-    group_scores,
-    validation_document,
-    validation_page,
-)
-from simulator.replay.speculation.predict import Comparison, compare_published, compare_row
+from simulator.replay.speculation.cases import RESEARCH, Case, Unpredicted, case_of, grows_trees
+from simulator.replay.speculation.compare import Comparison, compare_published, compare_row
 from simulator.replay.speculation.published import PublishedSpeedup, load_published
+from simulator.replay.speculation.scores import (
+    ALL,
+    FITTED_DEPTH,
+    CurveScore,
+    GroupScore,
+    curve_scores,
+    group_score,
+    group_scores,
+    speculation_document,
+)
 
 __all__ = [
+    "ALL",
+    "FITTED_DEPTH",
+    "RESEARCH",
     "Case",
     "Comparison",
-    "Gate",
+    "CurveScore",
+    "GroupScore",
     "PublishedSpeedup",
     "Unpredicted",
-    "broken_gates",
     "case_of",
     "compare_published",
     "compare_row",
     "curve_scores",
+    "group_score",
     "group_scores",
+    "grows_trees",
     "load_published",
-    "parse_gates",
-    "validation_document",
-    "validation_page",
+    "speculation_document",
 ]

@@ -3,73 +3,37 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
+from collections.abc import Mapping
 from math import log2
 from typing import Any, NamedTuple
 
-from hwprofiles import load_chip
-from simulator.llm import architecture_names, load_architecture
-from simulator.replay.speculation.open_loop import OPEN_LOOP, OpenLoopCase, open_loop_case, vllm_2025
-from simulator.replay.speculation.published import PublishedSpeedup
+from hwprofiles import chip_names, load_chip
+from simulator.llm import load_architecture
+from simulator.replay.serving_names import chip_name, model_name
+from simulator.replay.speculation.published import FOLDER, PublishedSpeedup, constants_of
 from simulator.speculation import expected_tokens, load_curve
 from simulator.speculation.config import DRAFT_FIELDS
+from simulator.timing import VLLM_2025, load_draft_overhead
 
-CHIPS = {
-    "H100": "h100-sxm",
-    "H100 (implied)": "h100-sxm",
-    "H800": "h100-sxm",
-    "H200": "h200-sxm",
-    "h200": "h200-sxm",
-    "B200": "b200-sxm",
-    "b200": "b200-sxm",
-    "b300": "b300-sxm",
-    "GB200": "gb200",
-    "A100": "a100-sxm-80gb",
-    "A100 80GB": "a100-sxm-80gb",
-    "A100-40GB": "a100-sxm-40gb",
-    "RTX3090 (text) / A100 (caption)": "a100-sxm-80gb",
-    "RTX3090": "rtx-3090",
-    "RTX3090 24GB": "rtx-3090",
-    "RTX4090": "rtx-4090",
-    "MI300X": "mi300x",
-    "": "a100-sxm-80gb",
-}
-"""Hardware as published -> catalogue. Where a paper names none, an A100 is assumed."""
-
+CHIPS = {"": "a100-sxm-80gb", "H800": "h100-sxm"}
+"""Hardware that a published name does not tell: without any an A100 is assumed, and an H800 computes as an H100."""
 MODELS = {
-    "DeepSeek-R1-Distill-LLaMA-8B": "llama-3.1-8b",
-    "LLaMA-3.1-8B": "llama-3.1-8b",
-    "LLaMA-3.1-8B-Instruct": "llama-3.1-8b",
-    "LLaMA-3-8B-Instruct": "llama-3-8b",
-    "LLaMA3-8B": "llama-3-8b",
-    "LLaMA3-70B": "llama-3-70b",
-    "Llama-3-70B-Instruct": "llama-3-70b",
-    "LLaMA-3.3-70B": "llama-3.3-70b",
-    "Llama-3.1-70B": "llama-3.1-70b",
-    "Llama-3.1-70B (per blog)": "llama-3.1-70b",
-    "Llama-3.1-405B": "llama-3.1-405b",
     "LLaMA2-Chat-7B": "llama-2-7b",
     "LLaMA2-Chat-13B": "llama-2-13b",
     "LLaMA2-Chat-70B": "llama-2-70b",
     "LLaMA-2-7B-32K": "llama-2-7b",
-    "Mistral-7B-Instruct": "mistral-7b",
-    "Qwen3-8B-FP8": "qwen3-8b",
+    "Llama-3.1-70B (per blog)": "llama-3.1-70b",
     "Qwen3-Coder-30B-A3B": "qwen3-30b-a3b",
     "DeepSeek-R1 671B": "deepseek-r1",
-    "DeepSeek-R1-0528": "deepseek-r1",
-    "DeepSeek-R1-FP4": "deepseek-r1",
     "DeepSeek-V3 671B": "deepseek-v3",
-    "Llama-4-Scout-17B-16E": "llama-4-scout",
 }
-"""Model as published -> catalogue, where lower case and the version after ``-v`` do not already say it."""
-
+"""Models as these sources alone write them."""
 WEIGHTS: dict[str, Any] = {
     "Qwen3-8B-FP8": "fp8",
     "DeepSeek-R1-FP4": {"default": "bf16", "expert": "fp4"},
     "DeepSeek-R1 671B": {"default": "bf16", "expert": "fp4"},
 }
 """Weights that differ from the checkpoint's own (TensorRT-LLM's DeepSeek-R1 tables run the FP4 checkpoint)."""
-
 GROWN = {"eagle2": (6, 10, 60), "hass": (6, 10, 60), "eagle3": (8, 10, 60)}
 """Trees of the research code: depth, branches, nodes (EAGLE-2, arXiv:2406.16858, section 5; EAGLE-3's repository)."""
 FEWER_NODES = {"13b": 50, "33b": 48, "70b": 48}
@@ -100,31 +64,6 @@ OTHER_BASELINES = {
     "trtllm_dsr1_relaxed": "the baseline is strict MTP",
 }
 """Groups whose baseline is not plain decoding."""
-PROFILES = resources.files("simulator.replay.speculation")
-SERVED_EXPERTS = {
-    "gptoss_h200": {
-        "chip": str(PROFILES.joinpath("gptoss-h200.yaml")),
-        "expert_routing": "zipf-1.0",
-        "draft": {"step_s": 4.7e-4, "draft_vocab_size": 201088},
-    }
-}
-"""Groups whose routed experts were fitted to what was served without speculation (K = 0, concurrency 1 to 128: five
-parameters of one kernel set under Zipf's law of expert popularity), and the drafter's host time per step, fitted at
-K = 1 and concurrency 1 only."""
-MAGICDEC = {
-    "kv_tokens": 512,
-    "context_from": 4096,
-    "context_decay": 0.987,
-    "alpha": 0.84,
-}
-"""A target that drafts for itself from 512 tokens of KV: acceptance of LLaMA-3.1-8B on PG-19 from 4k tokens on
-(Infini-AI-Lab/MagicDec); taken for LLaMA-2-7B-32K too, whose acceptance is not published."""
-RESEARCH_LOOPS = ("specbench", "hass")
-RESEARCH_PASS_S = 2.8e-3
-"""Host seconds per draft pass of Spec-Bench's Python loop, beside the launches: fitted to EAGLE on Vicuna-7B and one
-A100 only (``specbench-097``); HASS, measured with the same kind of loop, is predicted with it."""
-MAGICDEC_CHIPS = {"A100": "magicdec-a100.yaml", "H100": "magicdec-h100.yaml"}
-"""Its verify attention: one constant per GPU, fitted to one row of each (``magicdec-05`` and ``magicdec-14``)."""
 COMPILED = ("MagicDec",)
 """Research code that runs captured graphs, priced as framework ``generic``."""
 MEMORY_SHARE = 0.75
@@ -132,16 +71,18 @@ MEMORY_SHARE = 0.75
 
 
 class Case(NamedTuple):
-    """A published row as two scenarios of one load."""
+    """A published row as two scenarios of one load; ``sequences`` is None under open-loop arrivals."""
 
     row: PublishedSpeedup
     plain: dict[str, Any]
     speculative: dict[str, Any]
-    sequences: int
+    sequences: int | None
     input_tokens: int
     output_tokens: int
     acceptance_length: float
     """The row's own, else that of the same drafter on the same target in the catalogue."""
+    constants: tuple[str, ...]
+    """What the prediction takes that may have been fitted, by file and name."""
 
 
 class Unpredicted(NamedTuple):
@@ -151,9 +92,9 @@ class Unpredicted(NamedTuple):
     reason: str
 
 
-def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
+def case_of(row: PublishedSpeedup) -> Case | Unpredicted:
     """The scenarios of ``row``, or the reason why it has none."""
-    chip = CHIPS.get(row.hardware)
+    chip = CHIPS.get(row.hardware) or chip_name(row.hardware, chip_names())
     if chip is None:
         return Unpredicted(row, f"hardware {row.hardware} is not in the catalogue")
     model = _model(row.model)
@@ -161,10 +102,11 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
         return Unpredicted(row, f"model {row.model} is not in the catalogue")
     if row.group in OTHER_BASELINES:
         return Unpredicted(row, OTHER_BASELINES[row.group])
-    sequences = re.fullmatch(r"\d+", row.load)
-    if row.load_type == "qps" and row.group in OPEN_LOOP:
-        return open_loop_case(row, model, chip)
-    if row.load_type not in ("batch", "concurrency") or sequences is None:
+    constants = constants_of(row.group)
+    open_loop = next((entry["open_loop"] for entry in constants.values() if "open_loop" in entry), None)
+    if row.load_type == "qps" and open_loop is not None:
+        return _open_loop_case(row, model, chip, open_loop, tuple(constants))
+    if row.load_type not in ("batch", "concurrency") or re.fullmatch(r"\d+", row.load) is None:
         return Unpredicted(row, f"load '{row.load_type} {row.load}' is no fixed number of sequences")
     speculation = _speculation(row, model)
     if isinstance(speculation, str):
@@ -176,14 +118,18 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
     if length > depth + 1:
         return Unpredicted(row, f"{length:g} tokens per step from {depth} draft positions")
     speculation["acceptance"] = {"acceptance_length": length}
-    if row.engine.startswith("vLLM V1 2025") and speculation["method"] in ("eagle", "eagle3"):
-        speculation["draft"] = vllm_2025(speculation["method"])
-    if row.group in RESEARCH_LOOPS and "pass_s" in DRAFT_FIELDS[speculation["method"]]:
-        speculation["draft"] = {"pass_s": RESEARCH_PASS_S}
-    served = SERVED_EXPERTS.get(row.group)
-    if served is not None:
-        speculation["draft"] = served["draft"]
-    prompt, output = row.input_tokens or CHAT_TOKENS[0], row.output_tokens or CHAT_TOKENS[1]
+    return _closed_case(row, model, chip, speculation, length, constants)
+
+
+def _closed_case(
+    row: PublishedSpeedup,
+    model: str,
+    chip: str,
+    speculation: dict[str, Any],
+    length: float,
+    constants: Mapping[str, Mapping[str, Any]],
+) -> Case:
+    """A row of so many sequences at once."""
     framework = GROUP_FRAMEWORKS.get(row.group) or next(
         (name for text, name in ENGINE_FRAMEWORKS if text in row.engine), RESEARCH
     )
@@ -194,7 +140,6 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
         "hardware": {"chip": chip, "tensor_parallel": row.chips or _fewest_chips(model, chip)},
         "engine": {
             "framework": framework,
-            "moe_backend": "auto" if served is None else "triton",
             "cuda_graphs": framework != RESEARCH,
             "num_kv_blocks": 10**6,
             "max_num_seqs": max(int(row.load), 8),
@@ -202,38 +147,85 @@ def case_of(row: PublishedSpeedup) -> Case | OpenLoopCase | Unpredicted:
         },
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     }
-    if row.group == "magicdec" and row.hardware in MAGICDEC_CHIPS:
-        plain["hardware"]["chip"] = str(PROFILES.joinpath(MAGICDEC_CHIPS[row.hardware]))
-    if served is not None:
-        plain["hardware"] |= {"chip": served["chip"], "expert_routing": served["expert_routing"]}
+    used = [f"frameworks.yaml: {framework}", *(f"constants.yaml: {name}" for name in constants)]
+    overheads = framework
+    if row.engine.startswith("vLLM V1 2025") and speculation["method"] in ("eagle", "eagle3"):
+        speculation["draft"], overheads = _overheads(VLLM_2025, speculation["method"]), VLLM_2025
+    used.append(f"draft_overheads.yaml: {overheads}.{speculation['method']}")
+    for entry in constants.values():
+        draft = entry.get("draft", {})
+        if draft and set(draft) <= set(DRAFT_FIELDS[speculation["method"]]):
+            speculation["draft"] = draft
+        if chip in entry.get("profiles", {}):
+            plain["hardware"]["chip"] = str(FOLDER.joinpath(entry["profiles"][chip]))
+            used.append(entry["profiles"][chip])
+        plain["hardware"] |= {key: entry[key] for key in ("expert_routing",) if key in entry}
+        plain["engine"] |= {key: entry[key] for key in ("moe_backend",) if key in entry}
     if row.model in WEIGHTS:
         plain["weights_dtype"] = WEIGHTS[row.model]
-    return Case(row, plain, plain | {"speculation": speculation}, int(row.load), prompt, output, length)
+    prompt, output = row.input_tokens or CHAT_TOKENS[0], row.output_tokens or CHAT_TOKENS[1]
+    speculative = plain | {"speculation": speculation}
+    return Case(row, plain, speculative, int(row.load), prompt, output, length, tuple(used))
+
+
+def _overheads(framework: str, method: str) -> dict[str, float]:
+    """The ``draft`` block of an engine's drafters: host seconds per step and per pass."""
+    known = load_draft_overhead(framework, method)
+    return {"step_s": known.step_s, "pass_s": known.pass_s}
+
+
+def _open_loop_case(
+    row: PublishedSpeedup, model: str, chip: str, group: Mapping[str, Any], constants: tuple[str, ...]
+) -> Case:
+    """A row under open-loop arrivals: two runs of one stream of requests."""
+    rate = float(row.load)
+    prompt, output = group["lengths"].get(row.method, (row.input_tokens or 0, row.output_tokens or 0))
+    plain: dict[str, Any] = {
+        "model": model,
+        "hardware": {"chip": chip, "tensor_parallel": row.chips or 1},
+        "engine": {"framework": "vllm"} | group["engine"],
+        "workload": {
+            "arrivals": {"process": group["process"], "request_rate": rate},
+            "input_tokens": prompt,
+            "output_tokens": output,
+            "num_requests": max(40, round(rate * group["seconds"])),
+        },
+    }
+    drafter = group["speculation"][row.method] | {"num_speculative_tokens": int(row.tokens)}
+    overheads = group.get("overheads")
+    if overheads is not None:
+        drafter["draft"] = _overheads(overheads, drafter["method"])
+    framework = plain["engine"]["framework"]
+    drafting = f"draft_overheads.yaml: {overheads or framework}.{drafter['method']}"
+    used = (f"frameworks.yaml: {framework}", drafting, *(f"constants.yaml: {name}" for name in constants))
+    length = drafter["acceptance"]["acceptance_length"]
+    return Case(row, plain, plain | {"speculation": drafter}, None, prompt, output, length, used)
+
+
+def grows_trees(row: PublishedSpeedup) -> bool:
+    """Whether predicting the row grows draft trees from sampled confidences, thousands of times."""
+    case = case_of(row)
+    return isinstance(case, Case) and "top_k" in case.speculative["speculation"].get("tree", {})
 
 
 def _self_drafted_length(speculation: dict[str, Any], row: PublishedSpeedup) -> float | None:
     """Tokens per step of a target that drafts for itself, at the row's context."""
-    if speculation["method"] != "draft-model" or row.input_tokens is None:
+    known = constants_of(row.group).get("magicdec_acceptance")
+    if speculation["method"] != "draft-model" or row.input_tokens is None or known is None:
         return None
-    doublings = max(0.0, log2(row.input_tokens / MAGICDEC["context_from"]))
-    rate = MAGICDEC["alpha"] * MAGICDEC["context_decay"] ** doublings
-    return expected_tokens(rate, speculation["num_speculative_tokens"])
+    doublings = max(0.0, log2(row.input_tokens / known["context_from"]))
+    return expected_tokens(known["alpha"] * known["context_decay"] ** doublings, speculation["num_speculative_tokens"])
 
 
 def _curve_length(speculation: dict[str, Any], model: str) -> float | None:
     """Tokens per step of the same chain as another source published it."""
     tokens, name = speculation.get("num_speculative_tokens"), CURVES.get((speculation["method"], model))
-    if tokens is None or name is None:
-        return None
-    return 1.0 + float(load_curve(name).survival(tokens).sum())
+    return None if tokens is None or name is None else 1.0 + float(load_curve(name).survival(tokens).sum())
 
 
 def _model(name: str) -> str | None:
-    plain = re.sub(r"-v\d+(\.\d+)?$", "", name).lower()
-    for candidate in (MODELS.get(name), plain):
-        if candidate in architecture_names():
-            return candidate
-    return None
+    """The catalogue's model of a published name, whose version after ``-v`` does not matter."""
+    return MODELS.get(name) or model_name(re.sub(r"-v\d+(\.\d+)?$", "", name)) or model_name(name)
 
 
 def _fewest_chips(model: str, chip: str) -> int:
@@ -267,7 +259,8 @@ def _speculation(row: PublishedSpeedup, model: str) -> dict[str, Any] | str:
     if method.startswith("mtp") and "heads" not in method and tokens:
         return {"method": "mtp", "num_speculative_tokens": int(row.tokens)}
     if method.startswith("sparsekvdraft") and tokens:
-        draft: dict[str, Any] = {"model": model, "kv_tokens": MAGICDEC["kv_tokens"]}
+        known = constants_of(row.group)["magicdec_acceptance"]
+        draft: dict[str, Any] = {"model": model, "kv_tokens": known["kv_tokens"]}
         if " " in row.method:
             draft |= {"model": row.method.split(" ")[1], "tensor_parallel": 4}  # its four KV heads divide no further
         return {"method": "draft-model", "num_speculative_tokens": int(row.tokens), "draft": draft}

@@ -1,10 +1,16 @@
-"""The table of published speculation speedups: one row per figure, each with its source."""
+"""The table of published speculation speedups, one row per figure with its source; and constants fitted to some."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from forerun.yaml_files import parse
+
+FOLDER = resources.files("simulator.replay.speculation")
 
 
 class PublishedSpeedup(NamedTuple):
@@ -38,41 +44,37 @@ class PublishedSpeedup(NamedTuple):
     source: str
 
 
-def load_published() -> list[PublishedSpeedup]:
+_WHOLE = ("chips", "nodes", "input_tokens", "output_tokens")
+_REAL = ("baseline", "speculative", "speedup")
+
+
+@cache
+def load_published() -> tuple[PublishedSpeedup, ...]:
     """All rows, in the order of their sources."""
-    path = resources.files("simulator.replay.speculation").joinpath("published.csv")
-    with path.open(encoding="utf-8") as file:
-        return [_row(row) for row in csv.DictReader(file)]
+    with FOLDER.joinpath("published.csv").open(encoding="utf-8") as file:
+        return tuple(_row(row) for row in csv.DictReader(file))
 
 
-def _row(row: dict[str, str]) -> PublishedSpeedup:
-    return PublishedSpeedup(
-        id=row["id"],
-        group=row["group"],
-        hardware=row["hardware"],
-        chips=int(row["chips"]) if row["chips"] else None,
-        engine=row["engine"],
-        model=row["model"],
-        method=row["method"],
-        tokens=row["tokens"],
-        nodes=int(row["nodes"]) if row["nodes"] else None,
-        task=row["task"],
-        load_type=row["load_type"],
-        load=row["load"],
-        input_tokens=int(row["input_tokens"]) if row["input_tokens"] else None,
-        output_tokens=int(row["output_tokens"]) if row["output_tokens"] else None,
-        acceptance_length=_length(row["acceptance_length"]),
-        baseline=float(row["baseline"]) if row["baseline"] else None,
-        speculative=float(row["speculative"]) if row["speculative"] else None,
-        unit=row["unit"],
-        speedup=float(row["speedup"]),
-        source=row["source"],
-    )
+def _row(row: Mapping[str, str]) -> PublishedSpeedup:
+    values: dict[str, Any] = {name: row[name] for name in PublishedSpeedup._fields}
+    values |= {name: int(row[name]) if row[name] else None for name in _WHOLE}
+    values |= {name: float(row[name]) if row[name] else None for name in _REAL}
+    return PublishedSpeedup(**values | {"acceptance_length": _length(row["acceptance_length"])})
 
 
 def _length(text: str) -> float | None:
     """A length, or the middle of a range such as 2.29-2.56."""
-    if not text:
-        return None
     low, _, high = text.partition("-")
-    return (float(low) + float(high or low)) / 2
+    return (float(low) + float(high or low)) / 2 if text else None
+
+
+@cache
+def _constants() -> dict[str, dict[str, Any]]:
+    text = FOLDER.joinpath("constants.yaml").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = parse(text)
+    return found
+
+
+def constants_of(group: str) -> dict[str, Mapping[str, Any]]:
+    """Constants that predictions of a published table take, by name."""
+    return {name: entry for name, entry in _constants().items() if group in entry["groups"]}

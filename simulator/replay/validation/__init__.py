@@ -1,22 +1,24 @@
-"""How far to trust the predictions: every comparison with its error, as one page and one file of errors."""
+"""How far to trust the predictions: what ships compared with measurements, errors on record, and what was fitted."""
 
-from simulator.replay.validation.attention import attention_errors
 from simulator.replay.validation.errors import ErrorRow, errors_document, grown_errors, merged, read_errors
-from simulator.replay.validation.kernels import measured_kernel_errors, shipped_kernel_errors
-from simulator.replay.validation.page import trust_page
-from simulator.replay.validation.requests import measured_request_errors
-from simulator.replay.validation.speculative import speculation_errors
+from simulator.replay.validation.facts import Fact, facts, fitted_words
+from simulator.replay.validation.inputs import Cache, cache_folder, digest_of
+from simulator.replay.validation.shipped import SPLIT, Outcome, Part, shipped_errors
 
 __all__ = [
+    "SPLIT",
+    "Cache",
     "ErrorRow",
-    "attention_errors",
+    "Fact",
+    "Outcome",
+    "Part",
+    "cache_folder",
+    "digest_of",
     "errors_document",
+    "facts",
+    "fitted_words",
     "grown_errors",
-    "measured_kernel_errors",
-    "measured_request_errors",
     "merged",
     "read_errors",
-    "shipped_kernel_errors",
-    "speculation_errors",
-    "trust_page",
+    "shipped_errors",
 ]

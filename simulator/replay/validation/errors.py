@@ -41,6 +41,10 @@ class ErrorRow:
         """What makes two rows the same comparison."""
         return (self.section, self.name, self.metric)
 
+    def of_part(self, section: str, part: str) -> bool:
+        """Whether the row belongs to a part of what ships: its name is the part's, or begins with it and a comma."""
+        return self.section == section and (self.name == part or self.name.startswith(f"{part}, "))
+
 
 def errors_document(rows: Iterable[ErrorRow], version: str) -> dict[str, Any]:
     """The JSON of errors.
@@ -73,7 +77,7 @@ def read_errors(path: Path) -> list[ErrorRow]:
     except OSError as error:
         raise ForerunError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ForerunError(f"{path}: no errors of forerun validate in it (write it with --out)") from None
+        raise ForerunError(f"{path}: no errors of forerun validate in it (forerun validate all --json FILE)") from None
     for row in rows:
         if row.section not in SECTIONS or not isinstance(row.mape, int | float) or not isfinite(row.mape):
             raise ForerunError(f"{path}: {row.section}: {row.name}: mape must be a number (got {row.mape!r})")

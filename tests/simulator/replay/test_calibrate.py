@@ -121,6 +121,20 @@ def test_the_residual_learns_what_physics_cannot_say_and_can_be_switched_off(ben
     assert not physics.residual
 
 
+def test_rows_that_are_not_corrected_keep_the_interval_of_physics(bent, tmp_path):
+    """A shape outside those that a correction was learned on is left alone, and so is its interval."""
+    small = calibrate(bent.where(bent.size("n") <= 8192), BARE)
+    library = KernelLibrary(small.chip)
+    physics = replay_kernels(bent, library)
+    corrected = replay_kernels(bent, library, residuals=small.residuals)
+    outside = bent.size("n") > 8192
+    assert outside.sum() > 100
+    for name in ("seconds", "low", "high"):
+        before, after = (getattr(report.prediction, name)[outside] for report in (physics, corrected))
+        np.testing.assert_array_equal(before, after)
+    assert (physics.prediction.high != corrected.prediction.high)[~outside].any()
+
+
 def test_a_profile_without_corrections_says_so(calibration, tmp_path):
     write_profile(calibration, tmp_path / "mine.yaml")
     with pytest.raises(ForerunError, match="no learned correction"):

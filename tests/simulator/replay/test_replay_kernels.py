@@ -8,10 +8,11 @@ from made_kernels import attention_rows, gemm_rows, measured
 
 from hwprofiles import KernelLibrary, load_chip
 from simulator.cli import main
+from simulator.cli.replay_tables import replay_tables
 from simulator.errors import ForerunError
 from simulator.replay import (
     Split,
-    broken,
+    exceeded,
     parse_limit,
     parse_split,
     predict_table,
@@ -199,14 +200,28 @@ def test_conditions_choose_rows(kernels):
 
 def test_limits_are_broken_by_name(kernels):
     report = replay_kernels(scaled(kernels, 1.25), LIBRARY)
-    assert broken([parse_limit("mape=5"), parse_limit("bias=50")], report.overall, report.groups)[0].startswith(
-        "overall: mape"
-    )
-    assert len(broken([parse_limit("gemm.mape=5")], report.overall, report.groups)) == 1
+    assert exceeded([parse_limit("mape=5"), parse_limit("bias=50")], report.gated)[0].startswith("overall: mape")
+    assert len(exceeded([parse_limit("gemm.mape=5")], report.gated)) == 1
     with pytest.raises(ForerunError, match="did you mean 'mape'"):
         parse_limit("map=3")
     with pytest.raises(ForerunError, match="no 'moe' rows"):
-        broken([parse_limit("moe.mape=5")], report.overall, report.groups)
+        exceeded([parse_limit("moe.mape=5")], report.gated)
+
+
+def test_what_a_trace_does_not_say_of_its_cache_is_said(kernels):
+    def document(texts):
+        table = KernelTable(
+            kernels.sizes, texts, kernels.measured_s, kernels.std_s, kernels.count, kernels.source, kernels.format
+        )
+        return report_document(replay_kernels(table, LIBRARY))
+
+    decodes = int(kernels.word("op").equals("attention_decode").sum())
+    untold = document({name: column for name, column in kernels.words.items() if name != "cache"})
+    warm = document({**kernels.words, "cache": words(["warm"] * len(kernels))})
+    assert untold["cache"] == {"attention_decode": {"not told": decodes}}
+    assert warm["cache"] == {"attention_decode": {"warm": decodes}}
+    assert any("Priced cold: " in str(part) for part in replay_tables(untold))
+    assert not any("Priced cold" in str(part) for part in replay_tables(warm))
 
 
 def test_the_document_is_what_the_contract_says(kernels):

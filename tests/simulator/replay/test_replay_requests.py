@@ -10,8 +10,8 @@ import pytest
 from simulator.cli.app import main
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
-from simulator.replay.gate import parse_limit
-from simulator.replay.requests import exceeded, in_training, parse_condition, replay_requests, requests_document
+from simulator.replay.gate import exceeded, parse_limit
+from simulator.replay.requests import in_training, parse_condition, replay_requests, requests_document
 from simulator.replay.rerun import pool_hashes, rerun, run_scenario
 from simulator.replay.serving_names import chip_name, dtype_name, framework_name, model_name
 from simulator.replay.split import Split
@@ -95,7 +95,7 @@ def test_gate_where_and_report(own_table, tmp_path, capsys):
     [
         (["--where", "colour=red"], "colour"),
         (["--where", "tensor_parallel>=many"], "'many' is no number"),
-        (["--fail-above", "speed.mape=3"], "no 'speed' was scored"),
+        (["--fail-above", "speed.mape=3"], "no 'speed' rows were scored"),
         (["--fail-above", "mape"], "METRIC=VALUE"),
         (["--split", "train=2"], "train must be between 0 and 1"),
         (["--where", "model=gpt-2"], "no measured run can be simulated"),
@@ -156,10 +156,10 @@ def test_conditions():
 
 
 def test_a_limit_without_metric_holds_for_all():
-    scores = replay_requests([closed_loop(2)], BASE).scores
+    scores = replay_requests([closed_loop(2)], BASE).gated
     assert exceeded([parse_limit("mape=0")], scores)
     assert not exceeded([parse_limit("mape=1000")], scores)
-    with pytest.raises(ForerunError, match="no 'ttft' was scored"):
+    with pytest.raises(ForerunError, match="no 'ttft' rows were scored"):
         exceeded([parse_limit("ttft.mape=5")], scores)
 
 
@@ -172,7 +172,8 @@ def test_a_limit_without_metric_holds_for_all():
         (model_name, "deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),
         (model_name, "acme/unheard-of", None),
         (framework_name, "NIM (TensorRT-LLM)", "trtllm"),
-        (framework_name, "dynamo-trt", None),
+        (framework_name, "dynamo-trt", "trtllm"),
+        (framework_name, "atom", None),
         (dtype_name, "FP16", "bf16"),
         (dtype_name, "nonsense", None),
     ],
@@ -186,7 +187,14 @@ def test_published_chips():
     assert chip_name("NVIDIA H100 80GB HBM3", known) == "h100-sxm"
     assert chip_name("A100-PCIE-80GB", known) == "a100-pcie-80gb"
     assert chip_name("NVIDIA GeForce RTX 4090", known) == "rtx-4090"
-    assert chip_name("GB300", known) is None
+    assert chip_name("RTX4090 24GB", known) == "rtx-4090"
+    assert chip_name("GB200 NVL72", known) == "gb200"
+    assert chip_name("Ascend-910B", known) is None
+    assert chip_name("L40", known) is None
+    assert (chip_name("GB300", known), chip_name("GB300", (*known, "gb300"))) == (
+        "gb300" if "gb300" in known else None,
+        "gb300",
+    )
 
 
 def test_a_pool_of_prompts_shares_what_its_groups_share():

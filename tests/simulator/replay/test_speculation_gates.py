@@ -3,8 +3,8 @@
 import pytest
 
 from simulator.errors import ForerunError
-from simulator.replay.speculation import broken_gates, compare_published, compare_row, load_published, parse_gates
-from simulator.replay.speculation.page import CONSTANTS, group_scores
+from simulator.replay.gate import exceeded, parse_limit
+from simulator.replay.speculation import compare_published, compare_row, group_scores, load_published
 
 GROUPS = ["gptoss_h200", "magicdec"]
 
@@ -85,20 +85,22 @@ def test_magicdec_gains_grow_with_the_batch():
     assert all([gain for _, gain in sorted(of)] == sorted(gain for _, gain in of) for of in gains.values())
 
 
+METRICS = ("mape", "bias", "wrong_sign")
+
+
 def test_gates_hold_or_say_what_broke(gptoss):
-    scores = [score._asdict() for score in group_scores(gptoss)]
-    assert broken_gates(parse_gates(["gptoss_h200.mape=10"], GROUPS), scores) == []
-    (words,) = broken_gates(parse_gates(["gptoss_h200.mape=0.1"], GROUPS), scores)
-    assert words.startswith("gptoss_h200.mape is ")
-    (absent,) = broken_gates(parse_gates(["magicdec.bias=50"], GROUPS), scores)
-    assert absent == "magicdec: no row was predicted"
+    def broken(text):
+        return exceeded([parse_limit(text, METRICS, GROUPS)], [(s.group, s.group, s) for s in group_scores(gptoss)])
+
+    assert broken("gptoss_h200.mape=10") == []
+    (words,) = broken("gptoss_h200.mape=0.1")
+    assert words.startswith("gptoss_h200: mape ")
+    assert broken("gptoss_h200.wrong_sign=0")
+    with pytest.raises(ForerunError, match="no 'magicdec' rows were scored"):
+        broken("magicdec.bias=50")
 
 
-@pytest.mark.parametrize("text", ["mape=3", "gptos_h200.mape=3", "gptoss_h200.mean=3", "all.mape=x", "all.mape=-1"])
+@pytest.mark.parametrize("text", ["map=3", "gptos_h200.mape=3", "gptoss_h200.mean=3", "all.mape=x", "all.mape=-1"])
 def test_bad_gates_are_refused(text):
     with pytest.raises(ForerunError, match="--fail-above"):
-        parse_gates([text], GROUPS)
-
-
-def test_constants_belong_to_published_groups():
-    assert set(CONSTANTS) <= {row.group for row in load_published()}
+        parse_limit(text, METRICS, GROUPS)

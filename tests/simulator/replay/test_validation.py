@@ -1,4 +1,4 @@
-"""Errors on record: what has grown, what has gone, and pages that are whole."""
+"""Errors on record: what has grown, what has gone, what is kept from earlier runs, and what was fitted on what."""
 
 import json
 from dataclasses import replace
@@ -7,29 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwprofiles import KernelLibrary, load_chip
-from hwprofiles.dtypes import format_of
 from simulator.cli import main
 from simulator.errors import ForerunError
-from simulator.replay.fit_problem import core_rows, family_rows
-from simulator.replay.light_speed import impossible_rows
-from simulator.replay.predict import predict_table
 from simulator.replay.split import training_rows
 from simulator.replay.validation import (
+    SPLIT,
+    Cache,
     ErrorRow,
-    attention_errors,
+    digest_of,
     errors_document,
+    facts,
+    fitted_words,
     grown_errors,
-    measured_kernel_errors,
-    measured_request_errors,
     merged,
     read_errors,
-    shipped_kernel_errors,
-    trust_page,
+    shipped,
+    shipped_errors,
 )
-from simulator.replay.validation.kernels import SPLIT
-from simulator.replay.validation.page import scored_shapes
-from traces.kernels import concatenate, read_kernels
+from simulator.replay.validation.facts import NOTHING
+from simulator.replay.validation.shipped import parts, sample_errors
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
 
@@ -72,64 +68,44 @@ def test_another_file_is_refused(tmp_path, text):
         read_errors(path)
 
 
-def test_fitted_kernels_beat_limits_alone():
-    alone, *fitted = shipped_kernel_errors()
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def fitted_sample():
+    return sample_errors()
+
+
+def test_fitted_kernels_beat_limits_alone(fitted_sample):
+    alone, *fitted = fitted_sample
     assert sum(row.mape * row.n for row in fitted) / sum(row.n for row in fitted) < alone.mape
     assert sum(row.n for row in fitted) == alone.n
-    assert [scored_shapes(row.fitted) for row in (alone, fitted[0])] == ["nothing fitted", "left out"]
 
 
-def test_page_shows_every_row():
-    rows = [ROW, *attention_errors()]
-    page = trust_page(rows, "1.2.3")
-    assert "1.2.3" in page
-    assert all(f"| {row.name} |" in page for row in rows)
-    assert "| gemm | seconds | 10 | 5.0 % | 4.0 % | +1.0 % |" in page
+def test_the_fit_of_the_sample_sees_no_row_that_is_scored(monkeypatch):
+    """``calibrate`` fits every row of a family that has few; on record are shapes that it has not seen."""
+    seen = []
+
+    def watched(table, chip, *arguments, **options):
+        seen.append(table)
+        raise ForerunError("seen")
+
+    monkeypatch.setattr(shipped, "calibrate", watched)
+    with pytest.raises(ForerunError, match="seen"):
+        sample_errors()
+    assert training_rows(seen[0], SPLIT).all()
 
 
-def test_page_says_of_every_kernel_row_whether_the_fit_saw_it():
-    """A profile that names the split left the scored shapes out; one that does not may have seen them."""
-    split = f"train={SPLIT.train:g},seed={SPLIT.seed}"
-    assert scored_shapes("nothing") == "nothing fitted"
-    assert scored_shapes(f"tables; errors of shapes held out ({split})") == "left out"
-    assert scored_shapes("tables; errors of shapes held out (train=0.5,seed=3)") == "may be in the fit"
-    assert scored_shapes("tables; in-sample error 6 %") == "may be in the fit"
-    page = trust_page([ROW, replace(ROW, name="moe", fitted="all of it")], "1")
-    assert "| basis | scored shapes | fitted |" in page
-    assert "| calibrated | nothing fitted | nothing |" in page
-    assert "| calibrated | may be in the fit | all of it |" in page
+def recorded(path, sections=("attention",)):
+    path.write_text(json.dumps(errors_document(shipped_errors(sections).rows, "1")))
+    return path
 
 
-def test_profiles_that_name_the_split_obeyed_it(shared_data):
-    """The A100's fits have as many rows as the split leaves them, of the tables that they are scored on."""
-    folder = shared_data / "kernels" / "aiconfigurator"
-    tables = {}
-    for path in sorted(folder.rglob("*.parquet")):
-        if "a100" in str(path):
-            table = read_kernels(path)
-            for library in set(table.word("library").names):
-                tables.setdefault(library, []).append(table.where(table.word("library").equals(library)))
-    chip, compared = load_chip("a100-sxm-80gb"), 0
-    for library, parts in tables.items():
-        table = concatenate(parts)
-        for (family, dtype), index in family_rows(table).items():
-            sets = chip.kernels.get(library, {}).get(family, {})
-            fitted = sets.get(dtype, sets.get(format_of(dtype)))
-            if fitted is None or scored_shapes(fitted.source.reference) != "left out":
-                continue
-            rows = table.where(index)
-            out, _ = impossible_rows(rows, predict_table(rows, KernelLibrary(chip, library)), chip)
-            rows = rows.where(~out)
-            seen = rows.where(training_rows(rows, SPLIT))
-            left = int(core_rows(family, seen).sum())
-            assert fitted.source.rows <= left, (library, family, dtype)
-            compared += fitted.source.rows == left
-    assert compared >= 12, "rows that beat the datasheet are left out of a fit, in one set of TensorRT-LLM's"
-
-
-def test_check_command(tmp_path, capsys):
-    record = tmp_path / "errors.json"
-    assert main(["validate", "alspec", "--out", str(tmp_path)]) == 0
+def test_check_command(tmp_path, capsys, no_cache):
+    record = recorded(tmp_path / "errors.json")
     assert main(["validate", "--check", str(record), "--margin", "0.01"]) == 0
     document = json.loads(record.read_text())
     document["errors"][0]["mape"] -= 1.5
@@ -140,12 +116,108 @@ def test_check_command(tmp_path, capsys):
     assert main(["validate", "--check", str(record), "--margin", "2"]) == 0
 
 
+def test_what_did_not_change_is_not_computed_again(tmp_path, no_cache, monkeypatch):
+    record = recorded(tmp_path / "errors.json")
+    assert main(["validate", "--check", str(record), "--jobs", "1"]) == 0
+    monkeypatch.setattr(shipped, "attention_errors", lambda: pytest.fail("computed again"))
+    assert main(["validate", "--check", str(record), "--jobs", "1"]) == 0
+    with pytest.raises(pytest.fail.Exception):
+        main(["validate", "--check", str(record), "--jobs", "1", "--fresh"])
+
+
+def test_a_damaged_cache_is_none(no_cache):
+    cache = Cache(no_cache, "1")
+    cache.put("part", [ROW])
+    assert cache.get("part") == [ROW]
+    assert Cache(no_cache, "2").get("part") is None
+    for file in no_cache.iterdir():
+        file.write_text('{"digest": "1", "rows": [{"section": 3}]}')
+    assert cache.get("part") is None
+
+
+def test_the_digest_follows_imports_faces_and_data(tmp_path):
+    """A module that is imported, also lazily or through a stub, and data beside one count; what is not, does not."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    def digest():
+        digest_of.cache_clear()
+        return digest_of("own.start", tmp_path)
+
+    write("own/__init__.py", "")
+    write("own/start.py", "def f():\n    from face import thing\n")
+    write("face/__init__.py", "")
+    write("face/__init__.pyi", "from deep.below import thing as thing\n")
+    write("deep/__init__.py", "")
+    write("deep/below.py", "thing = 1\n")
+    write("deep/table.yaml", "a: 1\n")
+    write("apart/__init__.py", "x = 1\n")
+    first = digest()
+    for name, text in (("deep/below.py", "thing = 2\n"), ("deep/table.yaml", "a: 2\n")):
+        write(name, text)
+        assert digest() != first
+        first = digest()
+    write("apart/__init__.py", "x = 2\n")
+    assert digest() == first
+    digest_of.cache_clear()
+
+
+def test_quick_says_what_it_left_out(tmp_path, capsys, no_cache, monkeypatch):
+    monkeypatch.setattr(shipped, "load_published", lambda: ())
+    row = replace(ROW, name="kernels-cpu, gemm bf16")
+    document = errors_document([row, *shipped_errors(["attention"]).rows, replace(ROW, ships=False)], "1")
+    record = tmp_path / "errors.json"
+    record.write_text(json.dumps(document))
+    assert main(["validate", "--check", str(record), "--quick", "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2 errors on record hold" in said
+    assert "Left out by --quick: 1 rows of kernels-cpu" in said
+    assert "Not checked: 1 rows on measured tables that do not ship" in said
+
+
+def test_every_slow_part_is_a_fit_or_grows_trees():
+    slow = {part.name for part in parts() if part.slow}
+    assert slow >= {"kernels-cpu", "eagle3_t1"}
+    assert not slow & {"vllm20780", "specforge", "published maxima"}
+
+
+def test_every_row_on_record_belongs_to_a_part(project_root):
+    """So that --quick leaves out the rows of the parts that it names, and no other."""
+    known = parts()
+    for row in read_errors(project_root / "docs" / "validation" / "errors.json"):
+        if row.ships and row.section != "attention":
+            assert sum(row.of_part(part.section, part.name) for part in known) == 1, row.name
+
+
+def test_no_table_that_a_constant_names_is_called_unfitted(project_root):
+    """Whatever a constant's YAML file names as fitted on is said on the page, by table."""
+    tables = {}
+    for row in read_errors(project_root / "docs" / "validation" / "errors.json"):
+        tables.setdefault(row.name.split("/")[-1].split(".")[0], []).append(row.fitted)
+    named = {fact.table for fact in facts()}
+    assert named <= set(tables), "a table that no page scores"
+    assert len(named) >= 10
+    for table in named:
+        for words in (*tables[table], fitted_words(table, ())):
+            assert words != NOTHING, table
+            assert not words.startswith("nothing"), table
+            assert all(fact.constant in words for fact in facts() if fact.table == table), table
+
+
+def test_constants_carried_from_another_table_are_named():
+    words = fitted_words("vllm16937", ["draft_overheads.yaml: vllm-2025.eagle", "frameworks.yaml: transformers"])
+    assert words == "nothing of this table; draft_overheads.yaml: vllm-2025.eagle of vllm20780"
+    assert fitted_words("nowhere", ["frameworks.yaml: transformers"]) == NOTHING
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--check", "nowhere.json"], "nowhere.json: no such file"),
-        (["kernels", "--data", "nowhere"], "nowhere: no such folder"),
-        (["requests", "--data", "."], "no measured serving run"),
+        (["--check", "errors.json", "kernels"], "leave out 'kernels'"),
     ],
 )
 def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
@@ -154,13 +226,3 @@ def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.strip()
     assert words in said
     assert "\n" not in said
-
-
-def test_measured_tables_are_recognised(shared_data):
-    rows, left = measured_kernel_errors(shared_data / "kernels" / "blis")
-    assert any(row.name.startswith("gemm fp8") and "h100-sxm" in row.name for row in rows)
-    tables = [path for path in (shared_data / "kernels" / "blis").rglob("*") if path.suffix in (".csv", ".parquet")]
-    assert left["files that are no kernel trace"] < len(tables)
-    served, _ = measured_request_errors(shared_data / "serving" / "blis", limit=1)
-    assert served
-    assert all(row.n <= 1 for row in served)

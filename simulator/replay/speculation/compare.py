@@ -1,4 +1,4 @@
-"""Speedups predicted from step times: plain decoding against verify steps of the published acceptance length."""
+"""Published speedups beside predicted ones: from step times, or from two simulated runs under open-loop arrivals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from simulator.build import Build, build_alone
 from simulator.errors import ForerunError
+from simulator.metrics import summarise
 from simulator.replay.speculation.cases import Case, Unpredicted, case_of
-from simulator.replay.speculation.open_loop import OpenLoopCase, measured_open_loop
 from simulator.replay.speculation.published import PublishedSpeedup, load_published
+from simulator.run import simulate
 from simulator.scenario import Scenario
 from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
 
@@ -25,6 +26,8 @@ class Comparison(NamedTuple):
     plain_step_s: float
     verify_step_s: float
     basis: str
+    constants: tuple[str, ...]
+    """What the prediction takes that may have been fitted, by file and name."""
 
     @property
     def error(self) -> float:
@@ -38,7 +41,7 @@ def compare_published(
 ) -> tuple[list[Comparison], list[Unpredicted]]:
     """Every published row with its prediction, and every row without one with the reason."""
     compared, left = [], []
-    asked = load_published() if rows is None else list(rows)
+    asked = list(load_published() if rows is None else rows)
     for done, row in enumerate(asked):
         if progress is not None:
             progress(done, len(asked))
@@ -60,26 +63,23 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
     case = case_of(row)
     if isinstance(case, Unpredicted):
         return case
-    if isinstance(case, OpenLoopCase):
-        found = measured_open_loop(case)
-        return Comparison(
-            row, found.speedup, case.acceptance_length, found.plain_step_s, found.verify_step_s, found.basis
-        )
+    if case.sequences is None:
+        return _compared_runs(case)
     try:
         plain, speculative = _built(case.plain), _built(case.speculative)
     except (ForerunError, ValueError) as error:
         return Unpredicted(row, str(error))
     length = case.acceptance_length
     before, after = (
-        _step_s(plain.main.timer, case, 1),
-        _step_s(speculative.main.timer, case, speculative.main.limits.query_len),
+        _step_s(plain.main.timer, case, case.sequences, 1),
+        _step_s(speculative.main.timer, case, case.sequences, speculative.main.limits.query_len),
     )
     prompts = [0.0, 0.0]
     if _prompts_count(row, case.sequences):
         share = case.sequences / case.output_tokens
         prompts = [share * _prompt_s(build.main.timer, case.input_tokens) for build in (plain, speculative)]
     ratio = (before + prompts[0]) / (after / length + prompts[1])
-    return Comparison(row, ratio, length, before, after, plain.basis)
+    return Comparison(row, ratio, length, before, after, plain.basis, case.constants)
 
 
 def _prompts_count(row: PublishedSpeedup, sequences: int) -> bool:
@@ -98,12 +98,12 @@ def _build(data: str) -> Build:
     return build_alone(Scenario.model_validate_json(data), seed=0)
 
 
-def _step_s(timer: EngineTimer, case: Case, query_len: int) -> float:
+def _step_s(timer: EngineTimer, case: Case, sequences: int, query_len: int) -> float:
     """Seconds of a step in which every sequence stands in the middle of its output."""
     context = case.input_tokens + case.output_tokens // 2
-    keys = tuple(case.sequences * keys_read(context, query_len, window) for window in timer.windows)
+    keys = tuple(sequences * keys_read(context, query_len, window) for window in timer.windows)
     empty = (0,) * len(keys)
-    return float(timer.seconds(StepWork(0, 0, empty, empty, 0, empty, case.sequences, query_len, keys)))
+    return float(timer.seconds(StepWork(0, 0, empty, empty, 0, empty, sequences, query_len, keys)))
 
 
 def _prompt_s(timer: EngineTimer, tokens: int) -> float:
@@ -113,3 +113,29 @@ def _prompt_s(timer: EngineTimer, tokens: int) -> float:
     empty = (0,) * len(keys)
     first = tuple(keys_read(tokens + 1, 1, window) for window in timer.windows)
     return float(timer.seconds(StepWork(1, tokens, pairs, keys, 1, first, 0, 1, empty)))
+
+
+def _compared_runs(case: Case) -> Comparison:
+    """Run both scenarios and compare them as the row does: served rate where it is in req/s, else mean latency."""
+    plain, drafted = (_run(json.dumps(data, sort_keys=True)) for data in (case.plain, case.speculative))
+    if case.row.unit == "req/s":
+        speedup = drafted["request_throughput"] / plain["request_throughput"]
+    else:
+        speedup = plain["mean_e2el_ms"] / drafted["mean_e2el_ms"]
+    steps = (plain["step_s"], drafted["step_s"])
+    return Comparison(case.row, speedup, case.acceptance_length, *steps, drafted["basis"], case.constants)
+
+
+@lru_cache(maxsize=64)
+def _run(data: str) -> dict[str, Any]:
+    """Figures of a run that rows of one table share, and its mean seconds per step."""
+    result = simulate(Scenario.model_validate_json(data), seed=0)
+    summary = summarise(result)
+    output = summary["total_output_tokens"] - summary["completed"]
+    length = summary.get("spec_decode_acceptance_length") or 1.0
+    return {
+        "mean_e2el_ms": summary["mean_e2el_ms"],
+        "request_throughput": summary["request_throughput"],
+        "step_s": summary["mean_tpot_ms"] / 1e3 * length if output else 0.0,
+        "basis": result.basis,
+    }

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from simulator.errors import ForerunError
 from simulator.replay.requests import RequestReplay, Start, replay_requests
+from simulator.replay.serving_names import framework_name, framework_of_version
 from simulator.replay.split import Split
 from simulator.replay.validation.errors import ErrorRow
+from simulator.replay.validation.facts import fitted_words
 from simulator.scenario import Scenario, scenario_from
 from traces import TraceError
 from traces.servings import MeasuredRun, read_runs
@@ -18,14 +20,6 @@ METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
 SUFFIXES = (".csv", ".json", ".jsonl")
 SPLIT = Split(0.5, 1)
 """The split under which host costs were fitted: configurations on its training side are left out."""
-_BLIS = "host costs of vllm, on the other half of the configurations; chosen with the errors of this half in view"
-FITTED = {
-    "silicon_sample": "host costs of trtllm, on the other half of the configurations of Llama-3.1-8B on H100; which "
-    "requests share a step, and how output lengths spread, were inferred from all rows",
-    "eval38_ground_truth": _BLIS,
-    "train15_ground_truth": _BLIS,
-}
-"""What was fitted on a part of a published table, by the name of its file."""
 LIMIT = 40
 """Runs of a table that are simulated, evenly chosen."""
 
@@ -104,8 +98,15 @@ def _reasons(replay: RequestReplay) -> Counter[str]:
     return found
 
 
+def engine_constants(runs: Sequence[MeasuredRun]) -> set[str]:
+    """Host costs that simulations of some runs take, as facts name them."""
+    named = [(framework_name(run.framework or ""), run.framework_version) for run in runs]
+    return {f"frameworks.yaml: {framework_of_version(name, version)}" for name, version in named if name is not None}
+
+
 def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:
     stem = Path(name).name.split(".")[0]
+    engines = engine_constants([outcome.run for outcome in replay.outcomes if outcome.skipped is None])
     bases = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
     order = ("calibrated", "datasheet", "extrapolated")
     basis = max((b for b in bases if b in order), key=order.index, default=None)
@@ -119,7 +120,7 @@ def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:
             score.median_ape,
             score.bias,
             basis,
-            FITTED.get(stem, "nothing of this table; host costs of the engine"),
+            fitted_words(stem, engines),
             False,
         )
         for score in replay.scores

@@ -1,11 +1,12 @@
-"""The page "How far to trust it": the words of ``page.md`` with every comparison in its place."""
+"""The page "How far to trust it": the words of ``page.md``, every comparison, and what was fitted on what."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
+from pathlib import Path
 
 from simulator.replay.validation.errors import SECTIONS, ErrorRow
+from simulator.replay.validation.facts import facts
 
 SPLIT_WORDS = ("held out (train=0.7,seed=1)", "on the other 70% of the shapes")
 """How a profile says that its fit left out what ``SPLIT`` of the kernels holds out."""
@@ -18,7 +19,9 @@ def trust_page(rows: Sequence[ErrorRow], version: str) -> str:
         rows: every comparison on record.
         version: of Forerun.
     """
-    page = files("simulator.replay.validation").joinpath("page.md").read_text(encoding="utf-8")
+    page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    fitted = "\n".join(f"| {f.constant} | {f.table} | {f.rows} | {f.split} |" for f in facts())
+    page = page.replace("<!-- fitted -->", f"| constant | table | rows | split |\n|---|---|---|---|\n{fitted}")
     for section in SECTIONS:
         found = [row for row in rows if row.section == section]
         tables = "\n".join(_tables(found)) if found else "Not computed yet."

@@ -1,27 +1,22 @@
-"""Kernels: the shipped sample, and every kernel table in a folder of measurements."""
+"""Kernels: every kernel table in a folder of measurements."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
 
-from hwprofiles import KernelLibrary, ProfileError, chip_names, load_chip
+from hwprofiles import KernelLibrary, ProfileError, chip_names
 from simulator.errors import ForerunError
-from simulator.replay.calibrate import calibrate
 from simulator.replay.kernels import replay_kernels
-from simulator.replay.scores import Score
 from simulator.replay.serving_names import chip_name
-from simulator.replay.split import Split
 from simulator.replay.validation.errors import ErrorRow
+from simulator.replay.validation.shipped import SPLIT, kernel_row
 from traces import TraceError
 from traces.kernels import COLLECTIVES, KernelTable, concatenate, read_kernels
 
-SPLIT = Split(0.7, 1)
-"""The split of ``forerun calibrate``: only what it holds out is scored."""
 USUAL_SHAPES = {
     "gemm": ("n>=1024", "k>=1024"),
     "attention_prefill": ("head_dim=128",),
@@ -29,26 +24,9 @@ USUAL_SHAPES = {
 }
 """Shapes of language models: matrices that a layer has, and the head size that nearly all models have."""
 USUAL = "usual shapes"
-SAMPLE = "kernels-cpu"
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".sqlite")
 
 Progress = Callable[[int, int], None]
-
-
-def shipped_kernel_errors() -> list[ErrorRow]:
-    """Errors on the shipped sample of one CPU core: with the machine's limits alone, and fitted, on held-out shapes."""
-    with (
-        as_file(files("traces").joinpath("samples", f"{SAMPLE}.csv")) as trace,
-        as_file(files("traces").joinpath("samples", f"{SAMPLE}.machine.yaml")) as machine,
-    ):
-        table, chip = read_kernels(trace), load_chip(str(machine))
-    limits = replay_kernels(table, KernelLibrary(chip), SPLIT)
-    fitted = calibrate(table, chip, "generic", SPLIT, residual=False)
-    report = replay_kernels(table, KernelLibrary(fitted.chip), SPLIT)
-    rows = [_row(f"{SAMPLE}, limits alone", limits.overall, limits.basis, "nothing", True)]
-    groups = [group for group in report.groups if group.regime == "all"]
-    fit_note = f"this core, on the other {SPLIT.train:.0%} of the shapes"
-    return rows + [_row(f"{SAMPLE}, {g.op} {g.dtype}".strip(), g, report.basis, fit_note, True) for g in groups]
 
 
 def measured_kernel_errors(folder: Path, progress: Progress | None = None) -> tuple[list[ErrorRow], Counter[str]]:
@@ -122,7 +100,7 @@ def _scores(chip: str, library: str, parts: list[KernelTable], left: Counter[str
                 if group.regime == "all":
                     name = f"{op} {group.dtype}".strip() + (f", {USUAL}" if where else "")
                     basis, fitted = _evidence(kernels, op, group.dtype)
-                    yield _row(f"{name}, {chip}, {library}", group, basis, fitted, False)
+                    yield kernel_row(f"{name}, {chip}, {library}", group, basis, fitted, False)
 
 
 def _reason(error: Exception) -> str:
@@ -140,7 +118,3 @@ def _evidence(kernels: KernelLibrary, op: str, dtype: str) -> tuple[str, str]:
         return kernels.basis(family, stored), source.reference if source.kind in ("fitted", "measured") else "nothing"
     except ProfileError:
         return "datasheet", "nothing"
-
-
-def _row(name: str, score: Score, basis: str, fitted: str, ships: bool) -> ErrorRow:
-    return ErrorRow("kernels", name, "seconds", score.n, score.mape, score.median_ape, score.bias, basis, fitted, ships)

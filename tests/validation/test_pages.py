@@ -1,0 +1,110 @@
+"""Pages of errors: whole, and true to what the constants' files say of their fits."""
+
+from dataclasses import replace
+
+import pytest
+
+from hwprofiles import KernelLibrary, load_chip
+from hwprofiles.dtypes import format_of
+from simulator.replay.fit_problem import core_rows, family_rows
+from simulator.replay.light_speed import impossible_rows
+from simulator.replay.predict import predict_table
+from simulator.replay.speculation import compare_published, curve_scores, group_scores, load_published
+from simulator.replay.split import training_rows
+from simulator.replay.validation import SPLIT, ErrorRow, facts, shipped_errors
+from traces.kernels import concatenate, read_kernels
+from validation.__main__ import main
+from validation.kernels import measured_kernel_errors
+from validation.page import scored_shapes, trust_page
+from validation.requests import measured_request_errors
+from validation.speculation_page import speculation_page
+
+ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
+
+
+def rows(group):
+    return [row for row in load_published() if row.group == group]
+
+
+def test_page_shows_every_row():
+    rows = [ROW, *shipped_errors(["attention"]).rows]
+    page = trust_page(rows, "1.2.3")
+    assert "1.2.3" in page
+    assert all(f"| {row.name} |" in page for row in rows)
+    assert "| gemm | seconds | 10 | 5.0 % | 4.0 % | +1.0 % |" in page
+
+
+def test_page_says_of_every_kernel_row_whether_the_fit_saw_it():
+    """A profile that names the split left the scored shapes out; one that does not may have seen them."""
+    split = f"train={SPLIT.train:g},seed={SPLIT.seed}"
+    assert scored_shapes("nothing") == "nothing fitted"
+    assert scored_shapes(f"tables; errors of shapes held out ({split})") == "left out"
+    assert scored_shapes("tables; errors of shapes held out (train=0.5,seed=3)") == "may be in the fit"
+    assert scored_shapes("tables; in-sample error 6 %") == "may be in the fit"
+    page = trust_page([ROW, replace(ROW, name="moe", fitted="all of it")], "1")
+    assert "| basis | scored shapes | fitted |" in page
+    assert "| calibrated | nothing fitted | nothing |" in page
+    assert "| calibrated | may be in the fit | all of it |" in page
+
+
+def test_page_lists_every_fact():
+    page = trust_page([ROW], "1")
+    for fact in facts():
+        assert f"| {fact.constant} | {fact.table} | {fact.rows} | {fact.split} |" in page
+
+
+def test_command_updates_a_part_and_keeps_the_rest(tmp_path, capsys):
+    assert main(["alspec", "--out", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"errors.json", "index.md"}
+    assert main(["kernels", "--data", "nowhere"]) == 2
+    assert main(["requests"]) == 2
+    assert "--data names the folder" in capsys.readouterr().err
+
+
+def test_page_holds_every_row_and_every_refusal():
+    chosen = rows("trtllm_dsr1_mtp")[:1] + rows("chen2023")
+    compared, left = compare_published(chosen)
+    page = speculation_page(compared, left, curve_scores(), "1.2.3")
+    assert compared[0].row.id in page
+    assert f"| {len(left)} | {left[0].reason} |" in page
+    assert all(item.row.source in page for item in compared)
+    assert "1.2.3" in page
+    score = group_scores(compared)[0]
+    assert score.mape == pytest.approx(100 * abs(compared[0].error))
+
+
+def test_profiles_that_name_the_split_obeyed_it(shared_data):
+    """The A100's fits have as many rows as the split leaves them, of the tables that they are scored on."""
+    folder = shared_data / "kernels" / "aiconfigurator"
+    tables = {}
+    for path in sorted(folder.rglob("*.parquet")):
+        if "a100" in str(path):
+            table = read_kernels(path)
+            for library in set(table.word("library").names):
+                tables.setdefault(library, []).append(table.where(table.word("library").equals(library)))
+    chip, compared = load_chip("a100-sxm-80gb"), 0
+    for library, parts in tables.items():
+        table = concatenate(parts)
+        for (family, dtype), index in family_rows(table).items():
+            sets = chip.kernels.get(library, {}).get(family, {})
+            fitted = sets.get(dtype, sets.get(format_of(dtype)))
+            if fitted is None or scored_shapes(fitted.source.reference) != "left out":
+                continue
+            rows = table.where(index)
+            out, _ = impossible_rows(rows, predict_table(rows, KernelLibrary(chip, library)), chip)
+            rows = rows.where(~out)
+            seen = rows.where(training_rows(rows, SPLIT))
+            left = int(core_rows(family, seen).sum())
+            assert fitted.source.rows <= left, (library, family, dtype)
+            compared += fitted.source.rows == left
+    assert compared >= 12, "rows that beat the datasheet are left out of a fit, in one set of TensorRT-LLM's"
+
+
+def test_measured_tables_are_recognised(shared_data):
+    rows, left = measured_kernel_errors(shared_data / "kernels" / "blis")
+    assert any(row.name.startswith("gemm fp8") and "h100-sxm" in row.name for row in rows)
+    tables = [path for path in (shared_data / "kernels" / "blis").rglob("*") if path.suffix in (".csv", ".parquet")]
+    assert left["files that are no kernel trace"] < len(tables)
+    served, _ = measured_request_errors(shared_data / "serving" / "blis", limit=1)
+    assert served
+    assert all(row.n <= 1 for row in served)

@@ -1,0 +1,107 @@
+"""``python -m validation``: score measured tables and write the pages that say how far to trust the predictions.
+
+python -m validation all --out docs/validation                # what ships, and the pages
+python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
+python -m validation requests --data DIR --out docs/validation --limit 40
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from simulator.cli.output import Progress, console
+from simulator.cli.validations import error_tables
+from simulator.errors import ForerunError
+from simulator.metrics.document import forerun_version, json_text
+from simulator.metrics.files import StagedFiles
+from simulator.replay.speculation import compare_published, curve_scores
+from simulator.replay.validation import ErrorRow, errors_document, merged, read_errors, shipped_errors
+from simulator.workers import Workers, cores
+from validation.kernels import measured_kernel_errors
+from validation.page import trust_page
+from validation.requests import LIMIT, measured_request_errors
+from validation.speculation_page import speculation_page
+
+ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"
+PARTS = {
+    "kernels": "kernels",
+    "requests": "requests",
+    "speculation": "speculation",
+    "alspec": "attention",
+    "all": "",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a part and write what came out; 0, or 2 on bad input."""
+    parser = argparse.ArgumentParser(prog="python -m validation", description=__doc__.partition("\n")[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured tables, in any format")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"update {PAGE_FILE} and {ERRORS_FILE}; the rest stays")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="measured runs of a table that are served again")
+    parser.add_argument("--jobs", type=int, default=cores(), help="processes")
+    asked = parser.parse_args(argv)
+    try:
+        return run(asked.part, asked.data, asked.out, asked.limit, asked.jobs)
+    except ForerunError as error:
+        print(f"validation: {error}", file=sys.stderr)
+        return 2
+
+
+def run(part: str, data: Path | None, out: Path | None, limit: int, jobs: int) -> int:
+    """Compute a part, put it beside what is on record in ``out``, write and print.
+
+    Raises:
+        ForerunError: no such folder, nothing measured in it, or a part that needs one.
+    """
+    if data is not None and not data.is_dir():
+        raise ForerunError(f"--data {data}: no such folder")
+    if part == "requests" and data is None:
+        raise ForerunError("requests: --data names the folder of measured runs")
+    recorded = read_errors(out / ERRORS_FILE) if out is not None and (out / ERRORS_FILE).exists() else []
+    section = PARTS[part]
+    computed = shipped_errors([section] if section else ["kernels", "speculation", "attention"], jobs).rows
+    left: Counter[str] = Counter()
+    if data is not None:
+        more, left = measured_errors(section, data, limit, jobs)
+        computed += more
+    today = datetime.now(UTC).date().isoformat()
+    rows = merged(recorded, [replace(row, date=today) for row in computed])
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        with StagedFiles(out) as staged:
+            staged.add_text(ERRORS_FILE, json_text(errors_document(rows, forerun_version())))
+            staged.add_text(PAGE_FILE, trust_page(rows, forerun_version()))
+            if section in ("speculation", ""):
+                compared, refused = compare_published()
+                page = speculation_page(compared, refused, curve_scores(), forerun_version())
+                staged.add_text(SPECULATION_FILE, page)
+    for table in error_tables(computed):
+        console().print(table)
+    if left:
+        print("Left out: " + "; ".join(f"{count:,} {reason}" for reason, count in left.most_common()))
+    return 0
+
+
+def measured_errors(section: str, data: Path, limit: int, jobs: int) -> tuple[list[ErrorRow], Counter[str]]:
+    """Errors on the measured tables of a folder, and why files and rows were left out."""
+    rows: list[ErrorRow] = []
+    left: Counter[str] = Counter()
+    if section in ("kernels", ""):
+        with Progress(True, "kernel tables") as bar:
+            rows, left = measured_kernel_errors(data, bar.update)
+    if section in ("requests", ""):
+        with Workers(jobs if jobs > 1 else 0) as workers, Progress(True, "tables of runs") as bar:
+            served, refused = measured_request_errors(data, limit, workers.start if jobs > 1 else None, bar.update)
+        rows, left = rows + served, left + refused
+    return rows, left
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The page of published speculation: every row beside its prediction, failures left in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from simulator.replay.speculation import (
+    ALL,
+    FITTED_DEPTH,
+    RESEARCH,
+    Comparison,
+    CurveScore,
+    GroupScore,
+    Unpredicted,
+    group_score,
+    group_scores,
+    load_published,
+)
+from simulator.replay.validation import facts, fitted_words
+
+HEAD = f"""# Speculation against published measurements
+
+Written by `python -m validation speculation` of Forerun VERSION; failures are left in.
+
+A published speedup is predicted as (plain step) / (verify step / acceptance length): step times from the
+chip's profile, acceptance length from the same source (else of the same drafter on the same model in the
+catalogue). Where prompt and output lengths are given, each request also pays its prompt. Rows without
+lengths are taken in the middle of 128 + 256 tokens, and several streams then pay such prompts too; papers
+that name no chip, on an A100; research code runs as framework `{RESEARCH}`, bound by kernel launches. Rows
+under open-loop arrivals are two simulated runs of one stream of requests, compared in the source's own
+metric. MagicDec's rows take the acceptance of LLaMA-3.1-8B drafting for itself from 512 tokens of KV,
+TinyLlama's too.
+
+Engines of their time: rows of vLLM in 2024, and of EAGLE-3's table 5, run framework `vllm-2024`, which
+verifies each draft token as a sequence of its own; SGLang's rows pay the host work of a drafting step that
+its scheduler did not overlap. What remains: SGLang's gains at 48 and 64 streams come out too small, because 80
+questions do not keep so many busy to the end; under overload (`vllm_blog2024` at 8 requests/s, n-gram) both
+runs queue and their ratio says little.
+
+Constants fitted to rows of these tables, as the files say in which they stand:
+"""
+
+
+def speculation_page(
+    comparisons: Sequence[Comparison], left: Sequence[Unpredicted], curves: Sequence[CurveScore], version: str
+) -> str:
+    """The page in Markdown."""
+    lines = (*_tables(comparisons), *_curves(curves), *_rows(comparisons), *_refused(left))
+    sources = sorted({item.row.source for item in comparisons} | {item.row.source for item in left})
+    return "\n".join([HEAD.replace("VERSION", version), *lines, "## Sources", "", *(f"* {s}" for s in sources)]) + "\n"
+
+
+def _tables(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    groups = {row.group for row in load_published()}
+    for fact in facts():
+        if fact.table in groups:
+            yield f"* `{fact.table}`, {fact.rows}: {fact.constant}."
+    yield from ("", "## By source", "")
+    yield "| table | rows | MAPE | bias | side of 1 right | fitted |"
+    yield "|---|---:|---:|---:|---:|---|"
+    used: dict[str, set[str]] = {}
+    for item in comparisons:
+        used.setdefault(item.row.group, set()).update(item.constants)
+    for score in group_scores(comparisons):
+        yield f"{_score(score, score.group)} {fitted_words(score.group, used[score.group])} |"
+    if comparisons:
+        yield f"{_score(group_score(ALL, comparisons), f'**{ALL}**')} |"
+    yield ""
+
+
+def _score(score: GroupScore, name: str) -> str:
+    return f"| {name} | {score.rows} | {score.mape:.1f} % | {score.bias:+.1f} % | {score.right_sign:.0f} % |"
+
+
+def _curves(curves: Sequence[CurveScore]) -> Iterator[str]:
+    yield from (f"## Acceptance beyond the fitted depths (fitted on K = 1 to {FITTED_DEPTH})", "")
+    if not curves:
+        return
+    errors = [abs(curve.error) for curve in curves]
+    yield f"{len(curves)} curves; median error {100 * np.median(errors):.1f} %, worst {100 * max(errors):.1f} %."
+    yield from ("", "| curve | K | published | predicted | error |", "|---|---:|---:|---:|---:|")
+    for curve in sorted(curves, key=lambda c: -abs(c.error)):
+        lengths = f"{curve.published:.2f} | {curve.predicted:.2f}"
+        yield f"| {curve.curve} | {curve.depth} | {lengths} | {100 * curve.error:+.1f} % |"
+    yield ""
+
+
+def _rows(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    yield from ("## Every row", "")
+    yield "| id | model | hardware | engine | method | K or nodes | load | length | published | predicted | error |"
+    yield "|---|---|---|---|---|---|---|---:|---:|---:|---:|"
+    for item in comparisons:
+        row = item.row
+        hardware = f"{row.chips or ''}{' x ' if row.chips else ''}{row.hardware or 'not stated'}"
+        yield (
+            f"| {row.id} | {row.model} | {hardware} | {row.engine or 'own code'} | {row.method} | "
+            f"{row.tokens or row.nodes or ''} | {row.load_type} {row.load} | {item.acceptance_length:.2f} | "
+            f"{row.speedup:.2f} | {item.predicted:.2f} | {100 * item.error:+.0f} % |"
+        )
+    yield ""
+
+
+def _refused(left: Sequence[Unpredicted]) -> Iterator[str]:
+    yield from ("## Not predicted", "", "| rows | reason |", "|---:|---|")
+    for reason, count in Counter(item.reason for item in left).most_common():
+        yield f"| {count} | {reason} |"
+    yield ""
