@@ -36,7 +36,7 @@ class AttentionSpeculationConfig(Section):
     verification: Literal["joint", "every-query"] = "joint"
     """Whether one norm decides for the whole batch, or every query has to pass."""
     send_s: Cost | None = None
-    """Seconds of the one-hop send."""
+    """Fixed part of the one-hop send; its bytes on the link come on top."""
     verify_s: Cost | None = None
     """Fixed part of a verification; reading both outputs comes on top."""
     sync_s: Cost | None = None

@@ -67,6 +67,7 @@ class SpeculativeAttention:
         self._link = deployment.link
         self._hidden = deployment.architecture.hidden_size
         costs = chosen_costs(config, deployment.chip.kind)
+        self._send_s = costs["send_s"].value
         self._verify_s = costs["verify_s"].value
         self._sync_s = costs["sync_s"].value
         self._skip_s = costs["skip_launch_s"].value * deployment.framework.kernels_per_layer
@@ -136,9 +137,6 @@ class SpeculativeAttention:
         window_keys = np.minimum(2.0 * config.window_tokens * seqs, keys)
         window = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=window_keys).seconds
         output_bytes = rows * shape.num_heads * shape.v_dim * ACTIVATION_BYTES
-        send = config.send_s
-        if send is None:
-            send = kernels.collective("send_recv", output_bytes, 2, self._link).seconds
         handed_over = rows * (self._hidden * ACTIVATION_BYTES + kind.kv_bytes)
         other, pre = kind.other_s[rows], kind.pre_s[rows]
         skipped = np.minimum(self._skip_s, other)
@@ -147,7 +145,7 @@ class SpeculativeAttention:
             post_s=other - pre,
             exact_s=exact,
             window_s=np.minimum(window, exact),
-            send_s=send,
+            send_s=self._send_s + output_bytes / self._link.bandwidth_bytes_per_s,
             verify_s=self._verify_s + kernels.elementwise(VERIFY_PASSES * output_bytes).memory_s,
             sync_s=self._sync_s + handed_over / self._link.bandwidth_bytes_per_s,
             skip_pre_s=skipped * pre / other,

@@ -11,7 +11,7 @@ from typing import Any
 from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 
-MECHANISM = ("verify_s", "sync_s", "skip_launch_s")
+MECHANISM = ("send_s", "verify_s", "sync_s", "skip_launch_s")
 """Costs that the mechanism adds to the kernels of a layer; fields of a scenario's ``attention_speculation``."""
 SYNC_PARTS = ("priority_swap_s", "residual_swap_s", "kv_rows_s")
 """Messages that end a layer, one after the other: ``sync_s`` is their sum."""
@@ -81,6 +81,7 @@ def mechanism_costs(chip_kind: str) -> dict[str, Parameter]:
     parts = [entry[name] for name in SYNC_PARTS]
     sync = {end: sum(part[end] for part in parts) for end in ("value", "low", "high")}
     return {
+        "send_s": Parameter("send_s", what="send", source=source, **entry["send_s"]),
         "verify_s": Parameter("verify_s", what="verification", source=source, **entry["verify_s"]),
         "sync_s": Parameter("sync_s", what="synchronisation", source=source, **sync),
         "skip_launch_s": Parameter("skip_launch_s", what="skipped launch", source=source, **entry["skip_launch_s"]),

@@ -16,6 +16,7 @@ from simulator.speculation.attention_level import (
     SyncParts,
     expected_pass_seconds,
     layer_seconds,
+    mechanism_costs,
     simulate_pass,
 )
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig
@@ -71,8 +72,8 @@ def test_a_layer_by_hand(seqs, query_len, context):
     ends = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=min(keys, 256.0 * seqs)).seconds
     assert times.exact_s == pytest.approx(exact)
     assert times.window_s == pytest.approx(min(ends, exact))
-    assert times.send_s == 4e-6
     output = rows * 8 * 128 * 2.0
+    assert times.send_s == pytest.approx(4e-6 + output / one.link.bandwidth_bytes_per_s)
     assert times.verify_s == pytest.approx(3e-6 + kernels.elementwise(2 * output).memory_s)
     handed = rows * (4096 * 2.0 + 2 * 2 * 128 * 2.0)
     assert times.sync_s == pytest.approx(20e-6 + handed / one.link.bandwidth_bytes_per_s)
@@ -97,14 +98,17 @@ def test_every_query_must_pass_or_one_norm_decides(reading):
     assert every > priced(hit_rate=0.9)
 
 
-def test_the_output_is_sent_over_the_link_where_no_time_is_given():
+def test_what_a_send_costs_is_assumed_by_class_of_chip_where_no_time_is_given():
     timer = plain_timer()
     one = timer.deployment
     shape = one.attention_shape(one.architecture.layer_groups[0].layer.attention)
-    free = {name: value for name, value in COSTS.items() if name != "send_s"}
-    times = SpeculativeAttention(AttentionSpeculationConfig.model_validate(free), timer).layer_times(shape, 4, 3, 4000)
-    output = 12 * 8 * 128 * 2.0
-    assert times.send_s == pytest.approx(one.kernels.collective("send_recv", output, 2, one.link).seconds)
+    without = {name: value for name, value in COSTS.items() if name != "send_s"}
+    times = SpeculativeAttention(AttentionSpeculationConfig.model_validate(without), timer).layer_times(
+        shape, 2, 1, 9000
+    )
+    assumed = mechanism_costs(one.chip.kind)["send_s"]
+    assert times.send_s == pytest.approx(assumed.value + 2 * 8 * 128 * 2.0 / one.link.bandwidth_bytes_per_s)
+    assert assumed.low < assumed.value < assumed.high
 
 
 def test_layers_with_a_window_do_not_speculate():
