@@ -15,8 +15,8 @@ from hwprofiles.parameters import FAMILIES
 from hwprofiles.schema import KINDS
 
 CONTRACT_CHIPS = """h100-sxm h100-pcie h200-sxm b200-sxm a100-sxm-80gb a100-sxm-40gb a100-pcie-80gb l40s mi300x
-    rtx-4090 rtx-pro-6000 apple-m3-max n150 n150-v0.55 n300 p150 cpu mi355x gb300 h20 rtx-5090 apple-m1-max apple-m4 apple-m4-pro
-    apple-m3-ultra"""
+    rtx-4090 rtx-pro-6000 apple-m3-max n150 n150-v0.55 n300 p150 cpu mi355x gb300 h20 rtx-5090 apple-m1-max apple-m4
+    apple-m4-pro apple-m3-ultra"""
 CONTRACT_LINKS = """nvlink2 nvlink3 nvlink4 nvlink5 pcie3-x16 pcie4-x16 pcie5-x16 ethernet-100g ethernet-400g
     infiniband-ndr infiniband-hdr tenstorrent-ethernet infinity-fabric"""
 
