@@ -25,6 +25,24 @@ def alone_sequences(limits: Limits, parameters: DecodeParameters, shape: Attenti
     return drawn / shape.kv_bytes_per_token
 
 
+def alone_key_time(
+    xp: Functions, parameters: DecodeParameters, cores: float, shape: AttentionShape, seqs: Num, q_len: Num
+) -> Num:
+    """Seconds per key of the longest sequence beyond the mean of those that end alone; 0 where a batch is so small
+    that its KV axis is split.
+
+    Args:
+        xp: scalar or array functions.
+        parameters: of the library's kernels.
+        cores: of the chip.
+        shape: of one layer.
+        seqs: sequences.
+        q_len: queries per sequence.
+    """
+    items = seqs * shape.num_kv_heads * xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
+    return xp.where(items >= UNSPLIT_LOAD * cores, parameters.alone_key_s, 0.0)
+
+
 def causal_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
     """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each sees itself and what
     precedes.
@@ -167,10 +185,7 @@ def decode_time(
     """
     packed = _kernel_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
     if parameters.alone_key_s:
-        items = (
-            seqs * shape.num_kv_heads * xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
-        )
-        alone = parameters.alone_key_s * xp.where(items >= UNSPLIT_LOAD * limits.cores, beyond_kv, 0.0)
+        alone = alone_key_time(xp, parameters, limits.cores, shape, seqs, q_len) * beyond_kv
         packed = packed._replace(seconds=packed.seconds + alone, launch_s=packed.launch_s + alone)
     other = parameters.unpacked
     if other is None:

@@ -1,8 +1,11 @@
 """Which parameter set predicts a kernel: the chip's own fit, else what comes nearest, and what it rests on."""
 
+from collections.abc import Iterable, Mapping
+
 from hwprofiles.catalogue import load_chip, load_defaults
 from hwprofiles.dtypes import dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.numeric import Num
 from hwprofiles.parameters import FAMILIES, FamilyParameters, GemmParameters
 from hwprofiles.schema import Chip
 
@@ -19,6 +22,31 @@ _NEAREST = {
     "bfp8": ("bfp4",),
 }
 """Formats whose fits stand in, nearest first."""
+
+
+BASES = ("calibrated", "extrapolated", "datasheet")
+"""What a kernel's time rests on, from the firmest ground to the weakest: fitted on this chip's measured kernels of that
+format, and the shape among those; fitted there, for another shape or format; nothing measured on this chip."""
+CALIBRATED, EXTRAPOLATED, DATASHEET = range(len(BASES))
+
+
+def weakest(bases: Iterable[str]) -> str:
+    """The label of the weakest ground among several."""
+    return max(bases, key=BASES.index)
+
+
+def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str, Num]) -> Num:
+    """Whether every size lies in its range; sizes of which one of the two says nothing are left out.
+
+    Args:
+        ranges: smallest and largest value of every size that a fit has seen.
+        sizes: of one kernel, or arrays over many.
+    """
+    inside: Num = True
+    for name in ranges.keys() & sizes.keys():
+        low, high = ranges[name]
+        inside = inside & (sizes[name] >= low) & (sizes[name] <= high)
+    return inside
 
 
 PORTABLE = "portable"

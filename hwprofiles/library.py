@@ -1,13 +1,21 @@
 """Kernel times of one chip under one kernel library: the interface the simulator calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
 
-from hwprofiles.attention import UNSPLIT_LOAD, alone_sequences, decode_time, prefill_time
+from hwprofiles.attention import alone_key_time, alone_sequences, decode_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_link
-from hwprofiles.choice import PORTABLE, as_older_kernels_see, find_parameters
+from hwprofiles.choice import (
+    BASES,
+    CALIBRATED,
+    EXTRAPOLATED,
+    PORTABLE,
+    as_older_kernels_see,
+    find_parameters,
+    inside_ranges,
+)
 from hwprofiles.collectives import collective_time
 from hwprofiles.dtypes import VARIANT, dtype_bytes
 from hwprofiles.elementwise import elementwise_time
@@ -27,7 +35,7 @@ from hwprofiles.parameters import (
     PrefillParameters,
 )
 from hwprofiles.results import AttentionShape, CollectiveTime, KernelTime, Limits
-from hwprofiles.routing import read_routing
+from hwprofiles.routing import read_routing, slowest_rank_factor
 from hwprofiles.schema import Chip, Link
 
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -102,6 +110,35 @@ class KernelLibrary:
             ProfileError: no such family or dtype.
         """
         return self._choose(family, dtype)[1]
+
+    def basis_code(self, family: str, dtype: str, sizes: Mapping[str, Num]) -> Num:
+        """What the time of a kernel of these sizes rests on, as an index into ``BASES``; sizes may be arrays.
+
+        A fit vouches for the shapes it has seen; one that does not say which ones it has seen vouches for all.
+
+        Args:
+            family: of kernel parameters.
+            dtype: of the stored operand.
+            sizes: by the names of a kernel trace's columns.
+
+        Raises:
+            ProfileError: no such family or dtype.
+        """
+        parameters, basis = self._choose(family, dtype)
+        if basis != BASES[CALIBRATED] or parameters.fit is None:
+            return BASES.index(basis)
+        return np.where(inside_ranges(parameters.fit.ranges, sizes), CALIBRATED, EXTRAPOLATED)
+
+    def light_seconds(self, time: KernelTime, dtype: str = "") -> Num:
+        """Least seconds of a kernel's work at the chip's peak.
+
+        Args:
+            time: gives its useful operations and bytes.
+            dtype: of the stored operand; the chip's fastest format counts where none is given.
+        """
+        bandwidth = self.chip.memory.bandwidth_bytes_per_s
+        peak = self.chip.peak_flops(dtype) if dtype else max(self.chip.compute.dense_flops_per_s.values())
+        return np.maximum(time.flops / peak, time.bytes / bandwidth)
 
     def gemm(self, m: Num, n: Num, k: Num, dtype: str = "bf16") -> KernelTime:
         """Time of ``y[m,n] = x[m,k] w[k,n]``.
@@ -218,19 +255,17 @@ class KernelLibrary:
 
         return seconds
 
-    def alone_key_seconds(self, shape: AttentionShape) -> tuple[float, float]:
-        """What the longest sequences of a decode batch add where nothing splits their KV axis.
-
-        Returns:
-            (fewest sequences for which that holds, seconds per key of the longest beyond the mean of the
-            ``alone_sequences`` longest).
+    def alone_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
+        """Seconds per key that the longest sequence of a decode batch has beyond the mean of the ``alone_sequences``
+        longest: where nothing splits their KV axis they end after the others.
 
         Raises:
             ProfileError: unknown dtype.
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        xp = SCALAR if all_plain(seqs, q_len, 0) else ARRAY
         cores = self._attention_limit(shape.dtype, parameters.native_math).cores
-        return UNSPLIT_LOAD * cores / shape.num_kv_heads, parameters.alone_key_s
+        return alone_key_time(xp, parameters, cores, shape, seqs, q_len)
 
     def alone_sequences(self, shape: AttentionShape) -> Num:
         """How many of the longest sequences of a decode batch no longer keep the memory busy.
@@ -241,6 +276,14 @@ class KernelLibrary:
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
         return alone_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
 
+    def one_pass(self, shape: AttentionShape) -> bool:
+        """Whether a single kernel serves the prompt chunks and the single queries of a batch.
+
+        Raises:
+            ProfileError: unknown dtype.
+        """
+        return cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype)).mixed == "one-pass"
+
     def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
         """``attention_mixed(...).seconds`` of one shape where a single kernel serves prompt chunks and single queries,
         as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0, and the longest KV
@@ -250,7 +293,7 @@ class KernelLibrary:
             ProfileError: unknown dtype.
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
-        if parameters.mixed != "one-pass":
+        if not self.one_pass(shape):
             return None
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
@@ -324,6 +367,7 @@ class KernelLibrary:
         routing: str = "uniform",
         alike: Num = 1.0,
         kernel: str = "",
+        mean_work: bool = False,
     ) -> KernelTime:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
@@ -341,6 +385,7 @@ class KernelLibrary:
             routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
             alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
             kernel: name of the kernel, where the library has several for a dtype; its own fit is taken if there is one.
+            mean_work: count flops and bytes of the mean chip, not of the fullest, which sets the pace.
 
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
@@ -361,12 +406,17 @@ class KernelLibrary:
         )
         if active_experts is not None:
             sizes = (*sizes, active_experts)
-        return evaluate(
+        time = evaluate(
             sizes,
             lambda xp, n, e, k, h, i, ep, tp, same, active=None: moe_time(
                 xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same
             ),
         )
+        if not mean_work or np.all(np.equal(expert_parallel, 1)):
+            return time
+        some = np.maximum(1.0, tokens)
+        factor = slowest_rank_factor(ARRAY, spread, some, num_experts, experts_per_token, expert_parallel)
+        return time._replace(flops=time.flops / factor, bytes=time.bytes / factor)
 
     def elementwise(
         self, bytes_moved: Num, launches: Num = 1, *, warm: bool = False, element_bytes: float = 2.0, kernel: str = ""

@@ -27,6 +27,7 @@ from simulator.timing import (
     Deployment,
     Drafter,
     DraftStep,
+    DraftTable,
     HeadsDrafter,
     HostDrafter,
     HostOverhead,
@@ -36,7 +37,6 @@ from simulator.timing import (
     SequentialDrafter,
     StepTimer,
     StepWork,
-    TokenTable,
     fusion_table,
     layer_weight_bytes,
     load_draft_overhead,
@@ -299,7 +299,7 @@ def trained_head(request: DraftRequest) -> Drafter:
         weights = max(weights, deployment.weight_bytes)
     states = max(1, head.fused_hidden_states)
     kv = deployment.kv_bytes_per_token
-    fusion: TokenTable | None = None
+    fusion: DraftTable | None = None
     if head.fused_hidden_states:
         fusion = fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
     if request.config.method == "parallel-draft":

@@ -18,7 +18,7 @@ from hwprofiles import Chip
 from simulator.build import PoolBuild
 from simulator.serving import RequestRecords, SpeculationCounters, StepRecords
 from simulator.step_rows import StepTotals
-from simulator.timing import StagedTimer, stage_light_speeds
+from simulator.timing import StagedTimer
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -403,20 +403,16 @@ def speed_of_light(part: PoolSteps) -> Iterator[str]:
 def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
     """What bounds each step of a pool, and the seconds that it needs at least.
 
-    The work as the kernels count it, at the chip's fastest dense dtype; and as the architecture has it, each weight at
-    the peak of its own dtype (``simulator.timing.light_speed``).
+    Of all kernels together: their FLOPs at the chip's fastest dense dtype, and their bytes; one after the other: each
+    at the peak of its own dtype.
     """
     pool, rows = part.pool, part.steps
     peak, bandwidth = _limits(pool.chip, pool.chips)
     chips = f"of {pool.chips} x {pool.chip.name}"
     yield f"FLOPs {chips}", rows.flops / peak
     yield f"bytes {chips}", rows.bytes / bandwidth
-    logit_rows = rows.decode_seqs * rows.query_len
-    work = rows.prefill_tokens + logit_rows
-    for speed in stage_light_speeds(pool.timer):
-        yield "products with weights in their dtypes", speed.compute_s(work, logit_rows) * rows.steps
-        yield "weights", speed.weight_reads_s(work, logit_rows) * rows.steps
-        yield "keys and values", speed.key_reads_s(rows.decode_kv_tokens) * rows.steps
+    timer = pool.timer
+    yield "kernels one by one", rows.light_s / (timer.stages if isinstance(timer, StagedTimer) else 1)
 
 
 def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:

@@ -35,8 +35,7 @@ from simulator.serving import (
 from simulator.serving.fleet_config import Role
 from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory
-from simulator.step_detail import StepDetail, step_detail
-from simulator.step_rows import StepRows, StepTotals
+from simulator.step_rows import StepDetail, StepRows, StepTotals, step_detail
 from simulator.tables import Table
 from simulator.timing import MemoryPlan, ModelTimer
 from simulator.workload import RequestStream, generate_requests

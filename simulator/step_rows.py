@@ -1,17 +1,18 @@
-"""Step rows of a run: priced with their bounds, looked at and summed up one by one, kept or joined."""
+"""The steps of a run: priced by bound and evidence, looked at and summed up one by one, kept or joined; and the
+kernels of one step of each kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.build import Build
 from simulator.serving import GapCounts, RunLog, StepLog, StepRecords
-from simulator.timing import Costs
+from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -24,9 +25,19 @@ MOST_GROUPS = 16 * GROUPS
 """Sums beyond which neighbours are joined again."""
 SUMS = (
     "seconds", "prefill_seqs", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s",
-    "latency_s", "host_s", "flops", "bytes", "steps",
+    "latency_s", "host_s", "extrapolated_s", "datasheet_s", "light_s", "flops", "bytes", "steps",
 )  # fmt: skip
+COUNTED = (
+    "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
+    "kv_blocks", "steps",
+)  # fmt: skip
+"""Columns that a run has counted."""
+SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "extrapolated_s", "datasheet_s")
 MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
+
+
+MOST_ROWS = 50_000
+"""Step rows of a run that is looked into; longer ones are not."""
 
 
 @dataclass(slots=True)
@@ -50,6 +61,8 @@ class StepTotals:
     interconnect_s: FloatArray
     latency_s: FloatArray
     host_s: FloatArray
+    extrapolated_s: FloatArray
+    datasheet_s: FloatArray
     flops: FloatArray
     bytes: FloatArray
     active_s: FloatArray
@@ -101,7 +114,7 @@ class StepTotals:
 
 STEP_SUMS = (
     "steps", "seconds", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s", "latency_s",
-    "host_s", "flops", "bytes",
+    "host_s", "extrapolated_s", "datasheet_s", "flops", "bytes",
 )  # fmt: skip
 """Totals that are sums of the column of their name."""
 COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
@@ -153,49 +166,35 @@ class StepRows:
 
 
 def price_steps(steps: StepLog, build: Build) -> StepRecords:
-    """Engine steps with their bounds.
+    """Engine steps with the sum of their kernels: seconds by bound and by evidence, useful work.
 
-    Kernels are priced again by formula to see what bounds them; the shares are then laid on the seconds that the step
-    took, which interpolated decode attention makes differ by some 1e-4. Copies to and from host memory count as
-    interconnect.
+    That is what the step took, to the grid of simulated time. Rows of several steps, priced at their mean context, and
+    batches that wait for each other in a pipeline have the shares of it laid on their seconds. Copies to and from host
+    memory count as interconnect.
     """
     costs, chips = Costs.zeros(len(steps)), np.zeros(len(steps), dtype=np.int64)
     keys = np.zeros(len(steps), dtype=np.int64)
+    count, copies_s = steps.column("steps"), steps.column("copies_s")
+    shared = count > 1
     pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
     for number, pool in enumerate(build.pools):
+        timer = pool.timer
         own = np.flatnonzero(pool_of[steps.integers("replica")] == number)
+        shared[own] |= isinstance(timer, StagedTimer)
         for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
             work = steps.work(rows)
             draft = steps.draft(rows)
-            part = pool.timer.costs(work) if draft is None else pool.timer.costs(work, draft)
             keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.chips_per_stage
-            for name in Costs.__slots__:
-                getattr(costs, name)[rows] = getattr(part, name)
-    count, copies_s = steps.column("steps"), steps.column("copies_s")
+            costs.put(rows, timer.costs(work) if draft is None else timer.costs(work, draft))
     priced = costs.device_s + costs.host_s
-    scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=priced > 0)
-    return StepRecords(
-        replica=steps.integers("replica"),
-        start_s=steps.column("start_s").copy(),
-        seconds=steps.column("seconds").copy(),
-        prefill_seqs=steps.integers("prefill_seqs"),
-        prefill_tokens=steps.integers("prefill_tokens"),
-        decode_seqs=steps.integers("decode_seqs"),
-        query_len=steps.integers("query_len"),
-        decode_kv_tokens=keys,
-        output_tokens=steps.integers("output_tokens"),
-        running=steps.integers("running"),
-        waiting=steps.integers("waiting"),
-        kv_blocks=steps.integers("kv_blocks"),
-        compute_s=costs.compute_s * scale,
-        memory_s=costs.memory_s * scale,
-        interconnect_s=costs.interconnect_s * scale + copies_s,
-        latency_s=costs.latency_s * scale,
-        host_s=costs.host_s * scale,
-        flops=costs.flops * count * chips,
-        bytes=costs.bytes * count * chips,
-        steps=steps.integers("steps"),
-    )
+    scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=shared & (priced > 0))
+    columns: dict[str, Any] = {name: steps.integers(name) for name in COUNTED}
+    columns |= {name: steps.column(name).copy() for name in ("start_s", "seconds")}
+    columns |= {name: getattr(costs, name) * scale for name in SCALED}
+    columns["interconnect_s"] = costs.interconnect_s * scale + copies_s
+    columns["light_s"] = costs.light_s * count
+    columns |= {name: getattr(costs, name) * count * chips for name in ("flops", "bytes")}
+    return StepRecords(decode_kv_tokens=keys, **columns)
 
 
 def step_gaps(steps: StepLog) -> tuple[FloatArray, IntArray]:
@@ -236,3 +235,61 @@ def joined(parts: list[StepRecords]) -> StepRecords:
     columns = [part.columns() for part in parts]
     names = StepRecords.__dataclass_fields__
     return StepRecords(**{name: np.concatenate([part[name] for part in columns]) for name in names})
+
+
+class SampledStep(NamedTuple):
+    """One engine step in parts; seconds."""
+
+    row: int
+    """Of the run's step records."""
+    host_s: float
+    draft_s: float
+    kernels: tuple[Kernel, ...]
+    """Of every chip that shares the step."""
+
+
+class StepDetail(NamedTuple):
+    """What a run's timeline shows inside its steps."""
+
+    draft_s: FloatArray | None
+    """Seconds that the drafter adds to each step row; None without a drafter."""
+    sampled: tuple[SampledStep, ...]
+    """The step of median length of each kind."""
+    devices: int
+    """Chips that run the same kernels side by side."""
+
+
+def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
+    """Look into the steps of a run; None where the run is too long, or its timer does not say what its kernels are."""
+    steps = log.steps
+    if not isinstance(timer, ModelTimer) or not 0 < len(steps) <= MOST_ROWS:
+        return None
+    work, draft = steps.work(slice(None)), steps.draft(slice(None))
+    draft_s = timer.exposed_drafting_s(work, draft)
+    if draft_s is not None:
+        draft_s = np.minimum(draft_s * steps.column("steps"), steps.column("seconds"))
+    single = np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
+    sampled = []
+    for row in [] if isinstance(timer, StagedTimer) else median_rows(work, steps.column("seconds"), single):
+        kernels = step_kernels(timer, work, row)
+        host_s = float(steps.column("seconds")[row]) - sum(one.times * one.seconds * one.exposed for one in kernels)
+        drafting_s = 0.0 if draft_s is None else float(draft_s[row])
+        sampled.append(SampledStep(row, max(0.0, host_s), drafting_s, kernels))
+    return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)
+
+
+def step_kernels(timer: ModelTimer, work: StepWork[Any], row: int) -> tuple[Kernel, ...]:
+    """The kernels of the target in one of many steps."""
+    one = timer.scored(some_steps(work, np.array([row])))
+    return tuple(running(timer.target.kernels(one)))
+
+
+def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:
+    """The row of median length among the single steps of each kind: prompts, decoding or verifying, and both."""
+    prompts, decodes, single = work.prefill_tokens > 0, work.decode_seqs > 0, steps == 1
+    rows = []
+    for kind in (prompts & ~decodes, decodes & ~prompts, prompts & decodes):
+        found = np.flatnonzero(kind & single)
+        if len(found):
+            rows.append(int(found[np.argsort(seconds[found], kind="stable")[len(found) // 2]]))
+    return rows

@@ -17,7 +17,7 @@ FLOORS = (
     ("simulator.run",),
     ("simulator.invariants",),
     ("simulator.reports",),
-    ("simulator.step_detail", "simulator.step_rows"),
+    ("simulator.step_rows",),
     ("simulator.names",),
     ("simulator.build",),
     ("simulator.assumptions",),

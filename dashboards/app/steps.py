@@ -12,8 +12,7 @@ from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
-from simulator.timing import ModelTimer, StepTimer, StepWork, one_step
-from simulator.timing.step_kernels import StepKernel, step_kernels
+from simulator.timing import Kernel, ModelTimer, StepTimer, StepWork, running, some_steps
 
 
 class Priced(NamedTuple):
@@ -48,9 +47,7 @@ def priced(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Pr
     return Priced(timer.target, timer.target.deployment.chip, build.basis, build.notes, 16384)
 
 
-def phases(
-    ready: Priced, batch: int, context: int, draft_tokens: int, prompt_tokens: int
-) -> dict[str, list[StepKernel]]:
+def phases(ready: Priced, batch: int, context: int, draft_tokens: int, prompt_tokens: int) -> dict[str, list[Kernel]]:
     """Kernels of a step that prefills a prompt, of one that decodes, and of one that verifies draft tokens."""
     windows = ready.timer.windows
     prompt = prompt_chunks(windows, min(prompt_tokens, ready.max_tokens), ready.max_tokens)
@@ -60,9 +57,9 @@ def phases(
         "decode": decode_steps(windows, np.array([batch]), 1, contexts + 1),
         "verify": decode_steps(windows, np.array([batch]), draft_tokens + 1, contexts + draft_tokens + 1),
     }
-    return {phase: step_kernels(ready.timer, first_step(steps)) for phase, steps in work.items()}
+    return {phase: running(ready.timer.kernels(first_step(steps))) for phase, steps in work.items()}
 
 
-def first_step(steps: StepWork[Any]) -> StepWork[int]:
-    """The first of several steps as plain numbers."""
-    return one_step(steps, 0)
+def first_step(steps: StepWork[Any]) -> StepWork[Any]:
+    """The first of several steps."""
+    return some_steps(steps, slice(0, 1))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dashboards.figures.theme import BLUE, COLOURS, captioned
 from hwprofiles import Chip
 from simulator.replay import ReplayReport
-from simulator.timing.step_kernels import StepKernel
+from simulator.timing import Kernel
 
 MAX_POINTS = 2000
 """Measured kernels of one plot; a larger trace is thinned evenly."""
@@ -58,7 +58,7 @@ class RooflineData(NamedTuple):
 
 
 def roofline_data(
-    chip: Chip, phases: Mapping[str, Sequence[StepKernel]], measured: MeasuredPoints | None, basis: str
+    chip: Chip, phases: Mapping[str, Sequence[Kernel]], measured: MeasuredPoints | None, basis: str
 ) -> RooflineData:
     """The kernels of one step per phase on the roofline of ``chip``; kernels that compute nothing are left out."""
     points, formats = [], set()

@@ -10,8 +10,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from simulator.serving.records import StepRecords
-    from simulator.step_detail import SampledStep, StepDetail
-    from simulator.timing.step_kernels import StepKernel
+    from simulator.step_rows import SampledStep, StepDetail
+    from simulator.timing import Kernel
 
 Event = dict[str, Any]
 DRAFT_TRACK, VERIFY_TRACK, HOST_TRACK, FIRST_CHIP_TRACK = 1001, 1002, 1003, 1010
@@ -58,7 +58,7 @@ def kernel_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int
 
 
 def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: float) -> Iterator[Event]:
-    total = sum(kernel.times * kernel.seconds for kernel in sample.kernels)
+    total = sum(kernel.times * kernel.seconds * kernel.exposed for kernel in sample.kernels)
     room = max(0.0, end_s - start_s - sample.draft_s)
     scale = min(1.0, room / total) if total else 1.0
     at = start_s
@@ -66,21 +66,21 @@ def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: f
         about = {"bound": kernel.bound, "flops": kernel.flops, "bytes": kernel.bytes, "family": kernel.family}
         if kernel.dtype:
             about["format"] = kernel.dtype
-        length = kernel.seconds * kernel.times * scale
+        length = kernel.seconds * kernel.times * kernel.exposed * scale
         yield _slice(kernel.name, "kernel", pid, track, at, length, about | {"kernels": kernel.times})
         at += length
     if sample.draft_s:
         yield _slice("draft", "kernel", pid, track, end_s - sample.draft_s, sample.draft_s, {})
 
 
-def layer_order(kernels: Sequence[StepKernel]) -> list[StepKernel]:
+def layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Kernels one after the other, layer by layer: those of equal layers take turns.
 
     Where that would be too many slices, equal kernels stay together.
     """
     if sum(kernel.times for kernel in kernels) > MOST_KERNELS:
         return list(kernels)
-    groups: list[list[StepKernel]] = []
+    groups: list[list[Kernel]] = []
     for kernel in kernels:
         last = groups[-1] if groups else []
         together = last and kernel.times > 1 and last[-1].times > 1
@@ -91,7 +91,7 @@ def layer_order(kernels: Sequence[StepKernel]) -> list[StepKernel]:
     return list(chain.from_iterable(_turns(group) for group in groups))
 
 
-def _turns(group: list[StepKernel]) -> Iterator[StepKernel]:
+def _turns(group: list[Kernel]) -> Iterator[Kernel]:
     layers = min(kernel.times for kernel in group)
     for layer in range(layers):
         for kernel in group:

@@ -289,7 +289,7 @@ def stored_format(table: KernelTable, row: Any) -> str:
 def moe_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
     """Times of routed feed-forwards of one format, all gated or none, all with known activated experts or none."""
     active = _floats(table, "activated_experts", rows)
-    sizes = {name: _floats(table, name, rows) for name in MOE_SIZES}
+    sizes: dict[str, Any] = {name: _floats(table, name, rows) for name in MOE_SIZES}
     for name in ("expert_parallel", "tensor_parallel"):
         sizes[name] = np.maximum(1.0, sizes[name])
     return kernels.moe(

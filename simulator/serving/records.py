@@ -68,6 +68,12 @@ class StepRecords:
     interconnect_s: FloatArray
     latency_s: FloatArray
     host_s: FloatArray
+    extrapolated_s: FloatArray
+    """Part of the seconds on the device whose kernels have shapes that no fit has seen."""
+    datasheet_s: FloatArray
+    """Part of them whose kernels were never measured on the chip."""
+    light_s: FloatArray
+    """Least seconds that the kernels could take at the peak of their chip."""
     flops: FloatArray
     bytes: FloatArray
     steps: IntArray

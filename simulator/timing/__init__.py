@@ -1,26 +1,33 @@
 """One engine step into kernels into seconds, with the bound that limits each."""
 
-from simulator.timing.adjusted import AdjustedDrafter
 from simulator.timing.config import HardwareConfig
-from simulator.timing.costs import Costs
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment, resolve_weight_dtypes
-from simulator.timing.draft_overheads import VLLM_2025, DraftOverhead, load_draft_overhead
-from simulator.timing.draft_parts import HostOverhead, TokenTable, fusion_table, layer_weight_bytes
-from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftMemory, DraftStep
 from simulator.timing.drafter_check import check_drafter
 from simulator.timing.drafters import (
+    AdjustableDrafter,
+    AdjustedDrafter,
+    Drafter,
+    DraftMemory,
+    DraftStep,
+    DraftTable,
     HeadsDrafter,
     HostDrafter,
+    HostOverhead,
     ParallelDrafter,
+    Part,
+    RemoteDrafter,
     SequentialDrafter,
+    drafting_costs,
+    drafting_seconds,
+    fusion_table,
+    host_part,
+    layer_weight_bytes,
 )
-from simulator.timing.engine import EngineTimer, ModelTimer, longest_asked
-from simulator.timing.framework import Framework, load_framework
-from simulator.timing.light_speed import LightSpeed, light_speed, stage_light_speeds
+from simulator.timing.engine import EngineTimer, ModelTimer, PipelineTimer, StagedTimer, longest_asked, stage_timers
+from simulator.timing.framework import VLLM_2025, DraftOverhead, Framework, load_draft_overhead, load_framework
+from simulator.timing.kernels import Costs, Kernel, running
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
-from simulator.timing.pipeline import PipelineTimer, StagedTimer, stage_timers
-from simulator.timing.remote_drafter import RemoteDrafter
-from simulator.timing.step import StepTimer
+from simulator.timing.step import StepTables, StepTimer
 from simulator.timing.work import StepWork, causal_pairs, keys_read, one_step, some_steps
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "DraftMemory",
     "DraftOverhead",
     "DraftStep",
+    "DraftTable",
     "Drafter",
     "EngineTimer",
     "Framework",
@@ -40,31 +48,34 @@ __all__ = [
     "HeadsDrafter",
     "HostDrafter",
     "HostOverhead",
-    "LightSpeed",
+    "Kernel",
     "MemoryPlan",
     "ModelTimer",
     "ParallelDrafter",
+    "Part",
     "PipelineTimer",
     "RemoteDrafter",
     "SequentialDrafter",
     "StagedTimer",
+    "StepTables",
     "StepTimer",
     "StepWork",
-    "TokenTable",
     "causal_pairs",
     "check_drafter",
+    "drafting_costs",
+    "drafting_seconds",
     "fit_apart",
     "fusion_table",
+    "host_part",
     "keys_read",
     "layer_weight_bytes",
-    "light_speed",
     "load_draft_overhead",
     "load_framework",
     "longest_asked",
     "one_step",
     "plan_memory",
     "resolve_weight_dtypes",
+    "running",
     "some_steps",
-    "stage_light_speeds",
     "stage_timers",
 ]

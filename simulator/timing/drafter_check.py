@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from simulator.errors import ForerunError
-from simulator.timing.drafter import AdjustableDrafter, Drafter, DraftStep
+from simulator.timing.drafters import AdjustableDrafter, Drafter, DraftStep, drafting_costs, drafting_seconds
 from simulator.timing.work import StepWork
 
 TOLERANCE = 0.02
-"""Greatest relative difference between a step priced alone and among many: attention is interpolated alone."""
+"""Share by which a larger step may seem cheaper: kernels gain by jumps."""
+SAME = 1e-9
+"""Relative difference beyond which two prices of one step differ."""
 CONTEXT_TOKENS = 600
 PROMPT_TOKENS = 100
 
@@ -19,8 +21,8 @@ PROMPT_TOKENS = 100
 def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
     """Check a drafter against everything the engine asks of it, on small steps of each kind.
 
-    Checked are: that costs and memory are finite and not negative, that a step without work costs nothing, that a step
-    costs the same alone, in a run of decode steps and among many (``costs``), that more sequences and longer contexts
+    Checked are: that costs and memory are finite and not negative, that a step without work costs nothing, that its
+    parts are the same for numbers, for a run of decode steps and for arrays, that more sequences and longer contexts
     never cost less, that a shorter chain never costs more where it can be asked for, and that a drafter on the host
     holds no chip memory and runs no pass.
 
@@ -43,20 +45,20 @@ def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
         "a prompt": _step(drafter, 0, 1, query_len),
         "both": _step(drafter, max_seqs - 1, 1, query_len),
     }
-    alone = {kind: drafter.seconds(work) for kind, work in works.items()}
+    alone = {kind: drafting_seconds(drafter.parts(work)) for kind, work in works.items()}
     for kind, seconds in alone.items():
         if not np.isfinite(seconds) or seconds < 0.0:
             raise ForerunError(f"{name}: a step of {kind} costs {seconds} s")
     if alone["nothing"] != 0.0:
         raise ForerunError(f"{name}: a step without work costs {alone['nothing']} s")
-    costs = drafter.costs(_stacked(list(works.values())))
+    costs = drafting_costs(drafter.parts(_stacked(list(works.values()))), len(works))
     parts = {part: np.asarray(getattr(costs, part)) for part in costs.__slots__}
     for part, values in parts.items():
         if values.shape != (len(works),) or not np.isfinite(values).all() or (values < 0.0).any():
             raise ForerunError(f"{name}: costs.{part} must hold one number >= 0 per step (got {values})")
     for kind, total in zip(works, costs.device_s + costs.host_s, strict=True):
-        if abs(total - alone[kind]) > TOLERANCE * max(total, alone[kind]):
-            raise ForerunError(f"{name}: a step of {kind} costs {alone[kind]} s alone and {total} s in costs")
+        if abs(total - alone[kind]) > SAME * max(total, alone[kind]):
+            raise ForerunError(f"{name}: a step of {kind} costs {alone[kind]} s alone and {total} s among others")
     if drafter.runs_on == "host" and (costs.device_s > 0.0).any():
         raise ForerunError(f"{name}: runs on the host but takes device time")
     _check_growth(name, drafter, query_len, max_seqs)
@@ -81,32 +83,30 @@ def _check_description(name: str, drafter: Drafter) -> None:
 
 def _check_shorter(name: str, drafter: AdjustableDrafter, work: StepWork[int], full_s: float) -> None:
     """A shorter chain never costs more, and catching up with nothing costs nothing."""
-    shorter = drafter.with_tokens(1).seconds(work)
+    shorter = drafting_seconds(drafter.with_tokens(1).parts(work))
     if not 0.0 <= shorter <= full_s * (1.0 + TOLERANCE):
         raise ForerunError(f"{name}: drafting one token costs {shorter} s, the full proposal {full_s} s")
     one, windows = np.zeros(1, dtype=np.int64), len(drafter.windows)
-    nothing = drafter.catch_up(DraftStep(one, one, one, one, (one,) * windows, (one,) * windows))
+    skipped = DraftStep(one, one, one, one, (one,) * windows, (one,) * windows)
+    nothing = drafting_costs(drafter.catch_up(skipped), 1)
     if (nothing.device_s + nothing.host_s).any():
         raise ForerunError(f"{name}: catching up with no skipped token costs {nothing.device_s + nothing.host_s} s")
 
 
 def _check_growth(name: str, drafter: Drafter, query_len: int, max_seqs: int) -> None:
     """More sequences and longer contexts never cost less; a run of steps equals its steps."""
-    one, many = (drafter.seconds(_step(drafter, seqs, 0, query_len)) for seqs in (1, max_seqs))
+    one, many = (drafting_seconds(drafter.parts(_step(drafter, seqs, 0, query_len))) for seqs in (1, max_seqs))
     if many < one * (1.0 - TOLERANCE):
         raise ForerunError(f"{name}: drafting for {max_seqs} sequences costs less ({many} s) than for one ({one} s)")
     contexts = np.arange(CONTEXT_TOKENS, CONTEXT_TOKENS + 40, dtype=np.int64)
     run = _step(drafter, 2, 0, query_len)._replace(
         decode_kv_tokens=tuple(2 * _inside(contexts, window, query_len) for window in drafter.windows)
     )
-    together = np.broadcast_to(drafter.seconds(run), contexts.shape)
+    together = np.broadcast_to(drafting_seconds(drafter.parts(run)), contexts.shape)
     for context, seconds in zip(contexts.tolist(), together.tolist(), strict=True):
-        alone = drafter.seconds(
-            run._replace(
-                decode_kv_tokens=tuple(int(2 * _inside(context, window, query_len)) for window in drafter.windows)
-            )
-        )
-        if abs(alone - seconds) > 1e-9 * abs(alone):
+        keys = tuple(int(2 * _inside(context, window, query_len)) for window in drafter.windows)
+        alone = drafting_seconds(drafter.parts(run._replace(decode_kv_tokens=keys)))
+        if abs(alone - seconds) > SAME * abs(alone):
             raise ForerunError(f"{name}: a decode step costs {alone} s alone and {seconds} s in a run of steps")
     if together[-1] < together[0] * (1.0 - TOLERANCE):
         raise ForerunError(f"{name}: longer contexts cost less ({together[-1]} s) than shorter ones ({together[0]} s)")

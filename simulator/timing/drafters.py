@@ -1,23 +1,278 @@
-"""Drafters on the target's chips: sequential passes of a small model, one parallel pass, or heads on the last token."""
+"""Drafters: what each runs in a step, on the target's chips, on the host or on chips of its own.
+
+A drafter lists its parts, each a pass of a model, a table or seconds of the host; what it costs in one step, in many,
+and its kernels all follow from that list.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import dtype_bytes
-from simulator.timing.costs import Costs
+from hwprofiles import Link, dtype_bytes
+from simulator.errors import ForerunError
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
-from simulator.timing.draft_parts import NO_OVERHEAD, HostOverhead, TokenTable, skipped_costs
-from simulator.timing.drafter import DraftStep, drafting_sequences
-from simulator.timing.step import LOGIT_BYTES, LOGIT_PASSES, StepTimer
-from simulator.timing.work import StepWork
+from simulator.timing.kernels import (
+    LOGIT_BYTES,
+    LOGIT_PASSES,
+    Call,
+    Costs,
+    CostTable,
+    Kernel,
+    collective,
+    elsewhere_s,
+    price,
+)
+from simulator.timing.step import StepTimer
+from simulator.timing.work import Number, StepWork, some_steps
 
 IntArray = NDArray[np.int64]
+TOKEN_BYTES = 4.0
+"""A token id on the wire: int32."""
+
+
+class DraftTable:
+    """Kernels that depend on one count alone: their costs in a table, their list when asked."""
+
+    def __init__(self, deployment: Deployment, calls: Any, most: int) -> None:
+        self._deployment, self._calls = deployment, calls
+        self.table = CostTable(self.priced, most)
+
+    def priced(self, counts: IntArray) -> Costs:
+        """Costs of many counts, by formula."""
+        return Costs.of(self.kernels(counts), len(counts))
+
+    def kernels(self, counts: IntArray) -> Iterator[Kernel]:
+        """The kernels for each of many counts."""
+        for call in self._calls(counts):
+            yield price(call, self._deployment.kernels)
+
+    def seconds(self, count: int) -> float:
+        """Device seconds at ``count``."""
+        return self.table.seconds(count)
+
+    def costs(self, counts: IntArray) -> Costs:
+        """Costs at many counts."""
+        return self.table.rows(counts)
+
+
+class Part(NamedTuple):
+    """A part of what a drafter does in one step, or in each of many: then numbers are arrays over them."""
+
+    times: Any
+    """How often it runs; 0 = not at all."""
+    source: StepTimer | DraftTable | None
+    """A model that runs a pass or a table; None: seconds that are given."""
+    arguments: tuple[Any, ...]
+    """What the source is asked: a step's work and its rows of logits, or a count; or the seconds themselves."""
+    kind: Literal["device", "host", "link"] = "device"
+    """Where given seconds are spent."""
+    elsewhere: bool = False
+    """Whether it runs on other chips than the target's: its FLOPs and bytes are not theirs."""
+
+    def seconds(self) -> Any:
+        """Seconds of one step."""
+        if self.source is None:
+            return self.times * self.arguments[0]
+        return self.times * self.source.seconds(*self.arguments) if self.times else 0.0
+
+    def kernels(self) -> Iterator[Kernel]:
+        """Its kernels in many steps; the wait for launches outside captured graphs is left out."""
+        if self.source is None:
+            family = {"host": "host", "link": "collective", "device": "elementwise"}[self.kind]
+            yield elsewhere_s(f"draft: {self.kind}", family, self.arguments[0], self.times)
+            return
+        for kernel in self.source.kernels(*self.arguments):
+            time = kernel.time._replace(flops=0.0, bytes=0.0) if self.elsewhere else kernel.time
+            light_s = 0.0 if self.elsewhere else kernel.light_s
+            times = kernel.times * self.times
+            yield kernel._replace(name=f"draft: {kernel.name}", times=times, time=time, light_s=light_s)
+
+    def add_to(self, total: Costs) -> None:
+        """Add its costs in many steps."""
+        if self.source is None:
+            for kernel in self.kernels():
+                total.add_kernel(kernel)
+            return
+        costs = self.source.costs(*self.arguments)
+        if self.elsewhere:
+            for part in (costs.flops, costs.bytes, costs.light_s):
+                part[:] = 0.0
+        total.add(costs, self.times)
+
+
+def host_part(seconds: Any, times: Any = 1) -> Part:
+    """Seconds of the host, while the chips wait."""
+    return Part(times, None, (seconds,), "host")
+
+
+def drafting_seconds(parts: Iterator[Part]) -> Any:
+    """Seconds of a drafter's parts in one step; an array where ``decode_kv_tokens`` holds arrays."""
+    total: Any = 0.0
+    for part in parts:
+        total = total + part.seconds()
+    return total
+
+
+def drafting_costs(parts: Iterator[Part], steps: int) -> Costs:
+    """Costs of a drafter's parts in each of many steps."""
+    total = Costs.zeros(steps)
+    for part in parts:
+        part.add_to(total)
+    return total
+
+
+@runtime_checkable
+class DraftMemory(Protocol):
+    """What lies beside the target on every chip."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights on ONE chip that the target does not hold already."""
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """KV bytes of one token on ONE chip."""
+
+
+@runtime_checkable
+class Drafter(DraftMemory, Protocol):
+    """A plug-in point: anything that proposes draft tokens. ``check_drafter`` says whether an own one keeps the rules.
+
+    The engine verifies all proposed tokens in one target pass; then the drafter runs over the tokens of that step
+    (prompt chunks included) and proposes for every sequence that will decode next. That is the order of vLLM V1's
+    ``propose`` after the target's forward pass.
+    """
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Attention windows that its costs depend on, in the order in which it expects them in a ``StepWork``."""
+
+    @property
+    def pass_tokens(self) -> tuple[int, ...]:
+        """Sequential passes of a step, each with the tokens it computes per decoding sequence; empty on the host."""
+
+    @property
+    def runs_on(self) -> Literal["device", "host"]:
+        """``device``: the target's chips; ``host``: the CPU, while the chips wait."""
+
+    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+        """What it does in one step, or in each of many: the same list for numbers and for arrays.
+
+        ``work`` is the target's step: ``query_len`` counts the verified tokens and the one before them.
+        """
+
+
+@runtime_checkable
+class AdjustableDrafter(Drafter, Protocol):
+    """A drafter that a policy can run for fewer tokens, and that can catch up after a rest."""
+
+    def with_tokens(self, count: int) -> Drafter:
+        """The same drafter proposing a chain of ``count`` tokens: 1 to what it proposes as built."""
+
+    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+        """What it takes to put the skipped tokens into its KV cache; nothing if it keeps none."""
+
+
+class DraftStep(NamedTuple, Generic[Number]):
+    """What the drafter does at the end of one engine step, or of many, where a policy decides it.
+
+    A tuple over windows is ordered as in ``StepWork``.
+    """
+
+    tokens: Number
+    """Draft tokens proposed for each sequence; 0: none."""
+    switched: Number
+    """1 where that is another number than the step itself verifies, else 0."""
+    skipped_seqs: Number
+    """Sequences whose latest tokens the drafter has not seen because it rested."""
+    skipped_tokens: Number
+    skipped_pairs: tuple[Number, ...]
+    """(query, key) pairs of these tokens, per window."""
+    skipped_kv_tokens: tuple[Number, ...]
+    """Keys that they read, per window."""
+
+
+def drafting_sequences(work: StepWork[Any]) -> Any:
+    """Sequences for which tokens are proposed at the end of a step: those that decode, and completed prompts."""
+    return work.decode_seqs + work.sampled_prefills
+
+
+@dataclass(frozen=True, slots=True)
+class HostOverhead:
+    """Host time that a drafter adds and no kernel hides, in seconds."""
+
+    step_s: float = 0.0
+    """Per step that drafts."""
+    pass_s: float = 0.0
+    """Per sequential pass."""
+    per_sequence_s: float = 0.0
+    """Per drafting sequence and step."""
+
+    def part(self, drafting: Any, passes: int) -> Part:
+        """Host work of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""
+        return host_part(self.step_s + passes * self.pass_s + self.per_sequence_s * drafting, drafting > 0)
+
+
+NO_OVERHEAD = HostOverhead()
+
+
+def fusion_table(deployment: Deployment, hidden_states: int, max_tokens: int) -> DraftTable:
+    """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip."""
+    hidden, dtype = deployment.architecture.hidden_size, deployment.weight_dtypes["attention"]
+
+    def calls(tokens: IntArray) -> Iterator[Call]:
+        yield Call("fusion", "gemm", {"m": tokens, "n": hidden, "k": hidden_states * hidden, "dtype": dtype})
+
+    return DraftTable(deployment, calls, max_tokens)
+
+
+def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_states: int = 0) -> float:
+    """Bytes on one chip of a drafter that shares the target's embedding.
+
+    Args:
+        deployment: the drafter's.
+        own_lm_head: whether it holds an LM head.
+        fused_hidden_states: hidden states that a projection turns into one; 0 for none.
+    """
+    architecture = deployment.architecture
+    total = deployment.layer_weight_bytes
+    if own_lm_head:
+        head = architecture.vocab_size * architecture.hidden_size / deployment.tensor_parallel
+        total += head * dtype_bytes(deployment.weight_dtypes["lm_head"])
+    fused = fused_hidden_states * architecture.hidden_size**2
+    return total + fused * dtype_bytes(deployment.weight_dtypes["attention"])
+
+
+def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[Any], modules: int) -> Iterator[Part]:
+    """Prefill of the tokens that a drafter has not seen, in passes as large as the largest step.
+
+    Args:
+        step: the drafter's model.
+        fusion: projection of the target's hidden states, by tokens.
+        draft: what was skipped.
+        modules: that each keep a cache of their own.
+    """
+    tokens, most = draft.skipped_tokens, step.max_tokens
+    if fusion is not None:
+        most = min(most, fusion.table.most)
+    full = (tokens - (tokens > 0)) // most
+    rest = tokens - full * most
+    zero = 0 * tokens
+    none = (zero,) * len(step.windows)
+    last = StepWork(
+        draft.skipped_seqs, rest, draft.skipped_pairs, draft.skipped_kv_tokens, zero, none, zero, zero + 1, none
+    )
+    whole = StepWork(zero, zero + most, none, none, zero, none, zero, zero + 1, none)
+    for work, times in ((last, modules * (tokens > 0)), (whole, modules * full)):
+        yield Part(times, step, (work, zero))
+        if fusion is not None:
+            yield Part(times, fusion, (work.prefill_tokens,))
 
 
 @dataclass(slots=True)
@@ -38,7 +293,7 @@ class SequentialDrafter:
     weight_bytes: float
     kv_bytes_per_token: float
     overhead: HostOverhead = NO_OVERHEAD
-    fusion: TokenTable | None = None
+    fusion: DraftTable | None = None
     """Projection of the target's hidden states, by tokens of the first pass."""
     separate_modules: bool = False
     longest_accepted: int | None = None
@@ -68,65 +323,35 @@ class SequentialDrafter:
         caught_up = (self._longest + 1,)
         return caught_up * self._modules if self.separate_modules else caught_up + self.pass_widths
 
-    def seconds(self, work: StepWork[Any]) -> Any:
-        """Seconds that drafting adds to one step."""
+    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+        """Its passes in a step, and the host around them."""
         drafting = drafting_sequences(work)
+        present = drafting > 0
         if self.reads_target_cache:
-            if not drafting or not self.depth:
-                return 0.0
-            one = self.step.seconds(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
-            return self.depth * one + self.overhead.seconds(drafting, self.depth)
-        seen = self._caught_up(work)
-        first = self.step.seconds(seen, drafting if self.depth else 0)
-        if self.fusion is not None:
-            first = first + self.fusion.seconds(seen.prefill_tokens + seen.decode_seqs * seen.query_len)
-        if not drafting:
-            return first
-        overhead = self.overhead.seconds(drafting, len(self.pass_tokens))
-        if self.separate_modules:
-            return self._modules * first + overhead
-        total = first
-        for width, passes, grown in self._groups:
-            total = total + passes * self.step.seconds(self._pass(seen, drafting, width, grown), drafting * width)
-        return total + overhead
-
-    def costs(self, work: StepWork[IntArray]) -> Costs:
-        """Costs of many steps."""
-        drafting = drafting_sequences(work)
-        present = np.where(drafting > 0, 1.0, 0.0)
-        if self.reads_target_cache:
-            total = Costs.zeros(len(drafting))
             if self.depth:
-                one = self.step.costs(self._pass(work, drafting, 1, (self.depth - 1) // 2), drafting)
-                total.add(one, present * self.depth)
-                total.host_s += present * self.overhead.seconds(drafting, self.depth)
-            return total
+                one = self._pass(work, drafting, 1, (self.depth - 1) // 2)
+                yield Part(self.depth * present, self.step, (one, drafting))
+                yield self.overhead.part(drafting, self.depth)
+            return
         seen = self._caught_up(work)
-        first = self.step.costs(seen, drafting if self.depth else 0 * drafting)
+        first = 1 + (self._modules - 1) * present
+        yield Part(first, self.step, (seen, drafting if self.depth else 0 * drafting))
         if self.fusion is not None:
-            first.add(self.fusion.rows(seen.prefill_tokens + seen.decode_seqs * seen.query_len))
-        total = Costs.zeros(len(drafting))
-        total.add(first)
-        if self.separate_modules:
-            total.add(first, present * (self._modules - 1.0))
-        else:
+            yield Part(first, self.fusion, (seen.prefill_tokens + seen.decode_seqs * seen.query_len,))
+        if not self.separate_modules:
             for width, passes, grown in self._groups:
-                one = self.step.costs(self._pass(seen, drafting, width, grown), drafting * width)
-                total.add(one, present * passes)
-        total.host_s += present * self.overhead.seconds(drafting, len(self.pass_tokens))
-        return total
+                one = self._pass(seen, drafting, width, grown)
+                yield Part(passes * present, self.step, (one, drafting * width))
+        yield self.overhead.part(drafting, len(self.pass_tokens))
 
     def with_tokens(self, count: int) -> SequentialDrafter:
         """The same drafter for a chain of ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
         return replace(self, depth=count, pass_widths=(1,) * (count - 1), longest_accepted=self._longest)
 
-    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
-        """Costs of the tokens skipped while it rested, in every module."""
-        total = Costs.zeros(len(draft.skipped_tokens))
-        if self.reads_target_cache:
-            return total
-        total.add(skipped_costs(self.step, self.fusion, draft), float(self._modules))
-        return total
+    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+        """Passes over the tokens skipped while it rested, in every module."""
+        if not self.reads_target_cache:
+            yield from skipped_parts(self.step, self.fusion, draft, self._modules)
 
     @property
     def _longest(self) -> int:
@@ -179,7 +404,7 @@ class ParallelDrafter:
     weight_bytes: float
     kv_bytes_per_token: float
     overhead: HostOverhead = NO_OVERHEAD
-    fusion: TokenTable | None = None
+    fusion: DraftTable | None = None
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
 
@@ -191,30 +416,21 @@ class ParallelDrafter:
         """One pass: the step's K + 1 tokens and K - 1 masked ones after the last."""
         return (2 * self.num_speculative_tokens,)
 
-    def seconds(self, work: StepWork[Any]) -> Any:
-        """Seconds that drafting adds to one step."""
+    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+        """Its one pass in a step, and the host around it."""
         drafting = drafting_sequences(work)
-        total = self.step.seconds(self._masked(work), drafting * self.num_speculative_tokens)
+        yield Part(1, self.step, (self._masked(work), drafting * self.num_speculative_tokens))
         if self.fusion is not None:
-            total = total + self.fusion.seconds(work.prefill_tokens + work.decode_seqs * work.query_len)
-        return total + (self.overhead.seconds(drafting, 1) if drafting else 0.0)
-
-    def costs(self, work: StepWork[IntArray]) -> Costs:
-        """Costs of many steps."""
-        drafting = drafting_sequences(work)
-        total = self.step.costs(self._masked(work), drafting * self.num_speculative_tokens)
-        if self.fusion is not None:
-            total.add(self.fusion.rows(work.prefill_tokens + work.decode_seqs * work.query_len))
-        total.host_s += np.where(drafting > 0, self.overhead.seconds(drafting, 1), 0.0)
-        return total
+            yield Part(1, self.fusion, (work.prefill_tokens + work.decode_seqs * work.query_len,))
+        yield self.overhead.part(drafting, 1)
 
     def with_tokens(self, count: int) -> ParallelDrafter:
         """The same drafter for ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
         return replace(self, num_speculative_tokens=count)
 
-    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
-        """Costs of the tokens skipped while it rested."""
-        return skipped_costs(self.step, self.fusion, draft)
+    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+        """Passes over the tokens skipped while it rested."""
+        yield from skipped_parts(self.step, self.fusion, draft, 1)
 
     def _masked(self, work: StepWork[Any]) -> StepWork[Any]:
         """The step with the masked positions behind every sequence that drafts; they see each other causally."""
@@ -253,10 +469,10 @@ class HeadsDrafter:
     pass_tokens: tuple[int, ...] = field(init=False, default=(1,))
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     kv_bytes_per_token: float = field(init=False, default=0.0)
-    _table: TokenTable = field(init=False)
+    _table: DraftTable = field(init=False)
 
     def __post_init__(self) -> None:
-        self._table = TokenTable(self._head_costs(np.arange(self.max_seqs + 1, dtype=np.int64)))
+        self._table = DraftTable(self.target, self._head_calls, self.max_seqs)
 
     @property
     def weight_bytes(self) -> float:
@@ -266,45 +482,31 @@ class HeadsDrafter:
         head = hidden * (self.residual_blocks * hidden + architecture.vocab_size / self.target.tensor_parallel)
         return self.num_heads * head * dtype_bytes(self.dtype)
 
-    def seconds(self, work: StepWork[Any]) -> Any:
-        """Seconds that drafting adds to one step."""
+    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+        """All heads in a step, and the host around them."""
         drafting = drafting_sequences(work)
-        if not drafting:
-            return 0.0
-        return self._table.seconds(drafting) + self.overhead.seconds(drafting, 1)
-
-    def costs(self, work: StepWork[IntArray]) -> Costs:
-        """Costs of many steps."""
-        drafting = drafting_sequences(work)
-        total = self._table.rows(drafting)
-        total.host_s += np.where(drafting > 0, self.overhead.seconds(drafting, 1), 0.0)
-        return total
+        yield Part(drafting > 0, self._table, (drafting,))
+        yield self.overhead.part(drafting, 1)
 
     def with_tokens(self, count: int) -> HeadsDrafter:
         """The first ``count`` heads."""
         return replace(self, num_heads=count, overhead=self.overhead if count else NO_OVERHEAD)
 
-    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
+    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
         """Nothing: heads look at the last hidden state alone."""
-        return Costs.zeros(len(draft.skipped_tokens))
+        yield from ()
 
-    def _head_costs(self, seqs: IntArray) -> Costs:
-        deployment = self.target
-        kernels = deployment.kernels
+    def _head_calls(self, seqs: IntArray) -> Iterator[Call]:
+        deployment, times = self.target, self.num_heads
         hidden, vocabulary = deployment.architecture.hidden_size, deployment.architecture.vocab_size
-        one = Costs.zeros(len(seqs))
-        for _ in range(self.residual_blocks):
-            one.add_kernel(kernels.gemm(seqs, hidden, hidden, self.dtype))
-        one.add_kernel(kernels.gemm(seqs, -(-vocabulary // deployment.tensor_parallel), hidden, self.dtype))
+        product = {"m": seqs, "k": hidden, "dtype": self.dtype}
+        yield Call("residual block", "gemm", product | {"n": hidden}, times * self.residual_blocks)
+        yield Call("LM head", "gemm", product | {"n": -(-vocabulary // deployment.tensor_parallel)}, times)
         moved = 3 * self.residual_blocks * hidden * ACTIVATION_BYTES + LOGIT_PASSES * vocabulary * LOGIT_BYTES
-        one.add_kernel(kernels.elementwise(seqs * moved, launches=(self.residual_blocks + 1) * np.minimum(seqs, 1)))
-        if deployment.tensor_parallel > 1 and deployment.link is not None:
-            message = seqs * vocabulary * ACTIVATION_BYTES
-            time = kernels.collective("all_gather", message, deployment.tensor_parallel, deployment.link)
-            one.interconnect_s += np.where(message > 0, time.seconds, 0.0)
-        total = Costs.zeros(len(seqs))
-        total.add(one, float(self.num_heads))
-        return total
+        launches = (self.residual_blocks + 1) * np.minimum(seqs, 1)
+        yield Call("activation, sampling", "elementwise", {"bytes_moved": seqs * moved, "launches": launches}, times)
+        for call in collective("logits all-gather", deployment, "all_gather", seqs * vocabulary * ACTIVATION_BYTES):
+            yield call._replace(times=times, wait_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,28 +523,145 @@ class HostDrafter:
     weight_bytes: float = field(init=False, default=0.0)
     kv_bytes_per_token: float = field(init=False, default=0.0)
 
-    def seconds(self, work: StepWork[Any]) -> Any:
-        """Host seconds that drafting adds to one step."""
+    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+        """The look-up in a step."""
         drafting = drafting_sequences(work)
-        if not drafting:
-            return 0.0
         scanned = work.decode_kv_tokens[0] + work.sampled_kv_tokens[0]
-        return self.step_s + self.per_sequence_s * drafting + self.per_context_token_s * scanned
+        seconds = self.step_s + self.per_sequence_s * drafting + self.per_context_token_s * scanned
+        yield host_part(seconds, drafting > 0)
 
     def with_tokens(self, count: int) -> HostDrafter:
         """The same look-up, whatever it proposes; none where it proposes nothing."""
         return self if count else HostDrafter(0.0, 0.0)
 
-    def catch_up(self, draft: DraftStep[IntArray]) -> Costs:
+    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
         """Nothing: the context lies on the host."""
-        return Costs.zeros(len(draft.skipped_tokens))
+        yield from ()
 
-    def costs(self, work: StepWork[IntArray]) -> Costs:
-        """Costs of many steps."""
-        drafting = drafting_sequences(work)
-        scanned = work.decode_kv_tokens[0] + work.sampled_kv_tokens[0]
-        total = Costs.zeros(len(drafting))
-        total.host_s += np.where(
-            drafting > 0, self.step_s + self.per_sequence_s * drafting + self.per_context_token_s * scanned, 0.0
-        )
+
+@dataclass(slots=True)
+class RemoteDrafter:
+    """A draft model or head beside the target: tokens go over, draft tokens come back, one message each way.
+
+    A step sends the ids of its tokens, and with them ``state_bytes`` of hidden states for each where the drafter reads
+    the target's; the drafter answers with the ids of what it proposes. Draft probabilities stay where they are (greedy
+    drafts, as vLLM's and SGLang's). FLOPs and bytes of its kernels are not the target's and are left out.
+    """
+
+    inner: SequentialDrafter | ParallelDrafter
+    link: Link
+    state_bytes: float = 0.0
+    """Hidden states per token, in bytes."""
+    overlap: float = 0.0
+    """Share of the drafting that runs while the target verifies, 0 to 1: ``drafting - overlap min(drafting, target)``
+    is what a step pays for it."""
+    weight_bytes: float = field(init=False, default=0.0)
+    kv_bytes_per_token: float = field(init=False, default=0.0)
+    runs_on: Literal["device", "host"] = field(init=False, default="device")
+    windows: tuple[int | None, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.windows = self.inner.windows
+
+    @property
+    def deployment(self) -> Deployment:
+        """The drafter's model on its own chips."""
+        return self.inner.step.deployment
+
+    @property
+    def pass_tokens(self) -> tuple[int, ...]:
+        """Tokens per decoding sequence of every pass."""
+        return self.inner.pass_tokens
+
+    @property
+    def proposed(self) -> int:
+        """Draft tokens of each sequence."""
+        inner = self.inner
+        if isinstance(inner, ParallelDrafter):
+            return inner.num_speculative_tokens
+        return sum(inner.pass_widths, start=min(1, inner.depth))
+
+    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+        """What runs on its chips in a step, and the two messages; before any overlap."""
+        tokens = work.prefill_tokens + work.decode_seqs * work.query_len
+        for part in self.inner.parts(work):
+            yield part._replace(times=part.times * (tokens > 0), elsewhere=True)
+        there = self._message_s(tokens * (TOKEN_BYTES + self.state_bytes))
+        back = self._message_s(drafting_sequences(work) * (self.proposed * TOKEN_BYTES))
+        yield Part(tokens > 0, None, (there + back,), "link")
+
+    def with_tokens(self, count: int) -> RemoteDrafter:
+        """The same drafter for a chain of ``count`` tokens."""
+        return replace(self, inner=self.inner.with_tokens(count))
+
+    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+        """Passes over the skipped tokens, sent over in one message."""
+        for part in self.inner.catch_up(draft):
+            yield part._replace(elsewhere=True)
+        skipped = draft.skipped_tokens
+        yield Part(skipped > 0, None, (self._message_s(skipped * (TOKEN_BYTES + self.state_bytes)),), "link")
+
+    def _message_s(self, size_bytes: Any) -> Any:
+        return self.link.latency_s + size_bytes / self.link.bandwidth_bytes_per_s
+
+
+@dataclass(slots=True)
+class AdjustedDrafter:
+    """What a drafter costs in steps whose draft tokens a policy chooses.
+
+    Args:
+        drafter: proposes ``most`` tokens.
+        most: draft tokens of its full proposal (the depth, of a tree).
+        follows: whether it runs one pass over the tokens of steps that draft nothing, so that its cache never lags.
+        switch_s: host seconds of each change of the number of draft tokens.
+    """
+
+    drafter: Drafter
+    most: int
+    follows: bool = False
+    switch_s: float = 0.0
+    _by_tokens: dict[int, Drafter | None] = field(init=False, default_factory=dict)
+
+    def parts(self, work: StepWork[Any], draft: DraftStep[Any], tokens: int) -> Iterator[Part]:
+        """What it does in one step, or in each of many whose policy asks for ``tokens`` draft tokens."""
+        drafter = self._proposing(tokens)
+        if drafter is not None:
+            yield from drafter.parts(work)
+        if np.any(draft.skipped_tokens):
+            yield from self._adjustable().catch_up(draft)
+        yield host_part(self.switch_s, draft.switched)
+
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int]) -> Any:
+        """Seconds that drafting adds to one step, or to each of many alike; windows in the drafter's order."""
+        return drafting_seconds(self.parts(work, draft, draft.tokens))
+
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray]) -> Costs:
+        """The same of many steps, by bound."""
+        total = Costs.zeros(len(draft.tokens))
+        for tokens in np.unique(draft.tokens).tolist():
+            rows = np.flatnonzero(draft.tokens == tokens)
+            parts = self.parts(some_steps(work, rows), some_drafts(draft, rows), tokens)
+            total.put(rows, drafting_costs(parts, len(rows)))
         return total
+
+    def _proposing(self, tokens: int) -> Drafter | None:
+        """The drafter of so many tokens; None where it rests."""
+        if tokens == self.most:
+            return self.drafter
+        if tokens not in self._by_tokens:
+            rests = tokens == 0 and not self.follows
+            self._by_tokens[tokens] = None if rests else self._adjustable().with_tokens(tokens)
+        return self._by_tokens[tokens]
+
+    def _adjustable(self) -> AdjustableDrafter:
+        if not isinstance(self.drafter, AdjustableDrafter):
+            raise ForerunError(
+                f"speculation.policy: {type(self.drafter).__name__} drafts all its tokens or none; give it what "
+                f"simulator.timing.AdjustableDrafter asks for, or choose policy fixed"
+            )
+        return self.drafter
+
+
+def some_drafts(draft: DraftStep[IntArray], rows: Any) -> DraftStep[Any]:
+    """What the drafter does in some of many steps."""
+    return DraftStep(*(tuple(x[rows] for x in part) if isinstance(part, tuple) else part[rows] for part in draft))

@@ -1,22 +1,33 @@
-"""Seconds of a whole engine step: target model, drafter passes and host."""
+"""Whole engine steps: target model, drafter passes and host, on one set of chips or in the stages of a pipeline."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timing.adjusted import AdjustedDrafter
-from simulator.timing.costs import Costs
-from simulator.timing.drafter import Drafter, DraftStep
-from simulator.timing.remote_drafter import RemoteDrafter
-from simulator.timing.step import StepTimer
-from simulator.timing.work import StepWork
+from hwprofiles import Link
+from simulator.errors import ForerunError
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.drafters import (
+    AdjustedDrafter,
+    Drafter,
+    DraftStep,
+    RemoteDrafter,
+    drafting_costs,
+    drafting_seconds,
+)
+from simulator.timing.kernels import Call, Costs, Kernel, elsewhere_s, price
+from simulator.timing.step import StepTimer, attention_windows
+from simulator.timing.work import StepWork, expanded, fullest_group
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+SENT_TENSORS = 2
+"""Hidden states and residual go from stage to stage (vLLM's ``IntermediateTensors``)."""
 
 
 def longest_asked(timer: EngineTimer) -> int:
@@ -40,27 +51,6 @@ class EngineTimer(Protocol):
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps: seconds by bound, and work per chip."""
-
-
-def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[Any]:
-    """A verify step in which every token is a sequence of its own: batch expansion.
-
-    Of ``q`` verified tokens of a sequence the last reads ``k`` keys and each one before it one less, so that they read
-    ``q k - q (q - 1) / 2`` together in place of ``k``; within a window, at most its width each.
-
-    Args:
-        work: one step or many.
-        windows: of its entries.
-
-    Source: ``vllm/spec_decode/batch_expansion.py``, v0.6.
-    """
-    rows = work.decode_seqs * work.query_len
-    earlier = rows * (work.query_len - 1) // 2
-    keys = []
-    for total, window in zip(work.decode_kv_tokens, windows, strict=True):
-        read = work.query_len * total - earlier
-        keys.append(read if window is None else np.minimum(read, rows * window))
-    return work._replace(decode_seqs=rows, query_len=0 * work.query_len + 1, decode_kv_tokens=tuple(keys))
 
 
 @dataclass(slots=True)
@@ -112,7 +102,7 @@ class ModelTimer:
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
-        target_s = self.target.seconds(self._scored(work))
+        target_s = self.target.seconds(self.scored(work))
         sequences = work.decode_seqs + work.prefill_seqs
         exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self._expands:
@@ -120,7 +110,7 @@ class ModelTimer:
         total = target_s + exposed
         if self.drafter is not None:
             if draft is None:
-                drafting = self.drafter.seconds(self._seen_by_draft(work))
+                drafting = drafting_seconds(self.drafter.parts(self._seen_by_draft(work)))
             else:
                 assert self.adjusted is not None
                 drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
@@ -134,7 +124,7 @@ class ModelTimer:
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
-        total = self.target.costs(self._scored(work))
+        total = self.target.costs(self.scored(work))
         target_s = total.device_s
         sequences = work.decode_seqs + work.prefill_seqs
         total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
@@ -146,20 +136,52 @@ class ModelTimer:
         total.host_s += np.maximum(0.0, beside - total.device_s - total.host_s)
         return total
 
+    def kernels(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Iterator[Kernel]:
+        """The kernels of one step, as arrays of length one: those of the target, then those of the drafter.
+
+        Host work around them is left out, the drafter's own included: ``costs`` says how much of it is exposed.
+        """
+        target = list(self.target.kernels(self.scored(work)))
+        yield from target
+        if self.drafter is None:
+            return
+        seen = self._seen_by_draft(work)
+        if draft is None:
+            parts = self.drafter.parts(seen)
+        else:
+            assert self.adjusted is not None
+            parts = self.adjusted.parts(seen, self._ordered(draft), int(draft.tokens[0]))
+        share = 1.0
+        if self._overlap:
+            target_s, drafting_s = self._target_and_drafting_s(work, draft)
+            share = 1.0 - self._overlap * min(drafting_s, target_s) / drafting_s if drafting_s else 1.0
+        for part in parts:
+            for kernel in part.kernels():
+                if kernel.family != "host":
+                    yield kernel._replace(exposed=kernel.exposed * share)
+
+    def _target_and_drafting_s(
+        self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None
+    ) -> tuple[float, float]:
+        drafting = self.drafting(work, draft)
+        assert drafting is not None
+        target_s = self.target.costs(self.scored(work)).device_s
+        return float(target_s[0]), float((drafting.device_s + drafting.host_s)[0])
+
     def exposed_drafting_s(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Any:
         """Seconds that the drafter adds to each step, without what runs beside the target; None without a drafter."""
         costs = self.drafting(work, draft)
         if costs is None:
             return None
         seconds = costs.device_s + costs.host_s
-        return seconds - self._overlap * np.minimum(seconds, self.target.costs(self._scored(work)).device_s)
+        return seconds - self._overlap * np.minimum(seconds, self.target.costs(self.scored(work)).device_s)
 
     def drafting(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs | None:
         """What the drafter alone costs in each step; None without one."""
         if self.drafter is None:
             return None
         if draft is None:
-            return self.drafter.costs(self._seen_by_draft(work))
+            return drafting_costs(self.drafter.parts(self._seen_by_draft(work)), len(work.decode_seqs))
         assert self.adjusted is not None
         return self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
 
@@ -176,7 +198,7 @@ class ModelTimer:
         hidden = self._overlap * np.minimum(seconds, target_s)
         total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
 
-    def _scored(self, work: StepWork[Any]) -> StepWork[Any]:
+    def scored(self, work: StepWork[Any]) -> StepWork[Any]:
         """The step as the target computes it."""
         return expanded(work, self.windows) if self._expands else work
 
@@ -201,3 +223,150 @@ class ModelTimer:
             sampled_kv_tokens=tuple(work.sampled_kv_tokens[i] for i in order),
             decode_kv_tokens=tuple(work.decode_kv_tokens[i] for i in order),
         )
+
+
+def send_kernel(deployment: Deployment, link: Link, tokens: IntArray) -> Kernel:
+    """A stage's output for ``tokens`` tokens on its way to the next stage.
+
+    Every chip sends its TP share to its peer; the next stage's chips gather the whole from one another
+    (``send_tensor_dict`` with ``all_gather_group`` in ``vllm/distributed/parallel_state.py``).
+    """
+    message = SENT_TENSORS * tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
+    library, tp = deployment.kernels, deployment.tensor_parallel
+    send = {"op": "send_recv", "message_bytes": message / tp, "world_size": 2, "link": link}
+    kernel = price(Call("hand-over", "collective", send), library)
+    if tp == 1 or deployment.link is None:
+        return kernel
+    gather = {"op": "all_gather", "message_bytes": message, "world_size": tp, "link": deployment.link}
+    second = price(Call("hand-over", "collective", gather), library)
+    basis = np.maximum(kernel.basis, second.basis)
+    return kernel._replace(time=kernel.time._replace(seconds=kernel.seconds + second.seconds), basis=basis)
+
+
+def stage_timers(deployment: Deployment, count: int, max_tokens: int) -> tuple[StepTimer, ...]:
+    """One timer per pipeline stage; equal stages share one."""
+    windows = attention_windows(deployment.architecture)
+    known: dict[Any, StepTimer] = {}
+    timers = []
+    for stage in deployment.stages(count):
+        key = (stage.architecture.layer_groups, stage.first_stage, stage.last_stage)
+        if key not in known:
+            known[key] = StepTimer(stage, max_tokens, windows=windows)
+        timers.append(known[key])
+    return tuple(timers)
+
+
+@runtime_checkable
+class StagedTimer(EngineTimer, Protocol):
+    """What a pipelined replica asks of a timing model beyond whole steps."""
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+
+    def stage_seconds(self, work: StepWork[Any]) -> list[float]:
+        """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded."""
+
+    def host_seconds(self, work: StepWork[Any]) -> float:
+        """Seconds of the scheduler before a batch enters the first stage."""
+
+
+@dataclass(slots=True)
+class PipelineTimer(ModelTimer):
+    """Prices batches that pass through several stages; the drafter runs on the last one.
+
+    ``target`` is the first stage. ``seconds`` is a pass through all stages with nothing in the way; what several
+    batches in flight make of it is up to the replica.
+    """
+
+    later: tuple[StepTimer, ...] = ()
+    """Stages after the first."""
+    link: Link | None = None
+    """Between stages."""
+    _sending: Kernel | None = field(init=False)
+    _send_list: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ModelTimer.__post_init__(self)
+        deployment = self.target.deployment
+        if self.later and self.link is None:
+            raise ForerunError(
+                f"hardware.pipeline_link: chip '{deployment.chip.name}' has no scale-up link of its own; name one for "
+                f"pipeline_parallel {self.stages} (forerun chips list)"
+            )
+        tokens = np.arange(self.target.max_tokens + 1, dtype=np.int64)
+        self._sending = None if self.link is None else send_kernel(deployment, self.link, tokens)
+        sent = np.zeros(len(tokens)) if self._sending is None else np.asarray(self._sending.seconds)
+        self._send_list = sent.tolist()
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return 1 + len(self.later)
+
+    def stage_seconds(self, work: StepWork[Any]) -> list[Any]:
+        """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded.
+
+        The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
+        """
+        send = self._send_list[self._sent_tokens(work)]
+        seconds = [self.target.seconds(work) + send, *(stage.seconds(work) + send for stage in self.later)]
+        seconds[-1] -= send
+        if self.drafter is not None:
+            seconds[-1] += drafting_seconds(self.drafter.parts(self._seen_by_draft(work)))
+        beside = self._beside_s + self._beside_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        last = seconds[-1]
+        seconds[-1] = np.maximum(last, beside) if isinstance(last, np.ndarray) else max(last, beside)
+        return seconds
+
+    def host_seconds(self, work: StepWork[Any]) -> float:
+        """Seconds of the scheduler before a batch enters the first stage."""
+        sequences = work.decode_seqs + work.prefill_seqs
+        seconds: float = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
+        return seconds
+
+    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
+        """Seconds of one batch that has the pipeline to itself, host included."""
+        assert draft is None, "policies that change K are refused beside a pipeline"
+        return self.host_seconds(work) + sum(self.stage_seconds(work))
+
+    def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
+        """Costs of many batches over all stages, host included; work on one chip of each stage."""
+        parts = [stage.costs(work) for stage in (self.target, *self.later)]
+        last = parts[-1]
+        drafting = self.drafting(work)
+        if drafting is not None:
+            last.add(drafting)
+        beside = self._beside_s + self._beside_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        last.host_s += np.maximum(0.0, beside - last.device_s - last.host_s)
+        total = parts[0]
+        for part in parts[1:]:
+            total.add(part)
+        if self._sending is not None:
+            total.add_kernel(self._sent(work))
+        total.host_s += self.host_seconds(work)
+        return total
+
+    def kernels(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Iterator[Kernel]:
+        """The kernels of one batch on its way through all stages, as arrays of length one."""
+        for number, stage in enumerate((self.target, *self.later), 1):
+            for kernel in stage.kernels(work):
+                yield kernel._replace(name=f"stage {number}: {kernel.name}")
+            if self._sending is not None and number < self.stages:
+                yield self._sent(work)._replace(times=1)
+        if self.drafter is not None:
+            for part in self.drafter.parts(self._seen_by_draft(work)):
+                yield from (kernel for kernel in part.kernels() if kernel.family != "host")
+
+    def _sent(self, work: StepWork[IntArray]) -> Kernel:
+        """Hand-overs between all stages."""
+        assert self._sending is not None
+        tokens = self._sent_tokens(work)
+        seconds, basis = self._sending.seconds[tokens], self._sending.basis
+        basis = basis[tokens] if isinstance(basis, np.ndarray) and basis.ndim else basis
+        return elsewhere_s("hand-over", "collective", seconds, len(self.later))._replace(basis=basis)
+
+    def _sent_tokens(self, work: StepWork[Any]) -> Any:
+        groups = self.target.deployment.attention_data_parallel
+        seen = work if groups == 1 else fullest_group(work, groups)
+        return seen.prefill_tokens + seen.decode_seqs * seen.query_len

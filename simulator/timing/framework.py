@@ -1,11 +1,11 @@
-"""What an inference engine adds to the kernels: host time per step, captured graphs, reserved memory."""
+"""What an inference engine adds to the kernels: host time per step and per draft, captured graphs, reserved memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,10 +168,53 @@ def load_framework(name: str) -> Framework:
     Raises:
         ForerunError: no such framework.
     """
-    text = resources.files("simulator.timing").joinpath("frameworks.yaml").read_text(encoding="utf-8")
-    known = parse(text)
+    known = _catalogue("frameworks.yaml")
     if name not in known:
         raise ForerunError(
             f"engine.framework: no framework '{name}'{did_you_mean(name, known)} (one of {', '.join(known)})"
         )
     return Framework(name=name, **known[name])
+
+
+@cache
+def _catalogue(file: str) -> dict[str, Any]:
+    """A file of this room by its first words."""
+    found: dict[str, Any] = parse(resources.files("simulator.timing").joinpath(file).read_text("utf-8"))
+    return found
+
+
+class DraftOverhead(BaseModel):
+    """Host seconds of one method in one engine that no kernel hides."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_s: float = Field(default=0.0, ge=0)
+    """Per step that drafts."""
+    pass_s: float = Field(default=0.0, ge=0)
+    """Per sequential pass."""
+    per_sequence_s: float = Field(default=0.0, ge=0)
+    """Per drafting sequence and step; of a look-up on the host, its own time."""
+    per_context_token_s: float = Field(default=0.0, ge=0)
+    """Per context token scanned in each step: look-ups on the host."""
+    source: Source
+
+
+VLLM_2025 = "vllm-2025"
+"""Entry of vLLM's drafters before their passes were captured (July 2025)."""
+
+
+@cache
+def load_draft_overhead(framework: str, method: str) -> DraftOverhead:
+    """The engine's entry for a method, or that of any engine.
+
+    Raises:
+        ForerunError: no such method.
+    """
+    entries = _catalogue("draft_overheads.yaml")
+    row = entries.get(framework, {}).get(method, entries["default"].get(method))
+    if row is None:
+        known = list(entries["default"])
+        raise ForerunError(
+            f"speculation.method: no drafter '{method}'{did_you_mean(method, known)} (one of {', '.join(known)})"
+        )
+    return DraftOverhead.model_validate(row)

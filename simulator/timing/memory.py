@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
-from simulator.timing.drafter import DraftMemory
-from simulator.timing.remote_drafter import RemoteDrafter
-
-LOGIT_BYTES = 4.0
+from simulator.timing.drafters import DraftMemory, RemoteDrafter
+from simulator.timing.kernels import LOGIT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

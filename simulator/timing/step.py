@@ -1,51 +1,156 @@
-"""Seconds of one engine step, and what bounds them: linear layers by table, attention by formula, host on top."""
+"""One model's part of an engine step: its kernels, their sum, and the same sum looked up for single steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import AttentionShape, KernelTime
+from hwprofiles import AttentionShape
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
-from simulator.timing.costs import Costs
 from simulator.timing.deployment import Deployment
-from simulator.timing.experts import ExpertTable, expert_kernel, fullest_group
-from simulator.timing.overlap import DecodeOverlap
-from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
-from simulator.timing.work import StepWork
+from simulator.timing.kernels import (
+    AttentionKind,
+    Call,
+    Costs,
+    CostTable,
+    Kernel,
+    attention_calls,
+    attention_kinds,
+    between_cells,
+    cell_tokens,
+    elsewhere_s,
+    embedding_calls,
+    head_calls,
+    layer_calls,
+    price,
+    reduction_calls,
+    shared_expert_calls,
+)
+from simulator.timing.work import StepWork, fullest_group
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-NORM_PASSES = 4.0
-"""A fused add + RMSNorm reads input and residual and writes both: four passes over the activations."""
-LOGIT_PASSES = 3.0
-"""Sampling reads and rewrites fp32 logits: log-softmax and the draw (vLLM's sampler works in fp32)."""
-LOGIT_BYTES = 4.0
+FIRST_CELLS = 128
+EXTRAPOLATED = 1
 
 
-def layer_passes(layer: Layer, hidden: int, tensor_parallel: int) -> list[tuple[float, int]]:
-    """Elementwise passes of one layer on one chip: (elements that a token moves, launches) of norms, rotary embedding
-    and activation.
+class DecodeOverlap(Protocol):
+    """Decode attention that runs beside the rest of its layer: seconds that it adds to a step which only decodes.
+
+    ``window`` is the attention window of the layers meant, None for full attention.
+    """
+
+    def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
+        """Seconds of all layers of that kind as a function of (sequences, queries per sequence, keys in all)."""
+
+    def exposed_parts(
+        self, shape: AttentionShape, window: int | None, seqs: IntArray, query_len: IntArray, keys: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """The same for many steps: seconds in attention, seconds on the link."""
+
+
+class DecodeTable:
+    """Seconds of one decode attention kernel by sequences, queries per sequence and keys read in all.
+
+    For each pair (sequences, queries) the formula is evaluated at the ends of cells (``cell_tokens``), as far as has
+    been asked for, and interpolated linearly, as ``between_cells`` does for many steps.
 
     Args:
-        layer: a transformer layer.
-        hidden: width of the residual stream.
-        tensor_parallel: chips that share the layer.
+        formula: seconds of (sequences, queries, keys); keys may be an array.
     """
-    attention, mlp = layer.attention, layer.mlp
-    rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
-    passes = [(2 * NORM_PASSES * hidden, 2)]
-    passes.append((2 * rotated * 2, 2) if attention.qk_norm else (2 * rotated, 1))
-    activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tensor_parallel
-    if activated:
-        passes.append(((3 if mlp.gated else 2) * activated, 1))
-    return passes
+
+    def __init__(self, formula: Callable[[Any, Any, Any], Any]) -> None:
+        self._formula = formula
+        self._rows: dict[tuple[int, int], tuple[int, list[float], FloatArray]] = {}
+        """Cell width, values as a list for single look-ups, and as an array for many."""
+
+    def __call__(self, seqs: int, query_len: int, keys: Any) -> Any:
+        """Seconds for ``keys`` keys in all: a number, or an array for an array."""
+        row = self._rows.get((seqs, query_len))
+        if isinstance(keys, np.ndarray):
+            width, values = self.row(seqs, query_len, int(keys.max()))
+            cells = keys // width
+            lows = values[cells]
+            return lows + (keys - cells * width) * ((values[cells + 1] - lows) / width)
+        if row is None or keys >= (len(row[1]) - 1) * row[0]:
+            row = self._reach(seqs, query_len, keys)
+        width, points, _ = row
+        cell = keys // width
+        low = points[cell]
+        return low + (keys - cell * width) * ((points[cell + 1] - low) / width)
+
+    def row(self, seqs: int, query_len: int, keys: int) -> tuple[int, FloatArray]:
+        """Cell width and values at the ends of the cells of a batch, as far as ``keys`` and a cell more."""
+        width, _, values = self._reach(seqs, query_len, keys)
+        return width, values
+
+    def _reach(self, seqs: int, query_len: int, keys: int) -> tuple[int, list[float], FloatArray]:
+        row = self._rows.get((seqs, query_len))
+        if row is not None and keys < (len(row[1]) - 1) * row[0]:
+            return row
+        width = int(cell_tokens(seqs))
+        cells = max(FIRST_CELLS, 2 * (keys // width + 1))
+        points = np.arange(cells + 1, dtype=np.float64) * width
+        points[0] = 1.0
+        values = np.asarray(self._formula(seqs, query_len, points), dtype=np.float64)
+        row = self._rows[(seqs, query_len)] = (width, values.tolist(), values)
+        return row
+
+
+def fresh_prompt_seconds(
+    formula: Callable[[Any, Any, Any, Any], Any], window: int | None, max_tokens: int
+) -> list[float]:
+    """Seconds of prefill attention for one prompt without anything cached, for 0 to ``max_tokens`` tokens.
+
+    Args:
+        formula: seconds of (sequences, new tokens, (query, key) pairs, keys).
+        window: sliding window in tokens, or None.
+        max_tokens: longest prompt chunk.
+    """
+    tokens = np.arange(1, max_tokens + 1, dtype=np.float64)
+    growing = tokens if window is None else np.minimum(tokens, window)
+    pairs = growing * (growing + 1) / 2 + (tokens - growing) * (window or 0)
+    return [0.0, *np.asarray(formula(1.0, tokens, pairs, tokens)).tolist()]
+
+
+class AttentionPrices(NamedTuple):
+    """Seconds of one kind of attention in single steps."""
+
+    decode: DecodeTable
+    prefill: Callable[..., Any]
+    """Seconds of (sequences, new tokens, pairs, keys)."""
+    fresh: list[float]
+    """Seconds of one fresh prompt by its length."""
+    window: int
+    """Place of its window among those of a step's work."""
+    layers: int
+    overlapped: DecodeTable | None
+    """What is exposed of decode attention in steps without prompts, all layers; None where none of it is hidden."""
+
+
+class StepTables(NamedTuple):
+    """What ``StepTimer.seconds`` looks up, as arrays, for a loop that does so itself."""
+
+    layers: FloatArray
+    """Seconds of all layers but for attention, by tokens of the step."""
+    verified: Callable[[int], FloatArray] | None
+    """The same by tokens of each sequence, in steps without prompts; None where it makes no difference."""
+    head: FloatArray
+    """Seconds by rows of logits."""
+    uncaptured: NDArray[np.bool_]
+    """Whether a step of so many tokens runs outside captured graphs."""
+    floor_s: float
+    """Which such a step cannot beat."""
+    prompts_uncaptured: bool
+    """Whether every step with prompt chunks runs outside them."""
+    attention: tuple[AttentionPrices, ...]
+    alone: Callable[[int, int], float] | None
+    """Seconds per key of ``StepWork.beyond_kv``, by sequences and queries of each; None where it costs nothing."""
 
 
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
@@ -58,9 +163,9 @@ def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
 class StepTimer:
     """Prices engine steps of one model on one replica.
 
-    Linear layers, norms, MoE and collectives depend on the number of tokens alone and are tabulated once; attention
-    depends on the contexts too. ``seconds`` prices one step, interpolating decode attention between nearby
-    contexts (``DecodeTable``); ``costs`` prices many at once by the formulas and says what bounds them.
+    ``kernels`` lists what runs, ``costs`` is its sum for many steps. ``seconds`` is the same sum for one step, looked
+    up: what depends on a count of tokens alone (layers, head, shared experts) in tables of the same calls, decode
+    attention in a ``DecodeTable``.
     """
 
     deployment: Deployment
@@ -70,349 +175,322 @@ class StepTimer:
     """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = ()
     """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
-    _layers: Costs = field(init=False)
-    _verifying: dict[int, tuple[Costs, list[float]]] = field(init=False, default_factory=dict)
-    """Layers and their seconds by tokens, where each sequence verifies so many: fewer experts are touched then."""
-    _routed: bool = field(init=False)
-    """Whether that makes a difference."""
-    _head: Costs = field(init=False)
-    _layer_seconds: list[float] = field(init=False)
-    _head_seconds: list[float] = field(init=False)
-    _attention: list[tuple[AttentionShape, int, int]] = field(init=False)
-    """Shape, window and number of layers of each kind of attention."""
-    _attention_seconds: list[tuple[DecodeTable, Callable[..., Any], list[float], int, int]] = field(init=False)
-    """The same as functions: decode, prefill, one fresh prompt by its length; then window and number of layers."""
-    _one_pass: list[tuple[Callable[..., Any], int, int]] = field(init=False)
-    """Attention of prompt chunks and single queries in one kernel, window and number of layers; empty where the
-    chip's kernels take them apart."""
-    _alone: list[tuple[float, float, int]] = field(init=False)
-    """Fewest sequences of which the longest end alone, seconds per key of ``StepWork.beyond_kv``, and layers: attention
-    without a window, where it costs that."""
     longest_asked: int = field(init=False)
     """How many of the longest decoding sequences a step's time depends on."""
+    _kinds: list[AttentionKind] = field(init=False)
+    _attention: list[AttentionPrices] = field(init=False, default_factory=list)
+    """Seconds of each kind; made when single steps are asked for."""
+    _layers: dict[int, CostTable] = field(init=False)
+    """Layers by tokens, for each number of tokens in a row of a sequence that experts see."""
+    _head: CostTable = field(init=False)
+    _experts: CostTable | None = field(init=False, default=None)
+    """Experts that attention groups share, by the tokens of all groups."""
+    _padded: IntArray = field(init=False)
+    """Tokens of all groups together that the experts compute when the fullest replays a graph, by its tokens."""
+    _routed: bool = field(init=False)
+    """Whether experts tell tokens of one sequence from those of several."""
+    _one_pass: list[tuple[Callable[..., Any], AttentionKind]] = field(init=False, default_factory=list)
+    """Attention of mixed batches in one kernel; empty where chunks and single queries run apart."""
+    _alone: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _overlap: DecodeOverlap | None = field(init=False, default=None)
-    _overlapped: list[DecodeTable] = field(init=False, default_factory=list)
-    """With an overlap: what each kind of attention adds to steps that only decode, all its layers."""
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
-    _experts: ExpertTable | None = field(init=False, default=None)
-    """Experts and their exchange by the tokens of all attention groups, where there are several."""
-    _special: bool = field(init=False)
-    """Whether steps need more than tables and attention."""
     _decode_graphs: bool = field(init=False)
     """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
     _floor_s: float = field(init=False)
     """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat."""
 
     def __post_init__(self) -> None:
-        groups = self.deployment.architecture.layer_groups
-        windows = self.windows = self.windows or attention_windows(self.deployment.architecture)
-        merged: dict[tuple[AttentionShape, int], int] = {}
-        for group in groups:
-            attention = group.layer.attention
-            key = (self.deployment.attention_shape(attention), windows.index(attention.window))
-            merged[key] = merged.get(key, 0) + group.count
-        self._attention = [(shape, window, count) for (shape, window), count in merged.items()]
-        kernels = self.deployment.kernels
-        self._attention_seconds = []
-        together = [(kernels.mixed_seconds(shape), window, count) for shape, window, count in self._attention]
-        self._one_pass = [(seconds, window, count) for seconds, window, count in together if seconds is not None]
-        ends = [(*kernels.alone_key_seconds(shape), count) for shape, w, count in self._attention if windows[w] is None]
-        self._alone = [(fewest, key_s, count) for fewest, key_s, count in ends if key_s]
-        alone = [float(kernels.alone_sequences(shape)) for shape, w, _ in self._attention if windows[w] is None]
-        self.longest_asked = max(1, round(max(alone))) if self._alone else int(bool(self._one_pass))
-        for shape, window, count in self._attention:
-            prefill = kernels.prefill_seconds(shape)
-            fresh = fresh_prompt_seconds(prefill, windows[window], self.max_tokens)
-            self._attention_seconds.append((DecodeTable(kernels.decode_seconds(shape)), prefill, fresh, window, count))
+        deployment, framework = self.deployment, self.deployment.framework
+        architecture, library = deployment.architecture, deployment.kernels
+        self.windows = self.windows or attention_windows(architecture)
+        self._kinds = attention_kinds(deployment, self.windows)
+        full = [kind.shape for kind in self._kinds if kind.window is None]
+        ends_alone = any(library.alone_seconds(shape, np.inf) for shape in full)
+        self.longest_asked = (
+            max(1, round(max(float(library.alone_sequences(shape)) for shape in full)))
+            if (ends_alone)
+            else int(any(kind.one_pass for kind in self._kinds))
+        )
         if self.make_overlap is not None:
             self._overlap = self.make_overlap(self)
-            kinds = [(shape, windows[window]) for shape, window, _ in self._attention]
-            self._overlapped = [DecodeTable(self._overlap.exposed(*kind)) for kind in kinds]
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
-        padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
-        distinct, inverse = np.unique(padded, return_inverse=True)
-        framework = self.deployment.framework
-        self._floor_s = framework.eager_launch_s * framework.kernels_per_layer * self.deployment.architecture.num_layers
-        self._eager = ((tokens > framework.max_captured_tokens) | (not self.deployment.cuda_graphs)).tolist()
+        captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
+        self._eager = (~captured).tolist()
         self._decode_graphs = framework.captured_steps == "decode"
-        self._layers = self._layer_costs(distinct).rows(inverse)
-        routed = any(isinstance(group.layer.mlp, MoeMlp) for group in groups)
-        self._routed = routed and self.deployment.attention_data_parallel == 1
-        self._head = self._head_costs(tokens)
-        if self.deployment.attention_data_parallel > 1:
-            self._experts = ExpertTable(self.deployment, self.max_tokens)
-        self._special = self._experts is not None or bool(self._one_pass) or self._decode_graphs
-        self._layer_seconds = self._layers.device_s.tolist()
-        self._head_seconds = self._head.device_s.tolist()
+        self._floor_s = framework.eager_launch_s * framework.kernels_per_layer * architecture.num_layers
+        routed = any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups)
+        groups = deployment.attention_data_parallel
+        self._routed = routed and groups == 1
+        self._layers = {1: CostTable(self._layer_costs(1), self.max_tokens)}
+        self._head = CostTable(lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)), self.max_tokens)
+        if groups > 1:
+            padded = framework.padded_tokens(tokens, deployment.cuda_graphs)
+            self._padded = np.where(captured, groups * padded, 0)
+            self._experts = CostTable(self._expert_costs, max(self.max_tokens, int(self._padded.max())))
+
+    @property
+    def tables(self) -> StepTables:
+        """What single steps are made of, as arrays.
+
+        Raises:
+            ValueError: steps need more than tables and attention (attention groups that share experts, one kernel for
+                mixed batches).
+        """
+        if self._experts is not None or any(kind.one_pass for kind in self._kinds):
+            raise ValueError("the steps of this deployment are not made of tables alone")
+        return StepTables(
+            self._layers[1].column(),
+            (lambda query_len: self._layer_table(query_len).column()) if self._routed else None,
+            self._head.column(),
+            np.asarray(self._eager),
+            self._floor_s,
+            self._decode_graphs,
+            tuple(self._attention_prices()),
+            self._alone_s if self.longest_asked else None,
+        )
+
+    def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
+        """The kernels of many steps in the order in which they run, layer kinds one after the other.
+
+        Host work and drafters are left out. Of several attention groups the fullest is meant, with the useful work of
+        the mean one.
+
+        Args:
+            work: the steps, as arrays of equal length.
+            logit_rows: rows of logits computed; default: every verified token and every completed prompt.
+        """
+        deployment = self.deployment
+        seen, everyone, logit_rows = self._seen(work, logit_rows)
+        tokens = seen.prefill_tokens + seen.decode_seqs * seen.query_len
+        padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
+        attention = {(kind.shape, kind.window): list(self._attention_kernels(kind, seen)) for kind in self._kinds}
+        together = self._together(seen)
+
+        def priced(calls: Iterator[Call], times: int = 1) -> Iterator[Kernel]:
+            for call in calls:
+                yield price(call, deployment.kernels)._replace(times=times * call.times)
+
+        def listed() -> Iterator[Kernel]:
+            yield from priced(embedding_calls(deployment, padded))
+            for group in deployment.architecture.layer_groups:
+                layer = group.layer
+                yield from priced(layer_calls(deployment, layer, padded, together), group.count)
+                for kernel in attention[deployment.attention_shape(layer.attention), layer.attention.window]:
+                    yield kernel._replace(times=group.count)
+                yield from priced(reduction_calls(deployment, layer, padded), group.count)
+            yield from priced(head_calls(deployment, logit_rows))
+
+        even = self._even(everyone, tokens)
+        for kernel in listed():
+            time = kernel.time
+            if even is not None:
+                time = time._replace(flops=time.flops * even, bytes=time.bytes * even)
+            yield kernel._replace(time=time, light_s=kernel.light_s if even is None else kernel.light_s * even)
+        if self._experts is not None:
+            shared = np.maximum(everyone, self._padded[tokens])
+            for group in deployment.architecture.layer_groups:
+                if isinstance(group.layer.mlp, MoeMlp):
+                    yield from priced(shared_expert_calls(deployment, group.layer.mlp, shared), group.count)
+
+    def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
+        """The sum of the kernels of many steps; ``host_s`` holds the wait for launches outside captured graphs.
+
+        Args:
+            work: the steps, as arrays of equal length.
+            logit_rows: as ``kernels`` takes them.
+        """
+        seen, everyone, logit_rows = self._seen(work, logit_rows)
+        tokens = seen.prefill_tokens + seen.decode_seqs * seen.query_len
+        total = self._layer_rows(seen, tokens)
+        total.add(self._head.rows(logit_rows))
+        for kind in self._kinds:
+            for kernel in self._attention_kernels(kind, seen):
+                total.add_kernel(kernel._replace(times=kind.layers))
+        even = self._even(everyone, tokens)
+        if even is not None and self._experts is not None:
+            for part in (total.flops, total.bytes, total.light_s):
+                part *= even
+            total.add(self._experts.rows(np.maximum(everyone, self._padded[tokens])))
+        uncaptured = np.asarray(self._eager)[tokens] | ((seen.prefill_seqs > 0) & self._decode_graphs)
+        total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
+        return total
 
     def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
-        """Device seconds of one step (host work excluded).
+        """Device seconds of one step, and the wait for launches outside captured graphs.
 
         Args:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
-            logit_rows: rows of logits computed; default: every verified token and every completed prompt.
+            logit_rows: as ``kernels`` takes them.
         """
-        if self._special:
-            return self._special_seconds(work, logit_rows)
-        decoding = work.decode_seqs
-        tokens = work.prefill_tokens + decoding * work.query_len
-        if logit_rows is None:
-            logit_rows = decoding * work.query_len + work.sampled_prefills
-        total: Any = self._layers_by_tokens(work)[tokens] + self._head_seconds[logit_rows]
-        total += self._attention_time(work)
-        if not self._eager[tokens]:
-            return total
-        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
-
-    def _special_seconds(self, work: StepWork[Any], logit_rows: int | None) -> Any:
-        """The same where attention groups share experts, one kernel takes mixed batches, or prompts run uncaptured."""
-        seen, experts = work, self._experts
-        if experts is not None:
-            seen = fullest_group(work, experts.groups)
-            logit_rows = None if logit_rows is None else -(-logit_rows // experts.groups)
+        seen, everyone, logit_rows = self._seen(work, logit_rows) if self._experts else (work, 0, logit_rows)
         decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
         tokens = seen.prefill_tokens + decoding * seen.query_len
         if logit_rows is None:
             logit_rows = decoding * seen.query_len + seen.sampled_prefills
-        total: Any = self._layers_by_tokens(seen)[tokens] + self._head_seconds[logit_rows]
-        if self._one_pass and decoding and prefilling and seen.query_len == 1:
-            for mixed, window, count in self._one_pass:
-                chunks = (prefilling, seen.prefill_tokens, seen.prefill_pairs[window], seen.prefill_kv_tokens[window])
-                longest = seen.longest_kv if self.windows[window] is None else 0
-                total += count * mixed(*chunks, decoding, seen.decode_kv_tokens[window], longest)
-        else:
-            total += self._attention_time(seen)
-        if experts is not None:
-            total += experts.seconds(work.prefill_tokens + work.decode_seqs * work.query_len, tokens)
+        query_len = int(seen.query_len) if self._routed and decoding and not prefilling else 1
+        total: Any = self._layer_table(query_len).seconds(tokens) + self._head.seconds(logit_rows)
+        total += self._attention_seconds(seen)
+        if self._experts is not None:
+            total += self._experts.seconds(max(everyone, int(self._padded[tokens])))
         if not (self._eager[tokens] or (prefilling and self._decode_graphs)):
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
 
-    def _attention_time(self, work: StepWork[Any]) -> Any:
-        """Seconds of attention in all layers, prompts and decoding in kernels of their own."""
-        decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
-        total: Any = 0.0
-        if self._overlapped and decoding and not prefilling:
-            for table, (_, window, _) in zip(self._overlapped, self._attention, strict=True):
-                total += table(decoding, work.query_len, work.decode_kv_tokens[window])
-            decoding = 0
-        if decoding and self._alone:
-            total += self._last_alone(work)
-        for decode, prefill, fresh, window, count in self._attention_seconds:
-            if decoding:
-                total += count * decode(decoding, work.query_len, work.decode_kv_tokens[window])
-            if prefilling:
-                keys = work.prefill_kv_tokens[window]
-                if prefilling == 1 and keys == prompt:
-                    total += count * fresh[prompt]
-                else:
-                    total += count * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
-        return total
-
-    def _last_alone(self, work: StepWork[Any]) -> Any:
-        """What the longest decoding sequences add in layers whose kernels do not split them."""
-        return work.beyond_kv * sum(key_s * count for fewest, key_s, count in self._alone if work.decode_seqs >= fewest)
-
-    def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
-        """Costs of many steps on one chip (of the fullest attention group; work as on the mean one); ``host_s`` holds
-        the wait for kernel launches outside captured graphs."""
-        if self._experts is None:
-            return self._costs(work, logit_rows)
-        groups = self._experts.groups
-        seen = fullest_group(work, groups)
-        own = seen.prefill_tokens + seen.decode_seqs * seen.query_len
-        everyone = work.prefill_tokens + work.decode_seqs * work.query_len
-        total = self._costs(seen, None if logit_rows is None else -(-logit_rows // groups), self._experts, everyone)
-        even = np.divide(everyone, groups * own, out=np.ones(len(own)), where=own > 0)
-        experts = self._experts.rows(everyone, own)
-        total.flops = (total.flops - experts.flops) * even + experts.flops
-        total.bytes = (total.bytes - experts.bytes) * even + experts.bytes
-        return total
-
-    def _costs(
-        self,
-        work: StepWork[IntArray],
-        logit_rows: IntArray | None,
-        experts: ExpertTable | None = None,
-        everyone: IntArray | None = None,
-    ) -> Costs:
-        verify_tokens = work.decode_seqs * work.query_len
-        tokens = work.prefill_tokens + verify_tokens
-        total = self._layer_rows(work, tokens)
-        total.add(self._head.rows(verify_tokens + work.sampled_prefills if logit_rows is None else logit_rows))
-        if experts is not None and everyone is not None:
-            total.add(experts.rows(everyone, tokens))
-        kernels = self.deployment.kernels
-        mixed = (work.decode_seqs > 0) & (work.prefill_seqs > 0) & (work.query_len == 1) & bool(self._one_pass)
-        decoding, prefilling = np.where(mixed, 0, work.decode_seqs), np.where(mixed, 0, work.prefill_seqs)
-        longest, beyond = (np.asarray(keys, dtype=np.float64) for keys in (work.longest_kv, work.beyond_kv))
-        for shape, window, count in self._attention:
-            if mixed.any():
-                total.add_kernel(
-                    kernels.attention_mixed(
-                        shape,
-                        seqs=np.where(mixed, work.prefill_seqs, 0),
-                        q_tokens=work.prefill_tokens,
-                        pairs=work.prefill_pairs[window],
-                        kv_tokens=work.prefill_kv_tokens[window],
-                        decode_seqs=work.decode_seqs,
-                        decode_kv_tokens=work.decode_kv_tokens[window],
-                        longest_kv=longest if self.windows[window] is None else 0.0,
-                    ),
-                    count,
-                )
-            keys = work.decode_kv_tokens[window]
-            decode = Costs.zeros(len(tokens))
-            decode.add_kernel(
-                kernels.attention_decode(
-                    shape,
-                    seqs=decoding,
-                    q_len=work.query_len,
-                    kv_tokens=keys,
-                    beyond_kv=beyond if self.windows[window] is None else 0.0,
-                ),
-                count,
-            )
-            if self._overlap is not None:
-                _expose(decode, self._overlap, shape, self.windows[window], work, keys)
-            total.add(decode)
-            total.add_kernel(
-                kernels.attention_prefill(
-                    shape,
-                    seqs=prefilling,
-                    q_tokens=work.prefill_tokens,
-                    pairs=work.prefill_pairs[window],
-                    kv_tokens=work.prefill_kv_tokens[window],
-                ),
-                count,
-            )
-        uncaptured = np.asarray(self._eager)[tokens] | ((work.prefill_seqs > 0) & self._decode_graphs)
-        total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
-        return total
-
-    def together(self, work: StepWork[Any]) -> int:
-        """Tokens in a row of each sequence that routed experts see: those verified, in steps without prompts."""
-        return int(work.query_len) if self._routed and work.decode_seqs and not work.prefill_seqs else 1
-
-    def _layers_by_tokens(self, work: StepWork[Any]) -> list[float]:
-        """Seconds of all layers by tokens, in such a step."""
-        query_len = self.together(work)
-        return self._layer_seconds if query_len == 1 else self._verified(query_len)[1]
-
-    def _layer_rows(self, work: StepWork[IntArray], tokens: IntArray) -> Costs:
-        """Costs of all layers of many steps."""
-        total = self._layers.rows(tokens)
-        lengths = np.broadcast_to(work.query_len, tokens.shape)
-        apart = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & (lengths > 1) & self._routed
-        for length in np.unique(lengths[apart]).tolist():
-            rows = np.flatnonzero(apart & (lengths == length))
-            part = self._verified(length)[0].rows(tokens[rows])
-            for name in Costs.__slots__:
-                getattr(total, name)[rows] = getattr(part, name)
-        return total
-
-    def _verified(self, query_len: int) -> tuple[Costs, list[float]]:
-        """Layers by tokens where every sequence verifies ``query_len`` tokens."""
-        if query_len not in self._verifying:
-            tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
-            padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
-            distinct, inverse = np.unique(padded, return_inverse=True)
-            costs = self._layer_costs(distinct, query_len).rows(inverse)
-            self._verifying[query_len] = (costs, costs.device_s.tolist())
-        return self._verifying[query_len]
-
-    def _layer_costs(self, tokens: IntArray, query_len: int = 1) -> Costs:
-        """All layers and the embedding for each token count in ``tokens``; no experts where groups share them."""
-        deployment = self.deployment
-        hidden = deployment.architecture.hidden_size
-        total = Costs.zeros(len(tokens))
-        for group in deployment.architecture.layer_groups:
-            total.add(self.layer_costs(group.layer, tokens, query_len), group.count)
-        if not deployment.first_stage:
-            return total
-        rows = tokens * hidden * deployment.activation_bytes
-        total.add_kernel(deployment.kernels.elementwise(2 * rows, launches=np.minimum(tokens, 1)))
-        self._add_collective(total, "all_reduce", rows, 1)
-        return total
-
     def layer_costs(self, layer: Layer, tokens: IntArray, query_len: int = 1) -> Costs:
         """One layer apart from attention itself, for each token count in ``tokens``, collectives included; no experts
         where attention groups share them."""
-        one = Costs.zeros(len(tokens))
-        for time in self._layer_kernels(layer, tokens):
-            one.add_kernel(time)
-        deployment, mlp = self.deployment, layer.mlp
-        if isinstance(mlp, MoeMlp) and deployment.attention_data_parallel == 1:
-            one.add_kernel(expert_kernel(deployment, mlp, tokens, query_len))
-        message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
-        self._add_collective(one, "all_reduce", message, self.reductions(layer))
+        one = _sum(layer_calls(self.deployment, layer, tokens, query_len), self.deployment, len(tokens))
+        one.add(_sum(reduction_calls(self.deployment, layer, tokens), self.deployment, len(tokens)))
         return one
 
-    def reductions(self, layer: Layer) -> int:
-        """All-reduces of one layer: after attention, and after whatever of the MLP no other group shares."""
-        mlp, groups = layer.mlp, self.deployment.attention_data_parallel
-        return 1 if groups > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size else 2
+    def _seen(self, work: StepWork[Any], logit_rows: Any) -> tuple[StepWork[Any], Any, Any]:
+        """The part of a step that the fullest attention group does, the tokens of all groups, its rows of logits."""
+        groups = self.deployment.attention_data_parallel
+        everyone = work.prefill_tokens + work.decode_seqs * work.query_len
+        seen = work if groups == 1 else fullest_group(work, groups)
+        if logit_rows is None:
+            logit_rows = seen.decode_seqs * seen.query_len + seen.sampled_prefills
+        else:
+            logit_rows = -(-logit_rows // groups)
+        return seen, everyone, logit_rows
 
-    def expert_tokens(self, everyone: int, fullest: int) -> int:
-        """Tokens that routed experts compute where all attention groups have ``everyone``, the fullest ``fullest``."""
-        return everyone if self._experts is None else self._experts.tokens(everyone, fullest)
+    def _even(self, everyone: IntArray, own: IntArray) -> FloatArray | None:
+        """Work of the mean attention group over that of the fullest; None where there is one."""
+        groups = self.deployment.attention_data_parallel
+        return np.divide(everyone, groups * own, out=np.ones(len(own)), where=own > 0) if groups > 1 else None
 
-    def _layer_kernels(self, layer: Layer, tokens: IntArray) -> Iterator[KernelTime]:
-        """Kernels of one layer apart from attention itself and routed experts."""
-        deployment = self.deployment
-        kernels = deployment.kernels
-        tp = deployment.tensor_parallel
-        hidden = deployment.architecture.hidden_size
-        for gemm in deployment.gemms(layer):
-            yield kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
-        present = np.minimum(tokens, 1)
-        for elements, launches in layer_passes(layer, hidden, tp):
-            moved = tokens * elements * deployment.activation_bytes
-            yield kernels.elementwise(moved, launches=launches * present)
+    def _layer_costs(self, query_len: int) -> Callable[[IntArray], Costs]:
+        """Costs of embedding and layers by tokens, padded to captured graphs."""
 
-    def _head_costs(self, tokens: IntArray) -> Costs:
-        """Final norm, LM head and sampling for each number of sampled tokens in ``tokens``; on the last stage."""
-        deployment = self.deployment
-        if not deployment.last_stage:
-            return Costs.zeros(len(tokens))
-        architecture = deployment.architecture
-        vocabulary = -(-architecture.vocab_size // deployment.tensor_parallel)
-        present = np.minimum(tokens, 1)
+        def costs(tokens: IntArray) -> Costs:
+            deployment = self.deployment
+            padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
+            distinct, inverse = np.unique(padded, return_inverse=True)
+            total = Costs.zeros(len(distinct))
+            for group in deployment.architecture.layer_groups:
+                total.add(self.layer_costs(group.layer, distinct, query_len), group.count)
+            total.add(_sum(embedding_calls(deployment, distinct), deployment, len(distinct)))
+            return total.rows(inverse)
+
+        return costs
+
+    def _expert_costs(self, tokens: IntArray) -> Costs:
         total = Costs.zeros(len(tokens))
-        head_dtype = deployment.weight_dtypes["embedding" if architecture.tie_word_embeddings else "lm_head"]
-        total.add_kernel(deployment.kernels.gemm(tokens, vocabulary, architecture.hidden_size, head_dtype))
-        norm = NORM_PASSES * architecture.hidden_size * deployment.activation_bytes
-        logits = LOGIT_PASSES * architecture.vocab_size * LOGIT_BYTES
-        total.add_kernel(deployment.kernels.elementwise(tokens * (norm + logits), launches=3 * present))
-        self._add_collective(total, "all_gather", tokens * architecture.vocab_size * deployment.activation_bytes, 1)
+        for group in self.deployment.architecture.layer_groups:
+            if isinstance(group.layer.mlp, MoeMlp):
+                calls = shared_expert_calls(self.deployment, group.layer.mlp, tokens)
+                total.add(_sum(calls, self.deployment, len(tokens)), group.count)
         return total
 
-    def _add_collective(self, total: Costs, op: str, message_bytes: NDArray[np.floating[Any]], count: int) -> None:
-        deployment = self.deployment
-        if deployment.tensor_parallel == 1 or deployment.link is None:
-            return
-        time = deployment.kernels.collective(op, message_bytes, deployment.tensor_parallel, deployment.link)
-        seconds = time.seconds + deployment.skew_s
-        total.interconnect_s += count * np.where(message_bytes > 0, seconds, 0.0)
+    def _layer_table(self, query_len: int) -> CostTable:
+        if query_len not in self._layers:
+            self._layers[query_len] = CostTable(self._layer_costs(query_len), self.max_tokens)
+        return self._layers[query_len]
+
+    def _together(self, work: StepWork[IntArray]) -> IntArray:
+        """Tokens in a row of each sequence that routed experts see: those verified, in steps without prompts."""
+        apart = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & self._routed
+        return np.where(apart, work.query_len, 1)
+
+    def _layer_rows(self, work: StepWork[IntArray], tokens: IntArray) -> Costs:
+        """Costs of embedding and layers of many steps."""
+        lengths = self._together(work)
+        distinct = np.unique(lengths).tolist()
+        if len(distinct) <= 1:
+            return self._layer_table(*distinct or [1]).rows(tokens)
+        total = Costs.zeros(len(tokens))
+        for length in distinct:
+            rows = np.flatnonzero(lengths == length)
+            total.put(rows, self._layer_table(length).rows(tokens[rows]))
+        return total
+
+    def _attention_kernels(self, kind: AttentionKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
+        """Attention of one layer of a kind, as far as it is not hidden behind the rest of the layer."""
+        for call in attention_calls(kind, work):
+            kernel = price(call, self.deployment.kernels)
+            if self._overlap is not None and call.op == "attention_decode":
+                yield from self._exposed(kernel, kind, work)
+            else:
+                yield kernel
+
+    def _exposed(self, kernel: Kernel, kind: AttentionKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
+        """What is exposed of decode attention in steps that only decode, and what crosses the link between the groups;
+        nothing of it was measured."""
+        assert self._overlap is not None
+        keys = work.decode_kv_tokens[kind.place]
+        rows = np.flatnonzero((work.prefill_seqs == 0) & (work.decode_seqs > 0))
+        seqs, query_len = work.decode_seqs[rows], np.broadcast_to(work.query_len, work.decode_seqs.shape)[rows]
+        attention_s, link_s = self._overlap.exposed_parts(kind.shape, kind.window, seqs, query_len, keys[rows])
+        formula = self._overlap.exposed(kind.shape, kind.window)
+        total_s = between_cells(lambda found: formula(seqs, query_len, found), seqs, keys[rows])
+        scale = total_s / (attention_s + link_s) / kind.layers
+        exposed, link = np.ones(len(keys)), np.zeros(len(keys))
+        exposed[rows] = attention_s * scale / np.asarray(kernel.seconds)[rows]
+        link[rows] = link_s * scale
+        basis = np.broadcast_to(kernel.basis, keys.shape).copy()
+        basis[rows] = np.maximum(basis[rows], EXTRAPOLATED)
+        yield kernel._replace(exposed=exposed, basis=basis)
+        yield elsewhere_s("hand-over", "collective", link)._replace(basis=EXTRAPOLATED)
+
+    def _attention_prices(self) -> list[AttentionPrices]:
+        """Functions and tables of every kind of attention."""
+        if not self._attention:
+            library = self.deployment.kernels
+            for kind in self._kinds:
+                prefill = library.prefill_seconds(kind.shape)
+                overlapped = (
+                    None if self._overlap is None else DecodeTable(self._overlap.exposed(kind.shape, kind.window))
+                )
+                fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
+                decode = DecodeTable(library.decode_seconds(kind.shape))
+                self._attention.append(AttentionPrices(decode, prefill, fresh, kind.place, kind.layers, overlapped))
+                mixed = library.mixed_seconds(kind.shape)
+                if mixed is not None:
+                    self._one_pass.append((mixed, kind))
+        return self._attention
+
+    def _attention_seconds(self, work: StepWork[Any]) -> Any:
+        """Seconds of attention in all layers of one step."""
+        prices = self._attention or self._attention_prices()
+        decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
+        total: Any = 0.0
+        if self._one_pass and decoding and prefilling and work.query_len == 1:
+            for mixed, kind in self._one_pass:
+                place = kind.place
+                chunks = (prefilling, prompt, work.prefill_pairs[place], work.prefill_kv_tokens[place])
+                longest = work.longest_kv if kind.window is None else 0
+                total += kind.layers * mixed(*chunks, decoding, work.decode_kv_tokens[place], longest)
+            return total
+        if self._overlap is not None and decoding and not prefilling:
+            for one in prices:
+                assert one.overlapped is not None
+                total += one.overlapped(decoding, work.query_len, work.decode_kv_tokens[one.window])
+            decoding = 0
+        if decoding and self.longest_asked:
+            total += work.beyond_kv * self._alone_s(decoding, work.query_len)
+        for decode, prefill, fresh, window, layers, _ in prices:
+            if decoding:
+                total += layers * decode(decoding, work.query_len, work.decode_kv_tokens[window])
+            if prefilling:
+                keys = work.prefill_kv_tokens[window]
+                if prefilling == 1 and keys == prompt:
+                    total += layers * fresh[prompt]
+                else:
+                    total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
+        return total
+
+    def _alone_s(self, seqs: int, query_len: int) -> float:
+        """Seconds of all layers per key of ``StepWork.beyond_kv``."""
+        found = self._alone.get((seqs, query_len))
+        if found is None:
+            alone = self.deployment.kernels.alone_seconds
+            kinds = [kind for kind in self._kinds if kind.window is None]
+            found = sum(kind.layers * float(alone(kind.shape, seqs, query_len)) for kind in kinds)
+            self._alone[seqs, query_len] = found
+        return found
 
 
-def _expose(
-    decode: Costs,
-    overlap: DecodeOverlap,
-    shape: AttentionShape,
-    window: int | None,
-    work: StepWork[IntArray],
-    keys: IntArray,
-) -> None:
-    """Turn the costs of decode attention into what remains exposed of it, in the steps that only decode.
-
-    Attention keeps its own proportion of compute, memory and launches; useful work stays what it is.
-    """
-    rows = np.flatnonzero((work.prefill_seqs == 0) & (work.decode_seqs > 0))
-    query_len = np.broadcast_to(work.query_len, work.decode_seqs.shape)
-    attention_s, link_s = overlap.exposed_parts(shape, window, work.decode_seqs[rows], query_len[rows], keys[rows])
-    scale = attention_s / decode.device_s[rows]
-    for part in (decode.compute_s, decode.memory_s, decode.latency_s):
-        part[rows] *= scale
-    decode.interconnect_s[rows] += link_s
+def _sum(calls: Iterator[Call], deployment: Deployment, size: int) -> Costs:
+    """Costs of a list of calls for each of ``size`` counts."""
+    return Costs.of((price(call, deployment.kernels) for call in calls), size)

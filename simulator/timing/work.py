@@ -74,3 +74,61 @@ def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int
 def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
     """Keys that ``query_len`` consecutive queries ending at ``context_tokens`` read from one sequence's cache."""
     return context_tokens if window is None else min(context_tokens, window + query_len - 1)
+
+
+def fullest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
+    """The part of a step that the fullest of ``groups`` attention groups does.
+
+    Sequences are dealt out evenly, whole: a single prompt keeps one group busy while the others wait.
+    """
+    decoding, prefilling = _share(work.decode_seqs, groups), _share(work.prefill_seqs, groups)
+
+    def decodes(total: Any) -> Any:
+        return _part(total, decoding, work.decode_seqs)
+
+    def prompts(total: Any) -> Any:
+        return _part(total, prefilling, work.prefill_seqs)
+
+    return StepWork(
+        prefill_seqs=prefilling,
+        prefill_tokens=prompts(work.prefill_tokens),
+        prefill_pairs=tuple(prompts(total) for total in work.prefill_pairs),
+        prefill_kv_tokens=tuple(prompts(total) for total in work.prefill_kv_tokens),
+        sampled_prefills=prompts(work.sampled_prefills),
+        sampled_kv_tokens=tuple(prompts(total) for total in work.sampled_kv_tokens),
+        decode_seqs=decoding,
+        query_len=work.query_len,
+        decode_kv_tokens=tuple(decodes(total) for total in work.decode_kv_tokens),
+    )
+
+
+def _share(sequences: Any, groups: int) -> Any:
+    return -(-sequences // groups)
+
+
+def _part(total: Any, share: Any, sequences: Any) -> Any:
+    """``share`` of ``sequences`` equal parts of ``total``, rounded up."""
+    if isinstance(sequences, np.ndarray):
+        return -(-total * share // np.maximum(sequences, 1))
+    return -(-total * share // sequences) if sequences else total
+
+
+def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[Any]:
+    """A verify step in which every token is a sequence of its own: batch expansion.
+
+    Of ``q`` verified tokens of a sequence the last reads ``k`` keys and each one before it one less, so that they read
+    ``q k - q (q - 1) / 2`` together in place of ``k``; within a window, at most its width each.
+
+    Args:
+        work: one step or many.
+        windows: of its entries.
+
+    Source: ``vllm/spec_decode/batch_expansion.py``, v0.6.
+    """
+    rows = work.decode_seqs * work.query_len
+    earlier = rows * (work.query_len - 1) // 2
+    keys = []
+    for total, window in zip(work.decode_kv_tokens, windows, strict=True):
+        read = work.query_len * total - earlier
+        keys.append(read if window is None else np.minimum(read, rows * window))
+    return work._replace(decode_seqs=rows, query_len=0 * work.query_len + 1, decode_kv_tokens=tuple(keys))

@@ -21,14 +21,14 @@ from dashboards.figures.speculation import (
 from dashboards.figures.theme import METHODS, chip_colour, gain_scale
 from dashboards.figures.waterfall import waterfall_data, waterfall_figure
 from dashboards.figures.what_if import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
-from hwprofiles import KernelLibrary, load_chip
+from hwprofiles import KernelLibrary, KernelTime, load_chip
 from simulator.metrics.run_folder import BOUNDS
 from simulator.replay import replay_kernels
 from simulator.scenario import scenario_from
 from simulator.speculation import load_curve
 from simulator.speculation.attention_level import compare_layouts, consistency_set
 from simulator.studies.tune.grid import speculation_grid
-from simulator.timing.step_kernels import StepKernel
+from simulator.timing import Kernel
 from traces.kernels import read_kernels
 
 
@@ -110,8 +110,8 @@ def test_roofline_points_lie_where_the_kernels_are():
     chip = load_chip("h100-sxm")
     kernels = {
         "decode": [
-            StepKernel("down_proj", "gemm", "bf16", 32, 1e-5, 2e8, 1e8, "memory"),
-            StepKernel("gather", "elementwise", "", 1, 1e-5, 0.0, 1e6, "latency"),
+            Kernel("down_proj", "gemm", "bf16", 32, KernelTime(1e-5, 0.0, 0.0, 1e-5, 2e8, 1e8)),
+            Kernel("gather", "elementwise", "", 1, KernelTime(1e-5, 1e-5, 0.0, 0.0, 0.0, 1e6)),
         ]
     }
     data = roofline_data(chip, kernels, None, "calibrated")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
 from test_drafting import scenario
 
@@ -39,13 +40,13 @@ def test_a_head_is_sent_the_hidden_states_that_it_reads():
         near = build_alone(scenario(method, draft=None, **fields), 0).main.timer.drafter
         size = 32 * (4 + states * 4096 * 2) + 8 * 3 * 4
         expected = 2 * link.latency_s + size / link.bandwidth_bytes_per_s
-        assert drafters[method].seconds(WORK) - near.seconds(WORK) == pytest.approx(expected, rel=1e-9)
+        assert seconds_of(drafters[method], WORK) - seconds_of(near, WORK) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
 def test_overlap_hides_drafting_behind_the_target(overlap):
     alone = timer(APART | {"overlap": overlap})
-    target, drafting = alone.target.seconds(WORK), alone.drafter.seconds(WORK)
+    target, drafting = alone.target.seconds(WORK), seconds_of(alone.drafter, WORK)
     host = alone.seconds(WORK) - target - drafting + overlap * min(target, drafting)
     without = timer(APART)
     assert host == pytest.approx(without.seconds(WORK) - target - drafting, rel=1e-9)

@@ -5,11 +5,12 @@ from itertools import pairwise
 
 import pytest
 
+from hwprofiles import KernelTime
 from simulator.metrics.timeline import FIRST_REPLICA_PID, timeline_events
 from simulator.metrics.timeline_detail import DRAFT_TRACK, FIRST_CHIP_TRACK, HOST_TRACK, VERIFY_TRACK, layer_order
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.timing.step_kernels import StepKernel
+from simulator.timing import Kernel
 
 BASE = {
     "model": "llama-3.2-1b",
@@ -95,23 +96,29 @@ def test_without_drafter_there_is_no_draft_lane():
     assert all(event["pid"] in (1, FIRST_REPLICA_PID) for event in timeline_events(plain))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"hardware": {"chip": "n300", "pipeline_parallel": 2}},
-        {"hardware": {"chip": "n300", "speculative_parallel": 2}, "attention_speculation": {"hit_rate": 0.9}},
-    ],
-)
-def test_steps_whose_kernels_run_side_by_side_are_not_taken_apart(layout):
+def test_steps_whose_stages_run_side_by_side_are_not_taken_apart():
+    layout = {"hardware": {"chip": "n300", "pipeline_parallel": 2}}
     found = simulate(scenario_from(BASE | layout, "test"))
     assert found.detail.sampled == ()
     names = {event["args"]["name"] for event in timeline_events(found) if event["name"] == "thread_name"}
     assert not {name for name in names if "kernels of sampled steps" in name}
 
 
+def test_what_is_hidden_of_attention_takes_no_place():
+    """Under attention-level speculation the list holds what is exposed of it, and what crosses the link."""
+    layout = {"hardware": {"chip": "n300", "speculative_parallel": 2}, "attention_speculation": {"hit_rate": 0.9}}
+    found = simulate(scenario_from(BASE | layout, "test"))
+    decoding = next(sample for sample in found.detail.sampled if found.steps.prefill_seqs[sample.row] == 0)
+    by_name = {kernel.name: kernel for kernel in decoding.kernels}
+    assert by_name["decode attention"].exposed != 1.0
+    assert by_name["hand-over"].family == "collective"
+    device_s = sum(kernel.times * kernel.seconds * kernel.exposed for kernel in decoding.kernels)
+    assert device_s + decoding.host_s == pytest.approx(found.steps.seconds[decoding.row], rel=1e-9)
+
+
 def test_layers_take_turns_and_keep_every_kernel():
     def kernel(name, times):
-        return StepKernel(name, "gemm", "", times, 1.0, 0.0, 0.0, "memory")
+        return Kernel(name, "gemm", "", times, KernelTime(1.0, 0.0, 0.0, 1.0, 0.0, 0.0))
 
     names = ("embedding", 1), ("a", 3), ("b", 3), ("reduce", 6), ("a", 2), ("head", 1)
     given = [kernel(name, times) for name, times in names]

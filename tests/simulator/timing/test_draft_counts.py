@@ -5,6 +5,9 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
+from drafter_prices import caught_up
+from drafter_prices import costs as costs_of
+from drafter_prices import seconds as seconds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -33,6 +36,7 @@ class Recorder:
     """Stands in for a ``StepTimer``: remembers what it was asked to price, a second each."""
 
     windows: tuple = (None,)
+    max_tokens: int = 10**6
     asked: list = field(default_factory=list)
 
     def seconds(self, work, logit_rows=None):
@@ -66,7 +70,7 @@ def test_masked_positions_stand_behind_every_sequence(prompt, cached, decodes, c
     """K - 1 masked tokens follow the last real one of each sequence and see everything before them."""
     step = Recorder()
     drafter = ParallelDrafter(step, count, 0.0, 0.0)
-    drafter.seconds(mixed(prompt, cached, decodes, context, count + 1))
+    seconds_of(drafter, mixed(prompt, cached, decodes, context, count + 1))
     ((work, rows),) = step.asked
     masked = count - 1
     assert work.prefill_tokens == prompt + masked
@@ -88,7 +92,7 @@ def test_a_chain_reads_what_it_drafted(decodes, depth, prompt, context, windowed
     step = Recorder(windows)
     drafter = SequentialDrafter(step, depth, (1,) * (depth - 1), 0.0, 0.0)
     work = mixed(prompt, 0, decodes, context, depth + 1, windows)
-    seconds = drafter.seconds(work)
+    seconds = seconds_of(drafter, work)
     assert seconds == depth == len(drafter.pass_tokens)
     assert step.asked[0] == (work, decodes + 1)
     exact = sum(decodes * context + prompt + 1 + (decodes + 1) * grown for grown in accumulate([1] * (depth - 1)))
@@ -106,7 +110,7 @@ def test_each_layer_of_a_tree_computes_its_nodes_once():
     step = Recorder()
     widths = (4, 2, 4, 1)
     drafter = SequentialDrafter(step, 5, widths, 0.0, 0.0)
-    assert drafter.seconds(decode(3, 100, 20)) == 1 + len(widths)
+    assert seconds_of(drafter, decode(3, 100, 20)) == 1 + len(widths)
     passes = {asked.query_len: asked.decode_kv_tokens[0] // 3 - 100 for asked, _ in step.asked[1:]}
     # A first pass cannot hold the rejected nodes: 6 of 20 tokens per sequence stay, 14 keys less.
     assert (step.asked[0][0].query_len, step.asked[0][0].decode_kv_tokens) == (6, (3 * (100 - 14),))
@@ -130,10 +134,10 @@ def test_overheads_are_paid_once_a_step_and_once_a_pass(name, decodes):
     chunk = StepWork(1, 50, *((tuple(g(w) for w in windows)) for g in (_pairs, _keys)), 0, empty, 0, 5, empty)
     passes = 1 if isinstance(free, HeadsDrafter | ParallelDrafter) else len(free.pass_tokens)
     due = OVERHEAD.step_s + passes * OVERHEAD.pass_s if decodes else 0.0
-    assert paying.seconds(work) - free.seconds(work) == pytest.approx(due, abs=1e-12)
-    assert paying.costs(arrays(work)).host_s - free.costs(arrays(work)).host_s == pytest.approx(due, abs=1e-12)
-    assert paying.seconds(chunk) == free.seconds(chunk)
-    assert (paying.costs(arrays(chunk)).host_s == free.costs(arrays(chunk)).host_s).all()
+    assert seconds_of(paying, work) - seconds_of(free, work) == pytest.approx(due, abs=1e-12)
+    assert costs_of(paying, arrays(work)).host_s - costs_of(free, arrays(work)).host_s == pytest.approx(due, abs=1e-12)
+    assert seconds_of(paying, chunk) == seconds_of(free, chunk)
+    assert (costs_of(paying, arrays(chunk)).host_s == costs_of(free, arrays(chunk)).host_s).all()
 
 
 def _pairs(window):
@@ -154,14 +158,16 @@ class TestHeads:
         weights = heads * (blocks * 2048 * 2048 + 2048 * 128_256)
         assert drafter.weight_bytes == 2 * weights
         for seqs in (1, 3, 8):
-            cost = drafter.costs(arrays(decode(seqs, 100, heads + 1)))
+            cost = costs_of(drafter, arrays(decode(seqs, 100, heads + 1)))
             assert cost.flops == pytest.approx(2 * weights * seqs)
             assert cost.bytes > 2 * weights
-            assert drafter.seconds(decode(seqs, 100, heads + 1)) == pytest.approx((cost.device_s + cost.host_s).item())
+            assert seconds_of(drafter, decode(seqs, 100, heads + 1)) == pytest.approx(
+                (cost.device_s + cost.host_s).item()
+            )
 
     def test_silu_and_sampling_are_passes_over_their_rows(self):
         """Beside the products: three passes per block over hidden states, three over fp32 logits; a launch of each."""
-        one, two = (HeadsDrafter(self.TARGET, 1, 8, residual_blocks=n)._table.costs for n in (0, 1))
+        one, two = (HeadsDrafter(self.TARGET, 1, 8, residual_blocks=n)._table.costs(np.arange(9)) for n in (0, 1))
         kernels = self.TARGET.kernels
         square = kernels.gemm(np.array([4]), 2048, 2048, "bf16")
         assert two.bytes[4] - one.bytes[4] - square.bytes == pytest.approx(4 * 3 * 2048 * 2.0)
@@ -174,9 +180,9 @@ class TestHeads:
         drafter = HeadsDrafter(target, 3, 8)
         message = np.array([5 * 128_256 * 2.0])
         gather = target.kernels.collective("all_gather", message, 4, target.link)
-        cost = drafter.costs(arrays(decode(5, 100, 4)))
+        cost = costs_of(drafter, arrays(decode(5, 100, 4)))
         assert cost.interconnect_s == pytest.approx(3 * gather.seconds.item())
-        assert drafter.costs(arrays(decode(0, 0, 4))).interconnect_s == 0
+        assert costs_of(drafter, arrays(decode(0, 0, 4))).interconnect_s == 0
         assert drafter.weight_bytes == 3 * 2 * (8192 * 8192 + 8192 * 128_256 / 4)
 
 
@@ -190,8 +196,8 @@ class TestReadingTheTargetsCache:
         work = decode(4, 300, 4)
         middle = decode(4, 301, 1)
         due = 3 * (step.seconds(middle, 4) + 1e-4) + 1e-3
-        assert drafter.seconds(work) == pytest.approx(due)
-        cost = drafter.costs(arrays(work))
+        assert seconds_of(drafter, work) == pytest.approx(due)
+        cost = costs_of(drafter, arrays(work))
         assert (cost.device_s + cost.host_s).item() == pytest.approx(due, rel=0.01)
         assert cost.host_s.item() == pytest.approx(1e-3 + 3e-4)
 
@@ -201,8 +207,8 @@ class TestReadingTheTargetsCache:
         step = Recorder()
         drafter = SequentialDrafter(step, depth, (1,) * (depth - 1), 0.0, 0.0, reads_target_cache=True)
         work = decode(4, 300, depth + 1)
-        assert drafter.seconds(work) == depth
-        assert drafter.costs(arrays(work)).compute_s.tolist() == [depth]
+        assert seconds_of(drafter, work) == depth
+        assert costs_of(drafter, arrays(work)).compute_s.tolist() == [depth]
         for asked, rows in step.asked:
             assert np.ravel(asked.decode_kv_tokens[0]).tolist() == [4 * (300 + (depth - 1) // 2)]
             assert np.ravel([asked.decode_seqs, rows]).tolist() == [4, 4]
@@ -212,14 +218,14 @@ class TestReadingTheTargetsCache:
         step = StepTimer(deployment("llama-3.2-1b"), 512)
         drafter = SequentialDrafter(step, 3, (1, 1), 0.0, 0.0, OVERHEAD, reads_target_cache=True)
         chunk = mixed(50, 0, 0, 100, 4, sampled=0)
-        assert drafter.seconds(chunk) == 0.0
-        assert not drafter.costs(arrays(chunk)).device_s.any()
-        assert not drafter.costs(arrays(chunk)).host_s.any()
+        assert seconds_of(drafter, chunk) == 0.0
+        assert not costs_of(drafter, arrays(chunk)).device_s.any()
+        assert not costs_of(drafter, arrays(chunk)).host_s.any()
         resting = drafter.with_tokens(0)
-        assert resting.seconds(decode(4, 300, 4)) == 0.0
-        assert not resting.costs(arrays(decode(4, 300, 4))).host_s.any()
+        assert seconds_of(resting, decode(4, 300, 4)) == 0.0
+        assert not costs_of(resting, arrays(decode(4, 300, 4))).host_s.any()
         one = np.ones(1, dtype=np.int64)
-        assert not drafter.catch_up(DraftStep(one, one, one, one, (one,), (one,))).device_s.any()
+        assert not caught_up(drafter, DraftStep(one, one, one, one, (one,), (one,))).device_s.any()
 
 
 class TestCatchingUp:
@@ -240,44 +246,44 @@ class TestCatchingUp:
         n = 200
         due = self.STEP.costs(arrays(mixed(n, 1000, 0, 0, 1, sampled=0)), np.zeros(1, dtype=np.int64))
         for name in Costs.__slots__:
-            assert_allclose(getattr(drafter.catch_up(self.draft(n)), name), getattr(due, name))
+            assert_allclose(getattr(caught_up(drafter, self.draft(n)), name), getattr(due, name))
         for name in Costs.__slots__:
-            assert getattr(drafter.catch_up(self.draft(0)), name) == 0.0
+            assert getattr(caught_up(drafter, self.draft(0)), name) == 0.0
         parallel = ParallelDrafter(self.STEP, 2, 0.0, 0.0)
-        assert parallel.catch_up(self.draft(n)).device_s == pytest.approx(due.device_s)
+        assert caught_up(parallel, self.draft(n)).device_s == pytest.approx(due.device_s)
 
     def test_more_than_a_step_holds_goes_in_full_passes(self):
         """256, 512 and 600 tokens by passes of 256: the work of the linear layers is that of the tokens."""
         drafter = SequentialDrafter(self.STEP, 2, (1,), 0.0, 0.0)
-        flops = drafter.catch_up(self.draft(256, 512, 600)).flops
+        flops = caught_up(drafter, self.draft(256, 512, 600)).flops
         attention = self.STEP.deployment.architecture.layer_groups[0].layer.attention
         pairs = np.array([causal_pairs(n, 1000, None) for n in (256, 512, 600)])
         per_pair = 16 * 4 * attention.num_heads * attention.head_dim
         linear = flops - per_pair * pairs
         assert_allclose(linear, linear[0] / 256 * np.array([256, 512, 600]), rtol=1e-9)
-        latency = drafter.catch_up(self.draft(255, 256, 257, 512, 513, 768)).latency_s
+        latency = caught_up(drafter, self.draft(255, 256, 257, 512, 513, 768)).latency_s
         passes = (latency - latency[0]) / (latency[2] - latency[0])
         assert_allclose(passes, [0, 0, 1, 1, 2, 2], atol=1e-9)
 
     def test_separate_modules_catch_up_each(self):
         one = SequentialDrafter(self.STEP, 3, (1, 1), 0.0, 0.0)
         three = SequentialDrafter(self.STEP, 3, (1, 1), 0.0, 0.0, separate_modules=True)
-        assert three.catch_up(self.draft(90)).device_s == pytest.approx(3 * one.catch_up(self.draft(90)).device_s)
+        assert caught_up(three, self.draft(90)).device_s == pytest.approx(3 * caught_up(one, self.draft(90)).device_s)
 
     def test_hidden_states_are_fused_on_the_way(self):
         """An EAGLE-3 head projects three hidden states of every skipped token to one: 2 x 3h x h FLOP each."""
         drafter = made("eagle3")
         plain = replace(drafter, fusion=None)
         for n in (1, 77):
-            gap = drafter.catch_up(self.draft(n)).flops - plain.catch_up(self.draft(n)).flops
+            gap = caught_up(drafter, self.draft(n)).flops - caught_up(plain, self.draft(n)).flops
             assert gap == pytest.approx(2 * n * 3 * 4096 * 4096)
 
     @settings(max_examples=30)
     @given(st.lists(st.integers(0, 700), min_size=1, max_size=6))
     def test_many_steps_are_their_steps(self, tokens):
         drafter = SequentialDrafter(self.STEP, 2, (1,), 0.0, 0.0)
-        together = drafter.catch_up(self.draft(*tokens)).device_s
-        assert_allclose(together, [drafter.catch_up(self.draft(n)).device_s.item() for n in tokens])
+        together = caught_up(drafter, self.draft(*tokens)).device_s
+        assert_allclose(together, [caught_up(drafter, self.draft(n)).device_s.item() for n in tokens])
 
 
 def test_work_on_other_chips_is_not_the_targets():
@@ -286,7 +292,7 @@ def test_work_on_other_chips_is_not_the_targets():
     inner = SequentialDrafter(StepTimer(deployment("llama-3.2-1b"), 512), 3, (1, 1), 0.0, 0.0)
     apart = RemoteDrafter(inner, link, state_bytes=100.0)
     work = arrays(mixed(50, 0, 4, 300, 4))
-    mine, away = inner.costs(work), apart.costs(work)
+    mine, away = costs_of(inner, work), costs_of(apart, work)
     there = link.latency_s + (50 + 16) * (4 + 100.0) / link.bandwidth_bytes_per_s
     back = link.latency_s + 5 * 3 * 4 / link.bandwidth_bytes_per_s
     assert (away.device_s - mine.device_s).item() == pytest.approx(there + back)
@@ -294,15 +300,15 @@ def test_work_on_other_chips_is_not_the_targets():
     assert (away.flops.item(), away.bytes.item()) == (0.0, 0.0)
     assert mine.flops.item() > 0
     single = mixed(50, 0, 4, 300, 4)
-    assert apart.seconds(single) - inner.seconds(single) == pytest.approx(there + back)
+    assert seconds_of(apart, single) - seconds_of(inner, single) == pytest.approx(there + back)
     nothing = mixed(0, 0, 0, 300, 4, sampled=0)._replace(prefill_seqs=0)
-    assert apart.seconds(nothing) == 0.0
-    assert not apart.costs(arrays(nothing)).device_s.any()
+    assert seconds_of(apart, nothing) == 0.0
+    assert not costs_of(apart, arrays(nothing)).device_s.any()
     assert (apart.proposed, apart.with_tokens(2).proposed, apart.with_tokens(0).proposed) == (3, 2, 0)
     assert RemoteDrafter(ParallelDrafter(inner.step, 7, 0.0, 0.0), link).proposed == 7
     one, none = np.array([7, 0]), np.zeros(2, dtype=np.int64)
     draft = DraftStep(none, none, np.array([1, 0]), one, (one * 9,), (one * 10,))
-    caught = apart.catch_up(draft).interconnect_s
+    caught = caught_up(apart, draft).interconnect_s
     assert caught.tolist() == pytest.approx([link.latency_s + 7 * 104 / link.bandwidth_bytes_per_s, 0.0])
 
 

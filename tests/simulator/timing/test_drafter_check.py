@@ -1,13 +1,12 @@
 """What `check_drafter` asks of a drafter, by counting, and that every rule it states is one that it finds broken."""
 
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from simulator.errors import ForerunError
-from simulator.timing import Costs, causal_pairs, check_drafter, keys_read
+from simulator.timing import Part, causal_pairs, check_drafter, keys_read
 
 WINDOWS = (None, 64)
 
@@ -35,26 +34,19 @@ class Priced:
     shorter: object = None
     caught_up_s: float = 0.0
     many: object = None
-    bound: str = "memory_s"
+    kind: str = "device"
     asked: list = field(default_factory=list)
 
-    def seconds(self, work):
+    def parts(self, work):
         self.asked.append(work)
-        return self.formula(work)
-
-    def costs(self, work):
-        self.asked.append(work)
-        found = Costs.zeros(len(work.decode_seqs))
-        getattr(found, self.bound)[:] = (self.many or self.formula)(work)
-        return found
+        together = isinstance(work.decode_seqs, np.ndarray) and self.many is not None
+        return [Part(1, None, ((self.many if together else self.formula)(work),), self.kind)]
 
     def with_tokens(self, count):
-        return SimpleNamespace(seconds=lambda work: (self.shorter or self.formula)(work))
+        return replace(self, formula=self.shorter or self.formula)
 
     def catch_up(self, draft):
-        found = Costs.zeros(len(draft.skipped_tokens))
-        found.latency_s += self.caught_up_s * (draft.skipped_tokens == 0)
-        return found
+        return [Part(draft.skipped_tokens == 0, None, (self.caught_up_s,))]
 
 
 @pytest.mark.parametrize("query_len", [1, 5])
@@ -114,7 +106,7 @@ def other_in_a_run(work):
         ({"formula": other_in_a_run}, "in a run of steps"),
         ({"formula": cheaper_far_out}, "longer contexts cost less"),
         ({"many": dearer_in_company}, "a step of a batch costs"),
-        ({"many": lambda work: 0.95 * pass_s(work)}, "alone and"),
+        ({"many": lambda work: (1 - 1e-8) * pass_s(work)}, "alone and"),
         ({"formula": lambda work: pass_s(work) + 1e-9}, "a step without work costs"),
         ({"formula": lambda work: pass_s(work) * np.inf if np.any(work.prefill_seqs) else pass_s(work)}, "costs inf s"),
         ({"shorter": lambda work: -1e-9}, "drafting one token costs -1e-09 s"),
@@ -124,7 +116,6 @@ def other_in_a_run(work):
             {"many": lambda work: np.where(sequences(work) > 0, pass_s(work), np.nan)},
             "costs.memory_s must hold one number",
         ),
-        ({"bound": "flops"}, "alone and"),
         ({"pass_tokens": (3, 0)}, "pass_tokens (3, 0) must be >= 1"),
         ({"windows": (None, 0)}, "must differ and be >= 1"),
         ({"windows": (64, 64)}, "must differ and be >= 1"),
@@ -149,13 +140,13 @@ def test_every_rule_is_found_broken(broken, expected):
 @pytest.mark.parametrize(
     "fine",
     [
-        {"many": lambda work: 1.01 * pass_s(work)},
+        {"many": lambda work: (1 + 1e-10) * pass_s(work)},
         {"shorter": lambda work: 0.0},
         {"shorter": lambda work: 1.01 * pass_s(work)},
         {"windows": (1,), "pass_tokens": (1, 1)},
         {"weight_bytes": 0.0, "kv_bytes_per_token": 0.0},
-        {"bound": "host_s"},
-        {"runs_on": "host", "bound": "host_s", "weight_bytes": 0.0, "kv_bytes_per_token": 0.0, "pass_tokens": ()},
+        {"kind": "host"},
+        {"runs_on": "host", "kind": "host", "weight_bytes": 0.0, "kv_bytes_per_token": 0.0, "pass_tokens": ()},
     ],
 )
 def test_what_lies_within_the_rules_passes(fine):

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from drafter_prices import costs as costs_of
+from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
 
 from hwprofiles import KernelLibrary, load_chip, load_link
@@ -17,14 +19,14 @@ from simulator.timing import (
     HostDrafter,
     HostOverhead,
     ModelTimer,
+    Part,
     StepTimer,
     StepWork,
     check_drafter,
     load_framework,
     resolve_weight_dtypes,
 )
-from simulator.timing.costs import Costs
-from simulator.timing.experts import OWN_EXPERTS
+from simulator.timing.kernels import OWN_EXPERTS
 
 METHODS = {
     "draft-model": {"num_speculative_tokens": 4, "draft": {"model": "llama-3.2-1b"}},
@@ -95,7 +97,7 @@ def test_sharded_drafters_keep_the_rules(name):
     asked = request(name, target)
     drafter = build_drafter(asked)
     check_drafter(drafter, asked.proposal.nodes + 1)
-    assert drafter.costs(arrays(decode(2, 500, asked.proposal.nodes + 1))).interconnect_s > 0
+    assert costs_of(drafter, arrays(decode(2, 500, asked.proposal.nodes + 1))).interconnect_s > 0
 
 
 class Faulty:
@@ -109,8 +111,7 @@ class Faulty:
             "runs_on",
             "weight_bytes",
             "kv_bytes_per_token",
-            "seconds",
-            "costs",
+            "parts",
         ):
             setattr(self, name, broken.get(name, getattr(inner, name)))
         for name in ("with_tokens", "catch_up"):
@@ -134,13 +135,14 @@ def forgetting(work):
     return np.where(keys > 0, 1.0 / np.maximum(keys, 1), 0.0)
 
 
-def as_costs(seconds, part="host_s"):
-    def costs(work):
-        total = Costs.zeros(len(work.decode_seqs))
-        getattr(total, part)[:] = seconds(work)
-        return total
+def parts(seconds, kind="host"):
+    """A drafter's parts by one formula."""
+    return lambda work: [Part(1, None, (seconds(work),), kind)]
 
-    return costs
+
+def twice_alone(work):
+    """Another price for numbers than for arrays."""
+    return seconds_of(INNER, work) * (1 if isinstance(work.decode_seqs, np.ndarray) else 2)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +153,15 @@ def as_costs(seconds, part="host_s"):
         ({"runs_on": "moon"}, "runs_on is 'moon'"),
         ({"windows": (None, None)}, "must differ"),
         ({"pass_tokens": (0,)}, "pass_tokens"),
-        ({"seconds": lambda work: 1e-3}, "a step without work costs"),
-        ({"seconds": lambda work: -1.0 * work.decode_seqs}, "costs -1.0 s"),
-        ({"seconds": lambda work: 2 * INNER.seconds(work)}, "alone and"),
-        ({"costs": lambda work: INNER.costs(work).rows(np.array([0]))}, "one number >= 0 per step"),
-        ({"costs": as_costs(lambda work: INNER.costs(work).host_s, "compute_s")}, "takes device time"),
-        ({"seconds": shrinking, "costs": as_costs(shrinking)}, "sequences costs less"),
-        ({"seconds": forgetting, "costs": as_costs(forgetting)}, "costs less"),
+        ({"parts": parts(lambda work: 1e-3)}, "a step without work costs"),
+        ({"parts": parts(lambda work: -1.0 * work.decode_seqs)}, "costs -1.0 s"),
+        ({"parts": parts(twice_alone)}, "alone and"),
+        ({"parts": parts(lambda work: seconds_of(INNER, work), "device")}, "takes device time"),
+        ({"parts": parts(shrinking)}, "sequences costs less"),
+        ({"parts": parts(forgetting)}, "costs less"),
         ({"with_tokens": lambda count: made("eagle3"), "catch_up": INNER.catch_up}, "drafting one token costs"),
         (
-            {"with_tokens": INNER.with_tokens, "catch_up": lambda draft: INNER.costs(BUSY)},
+            {"with_tokens": INNER.with_tokens, "catch_up": lambda draft: INNER.parts(BUSY)},
             "catching up with no skipped",
         ),
     ],
@@ -199,7 +200,7 @@ class TestMemory:
         wide = made("eagle3", draft={"draft_vocab_size": 128_256})
         narrow = made("eagle3")
         assert wide.weight_bytes - narrow.weight_bytes == 2 * 4096 * (128_256 - 32_000)
-        gap = wide.seconds(decode(1, 500, 4)) - narrow.seconds(decode(1, 500, 4))
+        gap = seconds_of(wide, decode(1, 500, 4)) - seconds_of(narrow, decode(1, 500, 4))
         assert gap > 0.8 * 3 * 2 * 4096 * (128_256 - 32_000) / 3.35e12
 
     def test_medusa_by_hand(self):
@@ -214,7 +215,7 @@ class TestMemory:
         assert shared.weight_bytes * 8 == pytest.approx(11.5e9, rel=0.1), "11.5 B parameters in fp8"
         assert separate.pass_tokens == (4, 4, 4)
         assert shared.pass_tokens == (4, 1, 1)
-        assert separate.seconds(decode(4, 500, 4)) > shared.seconds(decode(4, 500, 4))
+        assert seconds_of(separate, decode(4, 500, 4)) > seconds_of(shared, decode(4, 500, 4))
 
     def test_lookups_take_nothing_on_the_chips(self):
         drafter = made("ngram")
@@ -255,42 +256,42 @@ class TestMemory:
 class TestTime:
     def test_an_eagle_pass_reads_its_layer_and_the_lm_head(self):
         """Never faster than the bytes; less than twice them while alone (218 M + 34 M + 525 M weights per pass)."""
-        one = made("eagle").seconds(decode(1, 500, 2))
+        one = seconds_of(made("eagle"), decode(1, 500, 2))
         bound = (made("eagle").weight_bytes + 2 * 4096 * 128_256) / 3.35e12
         assert bound < one < 2 * bound
 
     def test_a_chain_costs_a_pass_per_token(self):
-        costs = [made("eagle3", num_speculative_tokens=k).seconds(decode(1, 500, k + 1)) for k in (1, 2, 3, 6)]
+        costs = [seconds_of(made("eagle3", num_speculative_tokens=k), decode(1, 500, k + 1)) for k in (1, 2, 3, 6)]
         steps = np.diff(costs) / [1, 1, 3]
         assert_allclose(steps, steps[0], rtol=0.02)
 
     def test_a_parallel_drafter_costs_one_pass_whatever_k(self):
-        costs = [made("parallel-draft", num_speculative_tokens=k).seconds(decode(1, 500, k + 1)) for k in (2, 7)]
+        costs = [seconds_of(made("parallel-draft", num_speculative_tokens=k), decode(1, 500, k + 1)) for k in (2, 7)]
         assert costs[0] <= costs[1] < 1.2 * costs[0]
 
     def test_medusas_heads_cost_one_reading_of_them(self):
         drafter = made("medusa")
         bound = drafter.weight_bytes / 3.35e12
-        assert bound < drafter.seconds(decode(1, 500, 64)) < 1.6 * bound
+        assert bound < seconds_of(drafter, decode(1, 500, 64)) < 1.6 * bound
 
     def test_lookups_cost_host_time_by_sequence_and_context(self):
         drafter = made("ngram", draft={"step_s": 1e-4, "per_sequence_s": 1e-5, "per_context_token_s": 1e-9})
-        assert drafter.seconds(decode(8, 1000, 6)) == pytest.approx(1e-4 + 8e-5 + 8e-6)
-        assert drafter.costs(arrays(decode(8, 1000, 6))).host_s == pytest.approx(1e-4 + 8e-5 + 8e-6)
+        assert seconds_of(drafter, decode(8, 1000, 6)) == pytest.approx(1e-4 + 8e-5 + 8e-6)
+        assert costs_of(drafter, arrays(decode(8, 1000, 6))).host_s == pytest.approx(1e-4 + 8e-5 + 8e-6)
 
     def test_host_overhead_counts_steps_and_passes(self):
         asked = {"step_s": 1e-3, "pass_s": 1e-4}
         work = decode(4, 500, 4)
         for name, passes in (("eagle3", 3), ("parallel-draft", 1)):
-            plain = made(name, num_speculative_tokens=3).seconds(work)
-            slow = made(name, num_speculative_tokens=3, draft=asked).seconds(work)
+            plain = seconds_of(made(name, num_speculative_tokens=3), work)
+            slow = seconds_of(made(name, num_speculative_tokens=3, draft=asked), work)
             assert slow - plain == pytest.approx(1e-3 + passes * 1e-4)
         assert request("eagle3", draft=asked).overhead == HostOverhead(1e-3, 1e-4)
 
     def test_a_wide_layer_costs_next_to_nothing_alone_and_more_in_a_crowd(self):
         chain, tree = made("eagle", num_speculative_tokens=5), made("eagle tree")
-        alone = tree.seconds(decode(1, 500, 26)) / chain.seconds(decode(1, 500, 6))
-        crowd = tree.seconds(decode(64, 500, 26)) / chain.seconds(decode(64, 500, 6))
+        alone = seconds_of(tree, decode(1, 500, 26)) / seconds_of(chain, decode(1, 500, 6))
+        crowd = seconds_of(tree, decode(64, 500, 26)) / seconds_of(chain, decode(64, 500, 6))
         assert 1.0 <= alone < 1.04
         assert crowd > 1.1
 
@@ -299,15 +300,15 @@ class TestTime:
         tree = made("draft-model tree", tree="medusa-63")
         assert tree.pass_tokens[0] == 5
         chain = made("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"})
-        assert tree.seconds(decode(1, 500 + 64, 64)) < 1.15 * chain.seconds(decode(1, 500 + 5, 5))
+        assert seconds_of(tree, decode(1, 500 + 64, 64)) < 1.15 * seconds_of(chain, decode(1, 500 + 5, 5))
 
     def test_prompts_are_prefilled_by_drafters_too(self):
         prompt = StepWork(1, 1000, (500_500,), (1000,), 1, (1001,), 0, 4, (0,))
         unfinished = prompt._replace(sampled_prefills=0, sampled_kv_tokens=(0,))
-        assert made("eagle3").seconds(unfinished) > 0
-        assert made("eagle3").seconds(prompt) > made("eagle3").seconds(unfinished)
-        assert made("medusa").seconds(unfinished) == 0
-        assert made("ngram").seconds(unfinished) == 0
+        assert seconds_of(made("eagle3"), unfinished) > 0
+        assert seconds_of(made("eagle3"), prompt) > seconds_of(made("eagle3"), unfinished)
+        assert seconds_of(made("medusa"), unfinished) == 0
+        assert seconds_of(made("ngram"), unfinished) == 0
 
 
 class TestVerifySteps:
@@ -373,6 +374,8 @@ def test_the_engine_asks_in_the_drafters_order_of_windows():
     assert set(timer.windows) == {None, 128}
     keys = tuple(8 * (900 if w is None else 131) for w in timer.windows)
     work = decode(8, 0, 4, timer.windows)._replace(decode_kv_tokens=keys)
-    assert timer.seconds(work) - ModelTimer(target).seconds(work) == pytest.approx(drafter.seconds(decode(8, 900, 4)))
+    assert timer.seconds(work) - ModelTimer(target).seconds(work) == pytest.approx(
+        seconds_of(drafter, decode(8, 900, 4))
+    )
     longer = work._replace(decode_kv_tokens=tuple(8 * (90_000 if w is None else 131) for w in timer.windows))
-    assert timer.seconds(longer) - ModelTimer(target).seconds(longer) > drafter.seconds(decode(8, 900, 4)) * 1.2
+    assert timer.seconds(longer) - ModelTimer(target).seconds(longer) > seconds_of(drafter, decode(8, 900, 4)) * 1.2

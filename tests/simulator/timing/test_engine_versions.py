@@ -10,7 +10,6 @@ from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
 from simulator.llm import load_architecture
 from simulator.replay.serving_names import dtype_name, framework_of_version, model_name
 from simulator.timing import Deployment, StepTimer, StepWork, load_framework, plan_memory, resolve_weight_dtypes
-from simulator.timing.step_kernels import step_kernels
 
 
 def deployment(framework, tensor_parallel=4, **changes):
@@ -56,8 +55,8 @@ def test_every_collective_waits_for_the_last_rank(tensor_parallel):
     assert_allclose(late.seconds(work) - even.seconds(work), expected, rtol=1e-6, atol=1e-12)
     arrays = StepWork(*(tuple(np.array([e]) for e in f) if isinstance(f, tuple) else np.array([f]) for f in work))
     assert_allclose(late.costs(arrays).device_s - even.costs(arrays).device_s, expected, rtol=1e-6, atol=1e-12)
-    total = sum(kernel.times * kernel.seconds for kernel in step_kernels(late, work))
-    assert_allclose(total, late.costs(arrays).device_s[0], rtol=1e-9)
+    total = sum(kernel.times * kernel.seconds for kernel in late.kernels(arrays))
+    assert_allclose(total[0], late.costs(arrays).device_s[0], rtol=1e-9)
 
 
 @pytest.mark.parametrize(("framework", "version", "expected"), [

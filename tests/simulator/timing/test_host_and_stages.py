@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drafter_prices import costs as costs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -13,8 +14,8 @@ from test_step import arrays, decode, deployment
 
 from hwprofiles import load_link
 from simulator.timing import HostDrafter, ModelTimer, PipelineTimer, StepTimer, causal_pairs, stage_timers
-from simulator.timing.pipeline import send_seconds
-from simulator.timing.tables import DecodeTable, fresh_prompt_seconds
+from simulator.timing.engine import send_kernel
+from simulator.timing.step import DecodeTable, fresh_prompt_seconds
 
 PLAIN = {
     "step_s": 0.0,
@@ -72,7 +73,7 @@ class TestHostWork:
         timer = ModelTimer(target, drafter)
         work = arrays(decode(8, 900, query_len=4))
         with_it, without = timer.costs(work), ModelTimer(target).costs(work)
-        alone = drafter.costs(work)
+        alone = costs_of(drafter, work)
         assert total(with_it) == pytest.approx(total(without) + total(alone), rel=1e-12)
         assert timer.exposed_drafting_s(work) == pytest.approx(total(alone), rel=1e-12)
         assert ModelTimer(target).exposed_drafting_s(work) is None
@@ -124,7 +125,7 @@ class TestPipelines:
         whole = ModelTimer(StepTimer(hosted("llama-3.1-8b", tensor_parallel), 2048))
         timer = pipeline(stages, tensor_parallel=tensor_parallel)
         work = decode(16, 700)
-        send = float(send_seconds(timer.target.deployment, timer.link, np.array([16]))[0])
+        send = float(send_kernel(timer.target.deployment, timer.link, np.array([16])).seconds[0])
         assert send > 0
         assert timer.stages == stages
         parts = timer.stage_seconds(work)
@@ -144,8 +145,8 @@ class TestPipelines:
             due = one.kernels.collective("send_recv", np.array([size / tp]), 2, timer.link).seconds
             if tp > 1:
                 due = due + one.kernels.collective("all_gather", np.array([size]), tp, one.link).seconds
-            assert send_seconds(one, timer.link, np.array([0, 300]))[1] == pytest.approx(due[0])
-            assert send_seconds(one, timer.link, np.array([0, 300]))[0] == 0.0
+            assert send_kernel(one, timer.link, np.array([0, 300])).seconds[1] == pytest.approx(due[0])
+            assert send_kernel(one, timer.link, np.array([0, 300])).seconds[0] == 0.0
 
     @pytest.mark.parametrize("beside", [0.0, 1e-3, 0.05])
     @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -175,7 +176,7 @@ class TestPipelines:
         timers = stage_timers(one, 2, 256)
         timer = PipelineTimer(timers[0], later=timers[1:], link=load_link(LINK))
         work = decode(seqs, 700)
-        send = send_seconds(one, timer.link, np.array([fullest]))[0]
+        send = send_kernel(one, timer.link, np.array([fullest])).seconds[0]
         parts = timer.stage_seconds(work)
         assert parts[0] - timers[0].seconds(work) == pytest.approx(send, rel=1e-6)
         assert parts[1] == pytest.approx(timers[1].seconds(work))

@@ -13,8 +13,9 @@ from hwprofiles import load_link
 from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.timing import ModelTimer, PipelineTimer, StepTimer, StepWork, causal_pairs, plan_memory, stage_timers
-from simulator.timing.experts import exchange_bytes, fullest_group
-from simulator.timing.pipeline import send_seconds
+from simulator.timing.engine import send_kernel
+from simulator.timing.kernels import exchange_bytes
+from simulator.timing.work import fullest_group
 
 MOES = ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b")
 
@@ -147,7 +148,7 @@ def test_a_pass_is_the_model_and_its_hand_overs(model, stages):
     first, *later = stage_timers(one, stages, 512)
     piped = PipelineTimer(first, later=tuple(later), link=link)
     work = mixed(7, 900, 2, 100, plain.windows)
-    sent = float(send_seconds(one, link, np.array([207]))[0])
+    sent = float(send_kernel(one, link, np.array([207])).seconds[0])
     assert piped.seconds(work) == pytest.approx(plain.seconds(work) + (stages - 1) * sent, rel=1e-9)
     assert sum(piped.stage_seconds(work)) + piped.host_seconds(work) == pytest.approx(piped.seconds(work), rel=1e-9)
     costs, whole = piped.costs(arrays(work)), plain.costs(arrays(work))

@@ -12,9 +12,20 @@ from test_step import arrays, decode, deployment
 
 from hwprofiles.routing import read_routing
 from simulator.timing import StepTimer, StepWork
-from simulator.timing.experts import exchange_bytes, exchange_seconds, expert_kernel, fullest_group
+from simulator.timing.kernels import exchange_bytes, expert_call, price, shared_expert_calls
+from simulator.timing.work import fullest_group
 
 MODEL = "qwen3-30b-a3b"
+
+
+def exchange_seconds(one, mlp, tokens):
+    calls = [call for call in shared_expert_calls(one, mlp, tokens) if call.op == "collective"]
+    assert [call.name for call in calls] == ["expert dispatch", "expert combine"]
+    return sum(price(call, one.kernels).seconds for call in calls)
+
+
+def expert_kernel(one, mlp, tokens):
+    return price(expert_call(one, mlp, tokens), one.kernels)
 
 
 def spread(groups, tensor_parallel=1, expert_parallel=None, model=MODEL, **changes):
@@ -44,7 +55,10 @@ def test_the_fullest_group_sets_the_pace():
     """Nine to twelve sequences over four groups are three for the fullest: all but the experts takes equally long."""
     timer = StepTimer(spread(4), 512)
     for fullest, batches in ((2, range(5, 9)), (3, range(9, 13))):
-        alone = [timer.seconds(decode(seqs, 700)) - timer._experts.seconds(seqs, fullest) for seqs in batches]
+        alone = [
+            timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, int(timer._padded[fullest])))
+            for seqs in batches
+        ]
         assert_allclose(alone, alone[0], rtol=1e-9)
     assert timer.seconds(decode(9, 700)) > timer.seconds(decode(8, 700))
 
@@ -171,7 +185,7 @@ class TestLayersByHand:
         """LM head over the vocabulary, a norm, three passes over fp32 logits, and their gathering."""
         for tp in (1, 4):
             timer = StepTimer(deployment("llama-3.1-70b", tensor_parallel=tp, weights="fp8"), 64)
-            head = timer._head
+            head = timer._head.rows(np.arange(65))
             tokens = np.arange(65)
             assert_allclose(head.flops, 2 * 8192 * -(-128_256 // tp) * tokens)
             one = timer.deployment

@@ -2,15 +2,16 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from golden.golden import scenarios
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_step import deployment
+from test_step import arrays, deployment
 
 from simulator.build import build_alone
+from simulator.llm import architecture_names
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
-from simulator.timing import StepTimer, StepWork, causal_pairs, keys_read
-from simulator.timing.step_kernels import step_kernels
+from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, keys_read, one_step, running
 
 
 def timer_of(model, **hardware):
@@ -20,10 +21,6 @@ def timer_of(model, **hardware):
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
     return build_alone(scenario_from(data, "test"), 0).main.timer.target
-
-
-def first(steps):
-    return StepWork(*(tuple(int(x[0]) for x in part) if isinstance(part, tuple) else int(part[0]) for part in steps))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,6 @@ def first(steps):
 )
 def test_kernels_add_up_to_the_step(model, hardware):
     timer = timer_of(model, **hardware)
-    alone = "attention_data_parallel" not in hardware
     decoding = decode_steps(timer.windows, np.array([7]), 1, np.array([900]))
     prompts = prompt_chunks(timer.windows, 3001, 8192)
     both = prompts._replace(
@@ -57,11 +53,10 @@ def test_kernels_add_up_to_the_step(model, hardware):
         prompts,
         both,
     ):
-        kernels = step_kernels(timer, first(steps))
+        kernels = running(timer.kernels(steps))
         costs = timer.costs(steps)
         assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
-        if alone:  # else they are those of the fullest group, and costs count those of the mean one
-            assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
+        assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
         assert len({kernel.name for kernel in kernels}) > 5
         assert min(kernel.times for kernel in kernels) >= 1
 
@@ -95,11 +90,10 @@ def test_kernels_add_up_however_the_model_is_spread(layout):
         steps = decode_steps(timer.windows, np.array([seqs]), query_len, np.array([900]))
         if not seqs:
             steps = prompt_chunks(timer.windows, 700, 1024)
-        kernels = step_kernels(timer, first(steps))
+        kernels = running(timer.kernels(steps))
         costs = timer.costs(steps)
         assert sum(kernel.times * kernel.seconds for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
-        if seqs == 8:  # groups are then equally full
-            assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=0.02)
+        assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
         links = [kernel for kernel in kernels if kernel.family == "collective"]
         assert sum(kernel.times * kernel.seconds for kernel in links) == pytest.approx(costs.interconnect_s[0])
         assert all(kernel.bound in ("compute", "memory", "latency", "interconnect") for kernel in kernels)
@@ -107,6 +101,88 @@ def test_kernels_add_up_however_the_model_is_spread(layout):
             if kernel.family == "gemm":
                 assert kernel.seconds >= kernel.flops / 2e15
                 assert kernel.seconds >= kernel.bytes / 4.9e12
+
+
+GOLDEN = scenarios()
+TIMERS = {}
+
+
+def golden_timer(name):
+    if name not in TIMERS:
+        TIMERS[name] = build_alone(scenario_from(GOLDEN[name], name), 0).main.timer
+    return TIMERS[name]
+
+
+def one_price(timer, work):
+    """The list of a step, its costs and its seconds: one figure, whoever is asked."""
+    steps = arrays(work)
+    listed = float(Costs.of(timer.kernels(steps), 1).device_s[0])
+    costs = timer.costs(steps)
+    assert float(costs.device_s[0]) == pytest.approx(listed, rel=1e-9)
+    assert timer.seconds(work) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=1e-9)
+    assert float(costs.light_s[0]) <= listed
+    assert 0.0 <= float((costs.extrapolated_s + costs.datasheet_s)[0]) <= listed * (1 + 1e-9)
+
+
+@st.composite
+def batches(draw, query_len, windows, most):
+    """Prompt chunks behind cached tokens beside sequences of unequal contexts, within a step's tokens."""
+    chunks = draw(st.lists(st.tuples(st.integers(1, most // 8), st.integers(0, 20_000)), max_size=3))
+    seqs = draw(st.integers(0, min(100, most // 2 // query_len)))
+    base, spread = draw(st.integers(query_len, 4000)), draw(st.integers(0, 30_000))
+    contexts = [base + (spread if place == 0 else 0) for place in range(seqs)]
+    verified = draw(st.sampled_from([1, query_len]))
+    return StepWork(
+        len(chunks),
+        sum(n for n, _ in chunks),
+        tuple(sum(causal_pairs(n, c, w) for n, c in chunks) for w in windows),
+        tuple(sum(keys_read(n + c, n, w) for n, c in chunks) for w in windows),
+        len(chunks),
+        tuple(sum(keys_read(n + c + 1, 1, w) for n, c in chunks) for w in windows),
+        seqs,
+        verified,
+        tuple(sum(keys_read(c, verified, w) for c in contexts) for w in windows),
+        max(contexts, default=0),
+        float(spread) / 2 if seqs else 0.0,
+    )
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_list_costs_and_seconds_are_one_price(name):
+    """Three hundred random steps over the golden scenarios, to 1e-9."""
+    timer = golden_timer(name)
+    query_len = 1 if timer.drafter is None else 5
+
+    @settings(max_examples=30, deadline=None)
+    @given(batches(query_len, timer.windows, timer.target.max_tokens))
+    def check(work):
+        if work.prefill_tokens + work.decode_seqs:
+            one_price(timer, work)
+
+    check()
+
+
+@pytest.mark.parametrize("context", [30_000, 100_000])
+def test_one_long_sequence_among_many_on_a_consumer_card(context):
+    """The longest of 64 sequences ends alone: the list says so too, not only the sum."""
+    timer = timer_of("llama-3.1-8b", chip="rtx-4090")
+    work = StepWork(0, 0, (0,), (0,), 0, (0,), 64, 1, (63 * 500 + context,), context, float(context - 500))
+    listed = sum(kernel.times * kernel.seconds for kernel in running(timer.kernels(arrays(work))))
+    assert timer.seconds(work) == pytest.approx(listed, rel=1e-9)
+    assert listed > 1.5 * timer.seconds(work._replace(beyond_kv=0.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 9), st.integers(20, 90_000)), min_size=1, max_size=9))
+def test_many_steps_are_their_steps(rows):
+    timer = golden_timer("experts-two-replicas").target
+    seqs, query_len, context = (np.array(column) for column in zip(*rows, strict=True))
+    zero = 0 * seqs
+    many = StepWork(zero, zero, (zero,), (zero,), zero, (zero,), seqs, query_len, (seqs * context,))
+    costs = timer.costs(many)
+    together = (costs.device_s + costs.host_s).tolist()
+    for row, seconds in enumerate(together):
+        assert timer.seconds(one_step(many, row)) == pytest.approx(seconds, rel=1e-9)
 
 
 @given(st.integers(1, 5000), st.integers(1, 2000), st.sampled_from([None, 64, 4096]))
@@ -123,3 +199,28 @@ def test_decode_steps_read_every_sequence(seqs, query_len, context, window):
     steps = decode_steps((window,), np.array([seqs]), query_len, np.array([context]))
     assert steps.decode_kv_tokens[0][0] == seqs * keys_read(context, query_len, window)
     assert steps.prefill_tokens[0] == 0
+
+
+@pytest.mark.parametrize("model", [name for name in architecture_names() if not name.startswith("opt")])
+def test_the_list_does_what_the_architecture_asks_for(model):
+    """Two FLOPs for every weight that a token meets, each weight read once: counted apart from the list.
+
+    One token on a chip of unlimited memory; routed experts as many as a token is sent to.
+    """
+    one = deployment(model, cuda_graphs=False)
+    architecture = one.architecture
+    active = 0.0
+    for group in architecture.layer_groups:
+        for tensor in group.layer.tensors(architecture.hidden_size):
+            share = group.layer.mlp.experts_per_token / tensor.copies if tensor.part == "expert" else 1.0
+            active += group.count * tensor.elements * share
+    head = architecture.vocab_size * architecture.hidden_size
+    timer = StepTimer(one, 8)
+    products = [
+        kernel
+        for kernel in running(timer.kernels(decode_steps(timer.windows, np.array([1]), 1, np.array([100]))))
+        if kernel.family in ("gemm", "moe")
+    ]
+    assert sum(kernel.times * kernel.flops for kernel in products) == pytest.approx(2 * (active + head), rel=0.01)
+    assert sum(kernel.times * kernel.bytes for kernel in products) >= 0.5 * (active + head)
+    assert all(kernel.seconds >= kernel.light_s > 0 for kernel in products)

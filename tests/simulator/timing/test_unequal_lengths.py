@@ -27,8 +27,10 @@ def test_table_and_formula_agree(seqs):
     plain = decode(seqs, 1000)
     work = plain._replace(longest_kv=6000, beyond_kv=3500.0)
     extra = found.seconds(work) - found.seconds(plain)
-    fewest, key_s = found.deployment.kernels.alone_key_seconds(found._attention[0][0])
-    assert extra == pytest.approx(32 * key_s * 3500 if seqs >= fewest else 0.0)
+    (kind,) = found._kinds
+    key_s = found.deployment.kernels.alone_seconds(kind.shape, seqs)
+    assert (key_s > 0) == (seqs == 64)
+    assert extra == pytest.approx(32 * key_s * 3500)
     costs = found.costs(arrays(work)).device_s - found.costs(arrays(plain)).device_s
     assert float(costs[0]) == pytest.approx(extra, abs=1e-12)
 

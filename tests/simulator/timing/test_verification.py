@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from drafter_prices import costs as costs_of
+from drafter_prices import seconds as seconds_of
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -21,8 +23,8 @@ from simulator.timing import (
     load_framework,
     resolve_weight_dtypes,
 )
-from simulator.timing.engine import expanded
-from simulator.timing.experts import alike_tokens
+from simulator.timing.kernels import alike_tokens
+from simulator.timing.work import expanded
 
 
 def deployment(model, chip="h100-sxm", framework="vllm"):
@@ -122,9 +124,9 @@ class TestExpertsOfOneSequence:
 
     def test_dense_models_and_steps_with_prompts_know_no_difference(self):
         dense, routed = (StepTimer(deployment(model), 1024) for model in ("llama-3.1-8b", "gpt-oss-120b"))
-        assert dense.together(decode(4, 64, 4)) == 1
-        assert routed.together(decode(4, 64, 4, routed.windows, prompts=1)) == 1
-        assert routed.together(decode(4, 64, 4, routed.windows)) == 4
+        assert dense._together(many(decode(4, 64, 4))) == [1]
+        assert routed._together(many(decode(4, 64, 4, routed.windows, prompts=1))) == [1]
+        assert routed._together(many(decode(4, 64, 4, routed.windows))) == [4]
 
     @pytest.mark.parametrize("prompts", [0, 1])
     def test_one_step_and_many_agree(self, prompts):
@@ -176,10 +178,10 @@ def test_host_work_per_drafting_sequence(method, extra):
 
     free, paid = made(0.0), made(1e-4)
     work = decode(24, 700, 4)
-    assert paid.seconds(work) - free.seconds(work) == pytest.approx(24e-4, rel=1e-9)
-    assert paid.costs(many(work)).host_s - free.costs(many(work)).host_s == pytest.approx(24e-4, rel=1e-9)
+    assert seconds_of(paid, work) - seconds_of(free, work) == pytest.approx(24e-4, rel=1e-9)
+    assert costs_of(paid, many(work)).host_s - costs_of(free, many(work)).host_s == pytest.approx(24e-4, rel=1e-9)
     idle = replace_decoding(work, 0)
-    assert paid.costs(many(idle)).host_s == free.costs(many(idle)).host_s
+    assert costs_of(paid, many(idle)).host_s == costs_of(free, many(idle)).host_s
 
 
 def replace_decoding(work, seqs):

@@ -29,7 +29,7 @@ from simulator.timing import (
 )
 
 CLASSES = classes_of(simulator.timing)
-WITH_STATE = {"Costs", "AdjustedDrafter", "TokenTable", "ModelTimer", "PipelineTimer", "StepTimer"}
+WITH_STATE = {"Costs", "AdjustedDrafter", "CostTable", "ModelTimer", "PipelineTimer", "StepTimer"}
 WITH_STATE |= {"SequentialDrafter", "ParallelDrafter", "HeadsDrafter", "RemoteDrafter"}
 """Dataclasses that keep tables; all others describe something and cannot change."""
 

@@ -1,0 +1,513 @@
+"""The kernels of an engine step: what an architecture calls, what each call takes, and what it all adds up to.
+
+The list is the only truth about a step's time. ``*_calls`` say what runs, ``price`` what one call takes and rests on,
+``Costs`` adds it up; tables for single steps are made of the same calls (``simulator.timing.step``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import AttentionShape, KernelLibrary, KernelTime
+from hwprofiles.numeric import ARRAY
+from hwprofiles.routing import read_routing, slowest_rank_factor
+from simulator.llm.layers import Layer, MoeMlp
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.work import StepWork
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Num = Any
+
+NORM_PASSES = 4.0
+"""A fused add + RMSNorm reads input and residual and writes both: four passes over the activations."""
+LOGIT_PASSES = 3.0
+"""Sampling reads and rewrites fp32 logits: log-softmax and the draw (vLLM's sampler works in fp32)."""
+LOGIT_BYTES = 4.0
+FP8_DISPATCH_BYTES = 1.0
+"""Bytes per element sent to fp8 experts; the way back is in bf16 (DeepEP, README: FP8 dispatch, BF16 combine)."""
+OWN_EXPERTS = 0.54
+"""Independent tokens that a further token of the same sequence counts as, where experts are concerned.
+
+Four tokens in a row touch 2.5 times the experts of one (Cohere, "Why MoE models get more from speculative decoding",
+2026-04; 38 % of a token's experts are those of the token before it). With 8 of 128 experts, independent tokens would
+touch 3.64 times as many, and 2.63 of them 2.5 times: (2.63 - 1) / 3."""
+CELL_TOKENS_PER_SEQUENCE = 16
+MAX_CELL_TOKENS = 256
+"""Distance of the contexts between which decode attention is interpolated: 16 tokens per sequence, at most 256 in all.
+
+The kernel's time is linear in its keys but where it gains a split or a wave; there the jump spreads over one cell."""
+
+
+class Call(NamedTuple):
+    """Equal kernels that a model calls in a step, or in each of many steps: numbers may be arrays over them."""
+
+    name: str
+    op: str
+    """The method of ``KernelLibrary`` that prices it."""
+    sizes: Mapping[str, Any]
+    """Its arguments."""
+    times: Num = 1
+    window: int | None = None
+    """Attention: the window of the layer."""
+    wait_s: float = 0.0
+    """Collectives: what each waits for the last of its ranks, in seconds."""
+
+
+class Kernel(NamedTuple):
+    """Equal kernels of a step on one chip, priced; numbers may be arrays over many steps."""
+
+    name: str
+    family: str
+    """gemm, attention, moe, elementwise, collective; or host: work of the CPU that no kernel hides."""
+    dtype: str
+    """Of the stored operand; empty where there is none."""
+    times: Num
+    time: KernelTime
+    """Of one of them."""
+    basis: Num = 0
+    """What its time rests on: index into ``hwprofiles.BASES``."""
+    light_s: Num = 0.0
+    """Least seconds of one of them at the chip's peak."""
+    exposed: Num = 1.0
+    """Share of its time that it adds to the step: not 1 where part of it runs beside others, or waits for them."""
+
+    @property
+    def seconds(self) -> Num:
+        """Of one of them."""
+        return self.time.seconds
+
+    @property
+    def flops(self) -> Num:
+        """Useful operations of one of them."""
+        return self.time.flops
+
+    @property
+    def bytes(self) -> Num:
+        """Bytes moved by one of them; of a collective, its message."""
+        return self.time.bytes
+
+    @property
+    def bound(self) -> Num:
+        """What limits it."""
+        return {"collective": "interconnect", "host": "host"}.get(self.family) or self.time.bound
+
+    def row(self, index: int) -> Kernel:
+        """The kernel in one of many steps, as plain numbers."""
+
+        def one(value: Num) -> Num:
+            return value[index].item() if isinstance(value, np.ndarray) else value
+
+        time = KernelTime(*map(one, self.time))
+        basis, light_s, exposed = one(self.basis), one(self.light_s), one(self.exposed)
+        return self._replace(times=one(self.times), time=time, basis=basis, light_s=light_s, exposed=exposed)
+
+
+def running(kernels: Iterable[Kernel], row: int = 0) -> list[Kernel]:
+    """The kernels of one of many steps that take any time there, as plain numbers."""
+    return [one for one in (kernel.row(row) for kernel in kernels) if one.times and one.seconds > 0]
+
+
+def elsewhere_s(name: str, family: str, seconds: Num, present: Num = 1) -> Kernel:
+    """Time that no kernel of the chips takes: ``host`` work, or a message on its way (``collective``)."""
+    return Kernel(name, family, "", present, KernelTime(seconds, 0.0, 0.0, seconds, 0.0, 0.0))
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds by bound, useful work and evidence, summed over kernels; every entry an array over the same steps."""
+
+    compute_s: FloatArray
+    memory_s: FloatArray
+    interconnect_s: FloatArray
+    latency_s: FloatArray
+    host_s: FloatArray
+    flops: FloatArray
+    bytes: FloatArray
+    extrapolated_s: FloatArray
+    """Part of the seconds on the device whose kernels have shapes outside what was fitted."""
+    datasheet_s: FloatArray
+    """Part of them whose kernels were never measured on the chip."""
+    light_s: FloatArray
+    """Least seconds that the kernels could take at the chip's peak, one after the other."""
+
+    @classmethod
+    def zeros(cls, size: int) -> Costs:
+        """No work, ``size`` times."""
+        return cls(*(np.zeros(size) for _ in cls.__slots__))
+
+    @classmethod
+    def of(cls, kernels: Iterable[Kernel], size: int) -> Costs:
+        """The sum of a list of kernels of ``size`` steps."""
+        total = cls.zeros(size)
+        for kernel in kernels:
+            total.add_kernel(kernel)
+        return total
+
+    def add_kernel(self, kernel: Kernel) -> None:
+        """Add equal kernels: launches to latency, the rest to whichever of compute and memory is longer."""
+        time, count = kernel.time, kernel.times * kernel.exposed
+        seconds = count * np.asarray(time.seconds)
+        if kernel.family == "host":
+            self.host_s += seconds
+            return
+        self.extrapolated_s += np.where(np.equal(kernel.basis, 1), seconds, 0.0)
+        self.datasheet_s += np.where(np.equal(kernel.basis, 2), seconds, 0.0)
+        self.light_s += count * np.asarray(kernel.light_s)
+        if kernel.family == "collective":
+            self.interconnect_s += seconds
+            return
+        body = count * (np.asarray(time.seconds) - time.launch_s)
+        computing = np.asarray(time.compute_s) >= np.asarray(time.memory_s)
+        self.compute_s += np.where(computing, body, 0.0)
+        self.memory_s += np.where(computing, 0.0, body)
+        self.latency_s += count * np.asarray(time.launch_s)
+        self.flops += kernel.times * np.asarray(time.flops)
+        self.bytes += kernel.times * np.asarray(time.bytes)
+
+    @property
+    def device_s(self) -> FloatArray:
+        """Seconds on the device."""
+        return self.compute_s + self.memory_s + self.interconnect_s + self.latency_s
+
+    def add(self, other: Costs, times: FloatArray | float = 1.0) -> None:
+        """Add all of ``other``, ``times`` over."""
+        for name in self.__slots__:
+            getattr(self, name).__iadd__(getattr(other, name) * times)
+
+    def rows(self, index: Any) -> Costs:
+        """The costs of the named entries."""
+        return Costs(*(getattr(self, name)[index] for name in self.__slots__))
+
+    def put(self, index: Any, other: Costs) -> None:
+        """Set the named entries to those of ``other``."""
+        for name in self.__slots__:
+            getattr(self, name)[index] = getattr(other, name)
+
+
+def price(call: Call, library: KernelLibrary) -> Kernel:
+    """What one call takes and rests on."""
+    sizes = call.sizes
+    if call.op == "collective":
+        taken = library.collective(**sizes)
+        message = sizes["message_bytes"]
+        seconds = np.where(message > 0, taken.seconds + call.wait_s, 0.0)
+        time = KernelTime(seconds, taken.latency_s, 0.0, taken.transfer_s, 0.0, message)
+        basis = library.basis_code("collective", "any", {**sizes})
+        return Kernel(call.name, "collective", "", call.times, time, basis)
+    priced = decode_attention(library, **sizes) if call.op == "attention_decode" else getattr(library, call.op)(**sizes)
+    shape = sizes.get("shape")
+    dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
+    family = "attention_prefill" if call.op == "attention_mixed" else call.op
+    basis = library.basis_code(family, dtype or "any", kernel_sizes(call))
+    light_s = library.light_seconds(priced, "" if shape is not None else dtype)
+    return Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s)
+
+
+def kernel_sizes(call: Call) -> dict[str, Num]:
+    """The sizes of a call by the names of a kernel trace's columns, as the ranges of fits name them."""
+    sizes, shape = call.sizes, call.sizes.get("shape")
+    if shape is None:
+        return {**sizes, "projections": 0 if sizes.get("gated", True) else 2}
+    seqs = np.maximum(1, sizes["seqs"])
+    decoding = call.op == "attention_decode"
+    return {
+        "batch": sizes["seqs"],
+        "q_len": sizes["q_len"] if decoding else sizes["q_tokens"] / seqs,
+        "kv_len": sizes["kv_tokens"] / seqs,
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.qk_dim,
+        "v_head_dim": 0 if shape.v_dim == shape.qk_dim else shape.v_dim,
+        "window": call.window or 0,
+    }
+
+
+def cell_tokens(seqs: Num) -> Num:
+    """Distance of the contexts between which decode attention of ``seqs`` sequences is interpolated."""
+    return np.minimum(CELL_TOKENS_PER_SEQUENCE * seqs, MAX_CELL_TOKENS)
+
+
+def between_cells(formula: Any, seqs: IntArray, keys: Num) -> FloatArray:
+    """``formula(keys)`` interpolated between the ends of each step's cell; the first one begins at one key."""
+    width = cell_tokens(np.maximum(1, seqs))
+    cell = keys // width
+    low = np.asarray(formula(np.where(cell > 0, cell * width, np.minimum(keys, 1))))
+    high = np.asarray(formula(np.where(keys > 0, (cell + 1) * width, 0)))
+    found: FloatArray = low + (keys - cell * width) * ((high - low) / width)
+    return found
+
+
+def decode_attention(
+    library: KernelLibrary, shape: AttentionShape, seqs: IntArray, q_len: Num, kv_tokens: IntArray, beyond_kv: Num = 0.0
+) -> KernelTime:
+    """Decode attention of many steps: by formula, but its seconds interpolated between contexts.
+
+    Args:
+        library: of the chip.
+        shape: of the layer.
+        seqs: decoding sequences.
+        q_len: queries of each.
+        kv_tokens: keys they read, total.
+        beyond_kv: context of the longest beyond the mean of those that end alone (``StepWork.beyond_kv``).
+    """
+    exact = library.attention_decode(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
+
+    def seconds(keys: IntArray) -> Any:
+        return library.attention_decode(shape, seqs=seqs, q_len=q_len, kv_tokens=keys).seconds
+
+    alone = library.alone_seconds(shape, seqs, q_len) * beyond_kv
+    found = between_cells(seconds, seqs, kv_tokens) + alone
+    return exact._replace(seconds=found, launch_s=np.minimum(exact.launch_s + alone, found))
+
+
+def alike_tokens(query_len: Num) -> Num:
+    """Tokens per independent choice of experts where each sequence has ``query_len`` tokens in a row."""
+    return query_len / (1.0 + OWN_EXPERTS * (query_len - 1))
+
+
+def collective(name: str, deployment: Deployment, op: str, message_bytes: Num, times: Num = 1) -> Iterator[Call]:
+    """A collective among the chips of a tensor-parallel group; none where there is one."""
+    if deployment.tensor_parallel == 1 or deployment.link is None:
+        return
+    sizes = {"op": op, "message_bytes": message_bytes, "world_size": deployment.tensor_parallel}
+    yield Call(name, "collective", sizes | {"link": deployment.link}, times, wait_s=deployment.skew_s)
+
+
+def embedding_calls(deployment: Deployment, tokens: IntArray) -> Iterator[Call]:
+    """Rows of the embedding table, on the first stage."""
+    if not deployment.first_stage:
+        return
+    rows = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
+    yield Call("embedding", "elementwise", {"bytes_moved": 2 * rows, "launches": np.minimum(tokens, 1)})
+    yield from collective("embedding all-reduce", deployment, "all_reduce", rows)
+
+
+def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_len: Num = 1) -> Iterator[Call]:
+    """One layer apart from attention itself and collectives; no experts where attention groups share them.
+
+    Args:
+        deployment: the model on its chips.
+        layer: of it.
+        tokens: that the layer computes.
+        query_len: of them in a row of each sequence.
+    """
+    for gemm in deployment.gemms(layer):
+        yield Call(gemm.name, "gemm", {"m": tokens, "n": gemm.n, "k": gemm.k, "dtype": gemm.dtype})
+    hidden, present = deployment.architecture.hidden_size, np.minimum(tokens, 1)
+    for name, elements, launches in layer_passes(layer, hidden, deployment.tensor_parallel):
+        moved = tokens * elements * deployment.activation_bytes
+        yield Call(name, "elementwise", {"bytes_moved": moved, "launches": launches * present})
+    if isinstance(layer.mlp, MoeMlp) and deployment.attention_data_parallel == 1:
+        yield expert_call(deployment, layer.mlp, tokens, query_len)
+
+
+def layer_passes(layer: Layer, hidden: int, tensor_parallel: int) -> list[tuple[str, float, int]]:
+    """Elementwise passes of one layer on one chip: (name, elements that a token moves, launches).
+
+    Args:
+        layer: a transformer layer.
+        hidden: width of the residual stream.
+        tensor_parallel: chips that share the layer.
+    """
+    attention, mlp = layer.attention, layer.mlp
+    rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
+    passes = [("norms", 2 * NORM_PASSES * hidden, 2)]
+    passes.append(("rotary", 2 * rotated * 2, 2) if attention.qk_norm else ("rotary", 2 * rotated, 1))
+    activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tensor_parallel
+    if activated:
+        passes.append(("activation", (3 if mlp.gated else 2) * activated, 1))
+    return passes
+
+
+def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> Iterator[Call]:
+    """All-reduces of one layer: after attention, and after whatever of the MLP no other group shares."""
+    mlp, groups = layer.mlp, deployment.attention_data_parallel
+    once = groups > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size
+    message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
+    yield from collective("layer all-reduce", deployment, "all_reduce", message, 1 if once else 2)
+
+
+def expert_call(deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len: Num = 1) -> Call:
+    """Routed experts of one layer on the fullest chip; ``tokens`` are those of all attention groups together."""
+    sizes = {
+        "tokens": tokens,
+        "num_experts": mlp.num_experts,
+        "experts_per_token": mlp.experts_per_token,
+        "hidden": deployment.architecture.hidden_size,
+        "intermediate": mlp.intermediate_size,
+        "dtype": deployment.weight_dtypes["expert"],
+        "expert_parallel": deployment.expert_parallel,
+        "tensor_parallel": deployment.expert_tensor_parallel,
+        "gated": mlp.gated,
+        "routing": deployment.expert_routing,
+        "alike": alike_tokens(query_len),
+        "mean_work": True,
+    }
+    return Call("experts", "moe", sizes)
+
+
+def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> Iterator[Call]:
+    """Experts that attention groups share, and the way of their tokens there and back.
+
+    Where whole experts are spread over all chips of the group, an all-to-all each way; where each expert is split,
+    every group gathers the tokens of all and the results are reduced and scattered (vLLM's ``allgather_reducescatter``
+    and ``deepep_high_throughput`` all-to-all backends).
+
+    Args:
+        tokens: of all attention groups together.
+    """
+    yield expert_call(deployment, mlp, tokens)
+    link = {"link": deployment.link}
+    if deployment.expert_parallel == deployment.group_chips:
+        there, back = exchange_bytes(deployment, mlp, tokens)
+        world = {"world_size": deployment.expert_parallel}
+        yield Call("expert dispatch", "collective", {"op": "all_to_all", "message_bytes": there} | world | link)
+        yield Call("expert combine", "collective", {"op": "all_to_all", "message_bytes": back} | world | link)
+    else:
+        message = {"message_bytes": tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES}
+        world = {"world_size": deployment.attention_data_parallel}
+        yield Call("expert dispatch", "collective", {"op": "all_gather"} | message | world | link)
+        yield Call("expert combine", "collective", {"op": "reduce_scatter"} | message | world | link)
+
+
+def exchange_bytes(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Bytes that the busiest chip sends to the experts (its own part included), and that come back to it.
+
+    Tokens lie evenly on the chips. Each goes once to every chip that holds any of its experts: of ``R`` chips it
+    reaches ``R (1 - (1 - 1/R)^k)``, and the chip whose experts are most wanted sets the pace.
+
+    Source: DeepEP (github.com/deepseek-ai/DeepEP), normal kernels: one copy per destination rank.
+    """
+    chips = deployment.expert_parallel
+    reached = chips * (1.0 - (1.0 - 1.0 / chips) ** mlp.experts_per_token)
+    copies = tokens / deployment.group_chips * reached
+    some = tokens > 0
+    copies[some] *= slowest_rank_factor(
+        ARRAY,
+        read_routing(deployment.expert_routing),
+        tokens[some] * 1.0,
+        mlp.num_experts,
+        mlp.experts_per_token,
+        chips,
+    )
+    sent = copies * deployment.architecture.hidden_size
+    narrow = deployment.weight_dtypes["expert"] in ("fp8", "fp8_block", "mxfp8")
+    return sent * (FP8_DISPATCH_BYTES if narrow else ACTIVATION_BYTES), sent * ACTIVATION_BYTES
+
+
+def head_calls(deployment: Deployment, rows: IntArray) -> Iterator[Call]:
+    """Final norm, LM head and sampling for so many rows of logits, on the last stage."""
+    if not deployment.last_stage:
+        return
+    architecture = deployment.architecture
+    vocabulary = -(-architecture.vocab_size // deployment.tensor_parallel)
+    dtype = deployment.weight_dtypes["embedding" if architecture.tie_word_embeddings else "lm_head"]
+    yield Call("LM head", "gemm", {"m": rows, "n": vocabulary, "k": architecture.hidden_size, "dtype": dtype})
+    norm = NORM_PASSES * architecture.hidden_size * deployment.activation_bytes
+    logits = LOGIT_PASSES * architecture.vocab_size * LOGIT_BYTES
+    yield Call("sampling", "elementwise", {"bytes_moved": rows * (norm + logits), "launches": 3 * np.minimum(rows, 1)})
+    gathered = rows * architecture.vocab_size * deployment.activation_bytes
+    yield from collective("logits all-gather", deployment, "all_gather", gathered)
+
+
+class AttentionKind(NamedTuple):
+    """Layers whose attention is alike."""
+
+    shape: AttentionShape
+    window: int | None
+    place: int
+    """Of that window among those of a step's work."""
+    layers: int
+    one_pass: bool
+    """Whether one kernel takes the prompt chunks and the single queries of a batch."""
+
+
+def attention_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> list[AttentionKind]:
+    """The kinds of attention of a model on one chip."""
+    merged: dict[tuple[AttentionShape, int | None], int] = {}
+    for group in deployment.architecture.layer_groups:
+        key = (deployment.attention_shape(group.layer.attention), group.layer.attention.window)
+        merged[key] = merged.get(key, 0) + group.count
+    return [
+        AttentionKind(shape, window, windows.index(window), layers, deployment.kernels.one_pass(shape))
+        for (shape, window), layers in merged.items()
+    ]
+
+
+def attention_calls(kind: AttentionKind, work: StepWork[IntArray]) -> Iterator[Call]:
+    """Attention of one layer: of mixed batches in one kernel where the library does so, else of decoding sequences and
+    of prompt chunks in a kernel each."""
+    place = kind.place
+    decoding, prefilling = work.decode_seqs, work.prefill_seqs
+    full = kind.window is None
+    chunks = {
+        "q_tokens": work.prefill_tokens,
+        "pairs": work.prefill_pairs[place],
+        "kv_tokens": work.prefill_kv_tokens[place],
+    }
+    mixed = kind.one_pass & (decoding > 0) & (prefilling > 0) & (np.asarray(work.query_len) == 1)
+    if np.any(mixed):
+        singles = {"decode_seqs": decoding, "decode_kv_tokens": work.decode_kv_tokens[place]}
+        sizes = {"shape": kind.shape, "seqs": np.where(mixed, prefilling, 0)} | chunks | singles
+        longest = np.asarray(work.longest_kv, dtype=np.float64) if full else 0.0
+        yield Call("mixed attention", "attention_mixed", sizes | {"longest_kv": longest}, window=kind.window)
+        decoding, prefilling = np.where(mixed, 0, decoding), np.where(mixed, 0, prefilling)
+    sizes = {"shape": kind.shape, "seqs": decoding, "q_len": work.query_len}
+    sizes |= {"kv_tokens": work.decode_kv_tokens[place]}
+    sizes |= {"beyond_kv": np.asarray(work.beyond_kv, dtype=np.float64) if full else 0.0}
+    yield Call("decode attention", "attention_decode", sizes, window=kind.window)
+    sizes = {"shape": kind.shape, "seqs": prefilling} | chunks
+    yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
+
+
+@dataclass(slots=True)
+class CostTable:
+    """Costs of work that depends on one count alone; priced in blocks, each when it is first asked for."""
+
+    price: Callable[[IntArray], Costs]
+    """Costs of many counts."""
+    most: int
+    """Largest count."""
+    costs: Costs = field(init=False)
+    """One row per count, from 0; rows of blocks that nobody asked for are empty."""
+    _seconds: list[float | None] = field(init=False)
+
+    BLOCK: ClassVar[int] = 256
+
+    def __post_init__(self) -> None:
+        self.costs = Costs.zeros(self.most + 1)
+        self._seconds = [None] * (self.most + 1)
+
+    def seconds(self, count: int) -> float:
+        """Device seconds at ``count``."""
+        found = self._seconds[count]
+        if found is None:
+            self._fill(count // self.BLOCK)
+            found = self._seconds[count]
+            assert found is not None
+        return found
+
+    def rows(self, counts: IntArray) -> Costs:
+        """Costs at many counts."""
+        for block in np.unique(counts // self.BLOCK).tolist():
+            if self._seconds[block * self.BLOCK] is None:
+                self._fill(block)
+        return self.costs.rows(counts)
+
+    def column(self) -> FloatArray:
+        """Device seconds at every count."""
+        self.rows(np.arange(0, self.most + 1, self.BLOCK))
+        return np.asarray(self._seconds, dtype=np.float64)
+
+    def _fill(self, block: int) -> None:
+        first = block * self.BLOCK
+        counts = np.arange(first, min(first + self.BLOCK, self.most + 1), dtype=np.int64)
+        found = self.price(counts)
+        self.costs.put(counts, found)
+        self._seconds[first : first + len(counts)] = found.device_s.tolist()
