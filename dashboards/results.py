@@ -18,7 +18,7 @@ from simulator.errors import ForerunError, did_you_mean
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
 from simulator.metrics.run_folder import REQUEST_COLUMNS, STEP_COLUMNS, Run, run_columns, write_run
-from simulator.result import Result
+from simulator.result import Result, StudyResult
 from simulator.run import RunResult
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def figure_names(result: Result) -> tuple[str, ...]:
     return tuple(_figures(result))
 
 
-def study_report(result: Result) -> StudyReport:
+def study_report(result: StudyResult) -> StudyReport:
     """The report of a study: its tables, figures, sentence and all that it takes to run it again.
 
     Raises:
@@ -57,12 +57,12 @@ def study_report(result: Result) -> StudyReport:
     return reports[result.kind](result.document, result.command)
 
 
-def save_result(result: Result, folder: Path) -> Path:
+def save_result(result: StudyResult, folder: Path) -> Path:
     """Write the document of a study and its report as HTML and Markdown; all or none."""
     report = study_report(result)
     with StagedFiles(folder) as staged:
         staged.add_text(f"{result.kind}.json", json_text(result.document))
-        for name, text in result.files().items():
+        for name, text in result.files.items():
             staged.add_text(name, text)
         staged.add_text("report.html", study_html(report))
         staged.add_text("report.md", study_markdown(report))
@@ -94,4 +94,5 @@ def _figures(result: Result) -> dict[str, go.Figure]:
     if isinstance(result, RunResult):
         figures = report_figures(run_of_result(result))
         return {key.removeprefix("figure-"): figure for key, figure in figures.items()}
-    return {figure.name: figure.figure for figure in study_report(result).figures}
+    report = study_report(result) if isinstance(result, StudyResult) else None
+    return {} if report is None else {figure.name: figure.figure for figure in report.figures}

@@ -20,7 +20,7 @@ def sweep_report(document: dict[str, Any], command: str) -> StudyReport:
     """What :mod:`dashboards.study_report` writes, from a ``sweep`` document with ``metric`` and ``conclusion``.
 
     Args:
-        document: of ``simulator.studies.StudyResult.document``.
+        document: of ``simulator.studies.SweepResult``.
         command: that runs it again.
     """
     metric, points = document["metric"], document["points"]

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from simulator.scenario import Scenario
-from simulator.studies.plan.document import plan_document
-from simulator.studies.plan.objectives import objective_of
-from simulator.studies.plan.search import PlanOptions, make_plan
-from simulator.studies.study_file import StudyFile
+import simulator as fr
 
-SCENARIO = Scenario.model_validate(
+SCENARIO = fr.Scenario.model_validate(
     {
         "model": "llama-3.1-8b",
         "hardware": {"chip": "h100-sxm"},
@@ -22,7 +18,7 @@ SCENARIO = Scenario.model_validate(
         "prices": {"usd_per_chip_hour": 2.5},
     }
 )
-SLO = ("p99_ttft_ms=1000", "p99_tpot_ms=60")
+SLO = {"p99_ttft_ms": 1000, "p99_tpot_ms": 60}
 SEARCHED = {"hardware.tensor_parallel": (1, 2), "engine.max_num_batched_tokens": (2048, 8192)}
 
 
@@ -32,17 +28,16 @@ def main() -> None:
     parser.add_argument("--growth", type=float, default=8.0, help="how many times today's traffic")
     parser.add_argument("--requests", type=int, help="only the first N requests of the trace")
     arguments = parser.parse_args()
-    options = PlanOptions(mode="own", growth=arguments.growth, requests=arguments.requests)
-    document = plan_document(make_plan(StudyFile("plan", SCENARIO, SEARCHED, ()), objective_of({}, SLO), options))
+    plan = fr.plan(SCENARIO, growth=arguments.growth, requests=arguments.requests, slo=SLO, vary=SEARCHED)
     print("layout                                    $/h   $/M tokens   max req/s   p99 TTFT   p99 TPOT")
-    for row in document["candidates"]:
-        if row["meets_slo"]:
-            ttft, tpot = row["values"]["p99_ttft_ms"], row["values"]["p99_tpot_ms"]
+    for row in plan.to_arrow().to_pylist():
+        if row["status"] == "meets":
             price = f"{row['usd_per_hour']:5.2f}   {row['usd_per_million_output_tokens']:10.3f}"
-            print(f"{row['layout']:<38} {price}   {row['max_rate']:9.1f}   {ttft:5.0f} ms   {tpot:5.1f} ms")
-    if document["best"] is not None:
-        print(f"\nOne replica: {document['best']['flags']['vllm']}\n")
-    print(document["conclusion"])
+            latency = f"{row['p99_ttft_ms']:5.0f} ms   {row['p99_tpot_ms']:5.1f} ms"
+            print(f"{row['layout']:<38} {price}   {row['max_rate']:9.1f}   {latency}")
+    if plan.best is not None:
+        print(f"\nOne replica: {plan.best['flags']['vllm']}\n")
+    print(plan.conclusion)
 
 
 if __name__ == "__main__":

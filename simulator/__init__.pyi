@@ -1,10 +1,15 @@
+from hwprofiles.operations import predict as predict
 from simulator.errors import ForerunError as ForerunError
 from simulator.errors import LawBrokenError as LawBrokenError
-from simulator.replay import replay_kernels as replay_kernels
 from simulator.replay.calibrate import calibrate as calibrate
+from simulator.replay.kernels import replay_kernels as replay_kernels
 from simulator.result import Result as Result
 from simulator.run import RunResult as RunResult
 from simulator.run import simulate as simulate
 from simulator.scenario import Scenario as Scenario
 from simulator.scenario import load_scenario as load_scenario
+from simulator.studies.compare.comparison import compare as compare
+from simulator.studies.plan.document import plan as plan
+from simulator.studies.sweep.study import sweep as sweep
+from simulator.studies.tune.document import tune as tune
 from simulator.tables import Table as Table

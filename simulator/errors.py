@@ -13,6 +13,31 @@ class StalledError(RuntimeError):
     """A simulation has nothing left to do and requests that have not ended: a fault of the simulator."""
 
 
+class ArgumentError(ForerunError):
+    """A value that an argument of a function cannot have; the command line names its option in place of it.
+
+    Args:
+        argument: as the function spells it, e.g. ``max_replicas``.
+        message: what is wrong with its value, and what would be right.
+    """
+
+    def __init__(self, argument: str, message: str) -> None:
+        super().__init__(f"{argument}: {message}")
+        self.argument, self.message = argument, message
+
+    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str]]:
+        return type(self), (self.argument, self.message)
+
+    @property
+    def as_option(self) -> str:
+        """The message with the option in front that gives the argument on a command line."""
+        return f"--{self.argument.replace('_', '-')}: {self.message}"
+
+
+class WorkerDiedError(ForerunError):
+    """A worker process ended over a run, twice: most likely there was not enough memory for it."""
+
+
 class LawBrokenError(RuntimeError):
     """A simulated result that breaks physics or conservation: a fault of the simulator, not of its input.
 

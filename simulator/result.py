@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import Path
@@ -149,23 +149,12 @@ class Result:
         return result_figure(self, name)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the document and the report as HTML and Markdown into ``folder``, all or none, as ``--out`` does.
+        """Write the files that ``--out`` writes into ``folder``, all or none.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        from dashboards.results import save_result
-
-        return save_result(self, Path(folder))
-
-    @property
-    def command(self) -> str:
-        """The command that makes it again in the folder that :meth:`save` wrote; empty where there is none."""
-        return ""
-
-    def files(self) -> dict[str, str]:
-        """Texts by file name that ``save`` writes beside document and report, such as the study of ``command``."""
-        return {}
+        raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and alike(vars_of(self), vars_of(other))
@@ -185,11 +174,64 @@ class Result:
         return f'{_STYLE}<div class="forerun">{heading}{"".join(parts)}{end}<ul class="faint">{notes}</ul></div>'
 
 
+class StudyResult(Result):
+    """A finished study: all that it found is in its document.
+
+    Args:
+        document: plain JSON values, with ``scenario``, ``seed``, ``version``, ``basis``, ``notes`` and ``conclusion``.
+        command: that makes it again in the folder that ``save`` wrote.
+        files: texts by file name that ``save`` writes beside document and report, such as the study of ``command``.
+    """
+
+    def __init__(self, document: dict[str, Any], command: str = "", files: Mapping[str, str] | None = None) -> None:
+        self._document, self._command, self._files = document, command, dict(files or {})
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` writes."""
+        return self._document
+
+    @property
+    def command(self) -> str:
+        """The command that makes it again in the folder that :meth:`save` wrote; empty where there is none."""
+        return self._command
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Texts by file name that ``save`` writes beside document and report."""
+        return self._files
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the document and the report as HTML and Markdown into ``folder``, all or none, as ``--out`` does.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        from dashboards.results import save_result
+
+        return save_result(self, Path(folder))
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Short facts about how it was made, for the badges of a page."""
+        return ()
+
+    @property
+    def model(self) -> str:
+        """The model of its scenario."""
+        return model_words(self.document["scenario"])
+
+
+def model_words(scenario: Mapping[str, Any]) -> str:
+    """The model of a scenario document in a word."""
+    return scenario["model"] if isinstance(scenario["model"], str) else "inline model"
+
+
 def vars_of(value: object) -> dict[str, Any]:
     """The fields of a dataclass by name, else the instance's own attributes."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
-    return {name: each for name, each in vars(value).items() if not name.startswith("_")}
+    return dict(vars(value))
 
 
 def alike(one: Any, other: Any) -> bool:

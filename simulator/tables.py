@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ABSENT = "-"
+UNBROKEN = 16
+"""Characters up to which all cells of a column stand on one line in a terminal: no number is broken over two."""
 Tone = Literal["", "good", "bad", "faint", "strong"]
 _RICH_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 
@@ -92,8 +94,8 @@ class Table:
         )
         for index, column in enumerate(self.columns):
             left = self.left or index == 0 or not self.headed
-            table.add_column(_plain(column), justify="left" if left else "right", overflow="fold")
-            table.columns[-1].no_wrap = index == 0 and self.headed
+            short = all(len(cell_text(row[index])) <= UNBROKEN for row in self.rows[: self.shown])
+            table.add_column(_plain(column), justify="left" if left else "right", overflow="fold", no_wrap=short)
         for row in self.rows[: self.shown]:
             table.add_row(*map(_rich_cell, row))
         return table

@@ -7,10 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from types import TracebackType
 from typing import ParamSpec, TypeVar
+
+from simulator.errors import WorkerDiedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,18 +30,36 @@ def cores() -> int:
 class Workers:
     """A pool of ``count`` processes; with 0 the work is done by the caller when it asks for the result.
 
-    The processes end with the one that started them, however that ends.
+    The processes end with the one that started them, however that ends. Where one of them dies, whatever was under way
+    is tried once more, one at a time, so that only the work that killed it is lost.
     """
 
     def __init__(self, count: int) -> None:
+        self._count = count
         self._pool = process_pool(count) if count > 0 else None
 
     def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
-        """Begin ``work``; call what is returned to have its result, or the exception it raised."""
+        """Begin ``work``; call what is returned to have its result, or the exception it raised.
+
+        The call raises a ``WorkerDiedError`` where two processes died over the work.
+        """
+        task = partial(work, *args, **kwargs)
         if self._pool is None:
-            return partial(work, *args, **kwargs)
-        future: Future[T] = self._pool.submit(work, *args, **kwargs)
-        return future.result
+            return task
+        try:
+            future = self._pool.submit(task)
+        except BrokenProcessPool:
+            close_pool(self._pool, wait=False)
+            self._pool = process_pool(self._count)
+            future = self._pool.submit(task)
+
+        def result() -> T:
+            try:
+                return future.result()
+            except BrokenProcessPool:
+                return _alone(task)
+
+        return result
 
     def __enter__(self) -> Workers:
         return self
@@ -48,6 +69,19 @@ class Workers:
     ) -> None:
         if self._pool is not None:
             close_pool(self._pool, wait=kind is None)
+
+
+def _alone(task: Callable[[], T]) -> T:
+    """What ``task`` returns, from a process of its own.
+
+    Raises:
+        WorkerDiedError: the process died as well.
+    """
+    with process_pool(1) as pool:
+        try:
+            return pool.submit(task).result()
+        except BrokenProcessPool:
+            raise WorkerDiedError("a worker process died over this run, twice (not enough memory for it?)") from None
 
 
 def process_pool(count: int) -> ProcessPoolExecutor:

@@ -83,7 +83,7 @@ def run(part: str, data: Path | None, out: Path | None, limit: int, jobs: int) -
                 page = speculation_page(compared, refused, curve_scores(), forerun_version())
                 staged.add_text(SPECULATION_FILE, page)
     for table in error_tables(computed):
-        console().print(table)
+        console().print(table.rich())
     if left:
         print("Left out: " + "; ".join(f"{count:,} {reason}" for reason, count in left.most_common()))
     return 0

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from simulator.cli.output import JsonOption, emit
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Logs = Annotated[
     list[Path],
@@ -41,21 +38,23 @@ def workloads_fit_acceptance(files: Logs, json_file: JsonOption = None) -> int:
 
 def workloads_curves(json_file: JsonOption = None) -> int:
     """List the published acceptance curves that a scenario can name."""
-    from simulator.cli.tables import percent, titled_table
     from simulator.speculation import curve_names, load_curve
+    from simulator.tables import ABSENT, Table, percent
 
-    rows = [curve_row(load_curve(name)) for name in curve_names()]
-    table = titled_table("Acceptance curves", "name", "task", "temperature", "K up to", "level", "decay", left=True)
-    for row in rows:
-        table.add_row(
+    curves = [curve_row(load_curve(name)) for name in curve_names()]
+    lines = [
+        [
             row["name"],
             row["task"],
-            "-" if row["temperature"] is None else f"{row['temperature']:g}",
+            ABSENT if row["temperature"] is None else f"{row['temperature']:g}",
             str(row["positions"] or "any"),
             percent(row["level"]),
             f"{row['decay']:.3f}",
-        )
-    emit(rows, json_file, table)
+        ]
+        for row in curves
+    ]
+    columns = ("name", "task", "temperature", "K up to", "level", "decay")
+    emit(curves, json_file, Table("Acceptance curves", columns, lines, left=True))
     return 0
 
 
@@ -72,13 +71,13 @@ def curve_row(curve: Any) -> dict[str, Any]:
     }
 
 
-def fit_tables(document: dict[str, Any]) -> list[RenderableType]:
+def fit_tables(document: dict[str, Any]) -> list[Any]:
     """What was measured, how the fit meets it, and the blocks to paste."""
     from rich.text import Text
 
-    from simulator.cli.tables import number, pairs_table, percent, titled_table
+    from simulator.tables import Table, number, pairs, percent
 
-    parts: list[RenderableType] = []
+    parts: list[Any] = []
     for log in document["logs"]:
         rows = [
             ("Format", f"{log['format']}, {log['records']:,} records"),
@@ -86,16 +85,17 @@ def fit_tables(document: dict[str, Any]) -> list[RenderableType]:
             ("Drafts", number(_whole(log["num_drafts"]))),
             ("Acceptance length", f"{log['acceptance_length']:.3f} (bonus token included)"),
         ]
-        parts += [Text(log["source"], style="bold"), pairs_table("", rows)]
+        parts += [Text(log["source"], style="bold"), pairs("", rows)]
         if log["per_position"] is not None:
-            table = titled_table("By position", "position", "share of drafts", "given the one before")
             conditional = log["conditional"] + [None] * len(log["per_position"])
-            for position, (share, rate) in enumerate(zip(log["per_position"], conditional, strict=False), start=1):
-                table.add_row(str(position), percent(share), percent(rate))
-            parts.append(table)
+            shares = [
+                [str(position), percent(share), percent(rate)]
+                for position, (share, rate) in enumerate(zip(log["per_position"], conditional, strict=False), start=1)
+            ]
+            parts.append(Table("By position", ("position", "share of drafts", "given the one before"), shares))
     fit = document["fit"]
     if fit is not None:
-        parts.append(pairs_table("Fit: level x decay per doubling of the position", _fit_rows(fit)))
+        parts.append(pairs("Fit: level x decay per doubling of the position", _fit_rows(fit)))
     for key, label in (("acceptance", "As measured"), ("acceptance_by_decay", "For any number of draft tokens")):
         if document[key] is not None:
             parts.append(Text(f"{label}:\n  acceptance: {_flow(document[key])}"))

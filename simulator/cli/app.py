@@ -14,22 +14,17 @@ from typing import Annotated
 import typer
 
 from simulator.cli import (
-    calibrations,
     catalogues,
-    compares,
     dashboard,
     kernels,
-    measures,
-    plans,
     replays,
     runs,
     selfchecks,
-    sweeps,
-    tunes,
+    studies,
     validations,
 )
 from simulator.cli.output import silence_stdout
-from simulator.errors import ForerunError, LawBrokenError
+from simulator.errors import ArgumentError, ForerunError, LawBrokenError
 
 EXIT_BAD_INPUT = 2
 EXIT_BROKEN_LAW = 3
@@ -46,14 +41,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 runs.register(app)
-compares.register(app)
-plans.register(app)
-tunes.register(app)
-sweeps.register(app)
+studies.register(app)
 kernels.register(app)
 replays.register(app)
-calibrations.register(app)
-measures.register(app)
 selfchecks.register(app)
 validations.register(app)
 catalogues.register(app)
@@ -169,6 +159,8 @@ def broken_law_line(error: LawBrokenError) -> str:
 
 def error_line(error: Exception) -> str:
     """``error`` in one line; for files the name first and then what the system says."""
+    if isinstance(error, ArgumentError):
+        return error.as_option
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return " ".join(str(error).split())

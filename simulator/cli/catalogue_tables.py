@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from simulator.cli.tables import ABSENT, duration, number, pairs_table, scaled, titled_table
 from simulator.llm.architecture import architecture_summary
+from simulator.tables import ABSENT, Table, Value, duration, number, pairs, scaled
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
     from hwprofiles import Chip
     from simulator.llm import Architecture
     from traces import RequestStatistics
@@ -50,22 +47,24 @@ def chip_row(chip: Chip) -> dict[str, Any]:
 
 def chips_table(rows: Sequence[Row]) -> Table:
     """All chips, one line each."""
-    table = titled_table("", "chip", "memory", "bandwidth", "dense 16-bit", "TDP", "fitted for")
+    lines: list[list[Value]] = []
     for row in rows:
         peaks = row["peak_flops_per_s"]
         peak = next((peaks[dtype] for dtype in ("bf16", "fp16", "bfp8", "fp32") if dtype in peaks), None)
-        table.add_row(
-            row["name"],
-            scaled(row["memory_bytes"], "B"),
-            scaled(row["bandwidth_bytes_per_s"], "B/s"),
-            scaled(peak, "FLOP/s"),
-            f"{number(row['tdp_w'])} W",
-            ", ".join(row["calibrated"]) or ABSENT,
+        lines.append(
+            [
+                row["name"],
+                scaled(row["memory_bytes"], "B"),
+                scaled(row["bandwidth_bytes_per_s"], "B/s"),
+                scaled(peak, "FLOP/s"),
+                f"{number(row['tdp_w'])} W",
+                ", ".join(row["calibrated"]) or ABSENT,
+            ]
         )
-    return table
+    return Table("", ("chip", "memory", "bandwidth", "dense 16-bit", "TDP", "fitted for"), lines)
 
 
-def chip_tables(chip: Chip) -> list[RenderableType]:
+def chip_tables(chip: Chip) -> list[Any]:
     """One chip: limits, kernel fits, sources."""
     limits = [
         ("Kind", chip.kind),
@@ -81,13 +80,9 @@ def chip_tables(chip: Chip) -> list[RenderableType]:
     ]
     if chip.price is not None and chip.price.usd_per_hour is not None:
         limits.append(("Price", f"${number(chip.price.usd_per_hour)} per hour"))
-    sources = titled_table("Sources", "numbers", "kind", "date", "reference", left=True)
-    names, kinds, dates, _ = sources.columns
-    names.no_wrap, names.max_width = False, 36  # the names of single kernels are long
-    kinds.no_wrap = dates.no_wrap = True
-    for name, source in chip.sources.items():
-        sources.add_row(name, source.kind, source.date, source.reference)
-    return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs_table("", limits), sources]
+    sources = [[name, source.kind, source.date, source.reference] for name, source in chip.sources.items()]
+    found = Table("Sources", ("numbers", "kind", "date", "reference"), sources, left=True)
+    return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs("", limits), found]
 
 
 def model_row(architecture: Architecture) -> dict[str, Any]:
@@ -107,9 +102,8 @@ def model_row(architecture: Architecture) -> dict[str, Any]:
 
 def models_table(rows: Sequence[Row]) -> Table:
     """All models, one line each."""
-    table = titled_table("", "model", "parameters", "active", "layers", "attention", "KV/token", "context")
-    for row in rows:
-        table.add_row(
+    lines = [
+        [
             row["name"],
             count_words(row["parameters"]),
             count_words(row["active_parameters"]),
@@ -117,11 +111,13 @@ def models_table(rows: Sequence[Row]) -> Table:
             "+".join(row["attention"]),
             scaled(2.0 * row["kv_elements_per_token"], "B"),
             number(row["max_position"]),
-        )
-    return table
+        ]
+        for row in rows
+    ]
+    return Table("", ("model", "parameters", "active", "layers", "attention", "KV/token", "context"), lines)
 
 
-def model_tables(architecture: Architecture) -> list[RenderableType]:
+def model_tables(architecture: Architecture) -> list[Any]:
     """One model: shape, parameters by part, layers."""
     counts = architecture.parameters()
     shape = [
@@ -134,13 +130,14 @@ def model_tables(architecture: Architecture) -> list[RenderableType]:
         ("Context", number(architecture.max_position)),
         ("Source", architecture.source),
     ]
-    parts = titled_table("Parameters by part", "part", "parameters", "published dtype")
-    for part, count in architecture.parameters_by_part().items():
-        if count:
-            parts.add_row(part, count_words(count), architecture.checkpoint_dtypes.get(part, ABSENT))
-    layers = titled_table("Layers", "count", "attention", "heads", "KV heads", "head size", "window", "feed-forward")
-    for row in architecture_summary(architecture)["layers"]:
-        layers.add_row(
+    counted = [
+        [part, count_words(count), architecture.checkpoint_dtypes.get(part, ABSENT)]
+        for part, count in architecture.parameters_by_part().items()
+        if count
+    ]
+    parts = Table("Parameters by part", ("part", "parameters", "published dtype"), counted)
+    kinds = [
+        [
             str(row["count"]),
             row["attention"] or ABSENT,
             number(row["num_heads"]),
@@ -148,9 +145,13 @@ def model_tables(architecture: Architecture) -> list[RenderableType]:
             number(row["head_dim"]),
             number(row["window"]),
             _feed_forward(row),
-        )
-    notes: list[RenderableType] = [Text(f"note: {note}", style="dim") for note in architecture.notes]
-    return [Text(architecture.name, style="bold"), pairs_table("", shape), parts, layers, *notes]
+        ]
+        for row in architecture_summary(architecture)["layers"]
+    ]
+    columns = ("count", "attention", "heads", "KV heads", "head size", "window", "feed-forward")
+    layers = Table("Layers", columns, kinds)
+    notes: list[Any] = [Text(f"note: {note}", style="dim") for note in architecture.notes]
+    return [Text(architecture.name, style="bold"), pairs("", shape), parts, layers, *notes]
 
 
 def _feed_forward(row: Row) -> str:
@@ -159,7 +160,7 @@ def _feed_forward(row: Row) -> str:
     return f"dense {row['intermediate_size']}" if row["mlp"] else ABSENT
 
 
-def model_check_tables(file: str, summary: Row) -> list[RenderableType]:
+def model_check_tables(file: str, summary: Row) -> list[Any]:
     """What a model's file holds, to compare with its card: parameters, and the memory that a sequence takes."""
     kinds = Counter[str]()
     for row in summary["layers"]:
@@ -174,24 +175,29 @@ def model_check_tables(file: str, summary: Row) -> list[RenderableType]:
         ("Index cache per token (bf16)", scaled(summary["index_bytes_per_token"] or None, "B")),
         ("Recurrent state per sequence", scaled(summary["state_bytes_per_sequence"] or None, "B")),
     ]
-    memory = titled_table("Memory of one sequence", "context", "KV", "index", "state")
-    for row in summary["memory_per_sequence"]:
-        sizes = (scaled(row[key] or None, "B") for key in ("kv_bytes", "index_bytes", "state_bytes"))
-        memory.add_row(number(row["context_tokens"]), *sizes)
-    notes: list[RenderableType] = [Text(f"note: {note}", style="dim") for note in summary["notes"]]
+    sizes = [
+        [
+            number(row["context_tokens"]),
+            *(scaled(row[f"{part}_bytes"] or None, "B") for part in ("kv", "index", "state")),
+        ]
+        for row in summary["memory_per_sequence"]
+    ]
+    memory = Table("Memory of one sequence", ("context", "KV", "index", "state"), sizes)
+    notes: list[Any] = [Text(f"note: {note}", style="dim") for note in summary["notes"]]
     title = Text(f"{file}: a model that Forerun reads: {summary['name']}", style="bold")
-    return [title, pairs_table("", facts), memory, *notes]
+    return [title, pairs("", facts), memory, *notes]
 
 
-def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[RenderableType]:
+def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[Any]:
     """The shipped traces and the readable formats."""
-    table = titled_table("Sample traces", "name", "what", "licence", left=True)
-    for row in samples:
-        table.add_row(row["name"], row["title"], row["licence"])
-    return [table, Text("Formats read: " + ", ".join(formats))]
+    rows = [[row["name"], row["title"], row["licence"]] for row in samples]
+    return [
+        Table("Sample traces", ("name", "what", "licence"), rows, left=True),
+        Text("Formats read: " + ", ".join(formats)),
+    ]
 
 
-def workload_tables(statistics: RequestStatistics) -> list[RenderableType]:
+def workload_tables(statistics: RequestStatistics) -> list[Any]:
     """One trace: arrivals, token counts, prefix sharing, what was skipped."""
     rows = [("Requests", number(statistics.requests)), ("Format", statistics.format)]
     arrivals = statistics.arrivals
@@ -205,9 +211,10 @@ def workload_tables(statistics: RequestStatistics) -> list[RenderableType]:
     if statistics.sessions is not None:
         rows.append(("Sessions", number(statistics.sessions)))
     rows += [(f"Skipped: {reason}", number(count)) for reason, count in statistics.skipped.items()]
-    tokens = titled_table("Tokens", "", "mean", "std", "min", *statistics.input_tokens.percentiles, "max")
-    for label, one in (("input", statistics.input_tokens), ("output", statistics.output_tokens)):
-        values = (one.mean, one.std, one.min, *one.percentiles.values(), one.max)
-        tokens.add_row(label, *(number(value) for value in values))
-    parts: list[RenderableType] = [Text(statistics.source, style="bold"), pairs_table("", rows), tokens]
+    counts: list[list[Value]] = [
+        [label, one.mean, one.std, one.min, *one.percentiles.values(), one.max]
+        for label, one in (("input", statistics.input_tokens), ("output", statistics.output_tokens))
+    ]
+    tokens = Table("Tokens", ("", "mean", "std", "min", *statistics.input_tokens.percentiles, "max"), counts)
+    parts: list[Any] = [Text(statistics.source, style="bold"), pairs("", rows), tokens]
     return parts + [Text(f"note: {note}", style="dim") for note in statistics.notes]

@@ -1,19 +1,33 @@
-"""``forerun predict``: one kernel on one chip."""
+"""``forerun predict``, ``measure`` and ``calibrate``: single kernels predicted, timed, and fitted."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import JsonOption, emit
+from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
+from simulator.cli.replays import DeviceOption, FilesArgument, FormatOption
+
+if TYPE_CHECKING:
+    from simulator.measure import Measurement
+    from simulator.tables import Table
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
+    """Add the commands to ``app``."""
     app.command("predict", epilog="Example: forerun predict --chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16")(
         predict
     )
+    app.command(
+        "measure",
+        epilog="Example: forerun measure --quick --output mine.csv --profile this-machine.yaml",
+    )(measure)
+    app.command(
+        "calibrate",
+        epilog="Example: forerun calibrate measured.csv --chip rtx-4090 --output my-4090.yaml",
+    )(calibrate)
 
 
 def predict(
@@ -31,7 +45,6 @@ def predict(
 ) -> int:
     """Predict the time of one kernel: seconds, what bounds it, FLOPs, bytes, and what the number rests on."""
     from hwprofiles import predict as predict_kernel
-    from simulator.cli.tables import kernel_tables
 
     shape = key_values(op, values or [])
     document = predict_kernel(chip, op, shape, library)
@@ -60,3 +73,140 @@ def key_values(op: str, texts: list[str]) -> dict[str, str]:
             raise ForerunError(f"{op}: {key} is given twice")
         found[key] = value
     return found
+
+
+def kernel_tables(document: dict[str, Any]) -> list[Any]:
+    """One predicted kernel."""
+    from rich.text import Text
+
+    from simulator.tables import duration, pairs, scaled
+
+    rows = [("Time", duration(document["seconds"])), ("Bound", document["bound"]), ("Basis", document["basis"])]
+    for label, key in (
+        ("Launch", "launch_s"),
+        ("Compute", "compute_s"),
+        ("Memory", "memory_s"),
+        ("Transfer", "transfer_s"),
+    ):
+        if document.get(key):
+            rows.append((label, duration(document[key])))
+    if document["flops"]:
+        rows.append(("Work", f"{scaled(document['flops'], 'FLOP')}, {scaled(document['flops_per_s'], 'FLOP/s')}"))
+        rows.append(("Traffic", f"{scaled(document['bytes'], 'B')}, {scaled(document['bytes_per_s'], 'B/s')}"))
+    else:
+        rows.append(("Message", scaled(document["bytes"], "B")))
+    shape = " ".join(f"{key}={value}" for key, value in document["shape"].items())
+    title = Text(f"{document['op']} {shape}", style="bold")
+    title.append(f"  on {document['chip']}, {document['library']} kernels", style="dim not bold")
+    return [title, pairs("", rows)]
+
+
+EXIT_INTERRUPTED = 130
+
+
+def measure(
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="Kernel trace to write: .csv or .parquet.", show_default=False)
+    ],
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller shapes: about a minute.")] = False,
+    families: Annotated[
+        str, typer.Option(metavar="NAME,...", help="What to time.")
+    ] = "gemm,attention_prefill,attention_decode,attention_verify,norm,memcpy",
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="bf16, fp16, fp32; default: bf16,fp32, on CUDA bf16.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="Also measure this CPU's limits and write them as a chip for --chip."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default: all cores. Leave some free on a busy machine.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the operands and of the order.")] = 0,
+    json_file: JsonOption = None,
+) -> int:
+    """Time real kernels with torch (extra forerun[measure]) into a trace for replay kernels and calibrate."""
+    from simulator.errors import ForerunError
+    from simulator.measure import kernel_shapes, measurement_document, profile_text
+    from simulator.measure import measure as time_kernels
+    from simulator.measure.machine import check_device, load_torch
+    from simulator.metrics.files import writable_file, write_atomically, write_text_atomically
+
+    if output.suffix not in (".csv", ".parquet"):
+        raise ForerunError(f"{output}: a kernel trace is a .csv or .parquet file")
+    if profile is not None and (profile.suffix not in (".yaml", ".yml") or device != "cpu"):
+        raise ForerunError(
+            f"--profile {profile}: a .yaml file, and for --device cpu only (forerun chips list has GPUs)"
+        )
+    check_device(load_torch(), device)
+    formats = (dtype or ("bf16" if device == "cuda" else "bf16,fp32")).split(",")
+    shapes = kernel_shapes(device, quick, families.split(","), formats, seed)
+    with checked_outputs(None, json_file), writable_file(output), writable_file(profile or output):
+        with Progress(json_file != "-", "measuring") as bar:
+            found = time_kernels(shapes, device, quick, seed, profile is not None, threads, progress=bar.update)
+        written = []
+        if found.rows:
+            write_atomically(output, lambda staged: _write(found, staged, output.suffix == ".parquet"))
+            written.append(str(output))
+        if profile is not None and found.limits is not None:
+            write_text_atomically(profile, profile_text(found.limits, found.provenance["method"]))
+            written.append(str(profile))
+        document = measurement_document(found) | {"files": written}
+        emit(document, json_file, _table(document))
+    return 0 if found.complete else EXIT_INTERRUPTED
+
+
+def _write(found: Measurement, path: Path, parquet: bool) -> None:
+    from traces.kernels import write_kernels
+
+    write_kernels(found.table(), path, parquet)
+
+
+def _table(document: dict[str, Any]) -> Table:
+    """What is printed: kernels timed per family, the files, and what the machine was seen to reach."""
+    from simulator.tables import duration, pairs
+
+    about = document["provenance"]
+    rows = [(family, f"{count:,} kernels") for family, count in document["families"].items()]
+    rows += [(reason, f"{count:,} left out") for reason, count in document["skipped"].items()]
+    limits = document["limits"]
+    if limits is not None:
+        rows += [(f"{name} peak", f"{flops / 1e9:,.0f} GFLOP/s") for name, flops in limits["flops_per_s"].items()]
+        rows.append(("memory bandwidth", f"{limits['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s"))
+        rows.append(("cache bandwidth", f"{limits['cache_bandwidth_bytes_per_s'] / 1e9:.1f} GB/s"))
+        rows.append(("smallest torch call", duration(limits["launch_s"])))
+    rows += [("written", name) for name in document["files"]]
+    return pairs(f"{about['device_name']}, torch {about['torch']}, threads: {about['threads']}", rows)
+
+
+def calibrate(
+    files: FilesArgument,
+    chip: Annotated[str, typer.Option(help="Catalogue name or profile file: the chip's limits.", show_default=False)],
+    output: Annotated[Path, typer.Option(metavar="PROFILE.yaml", help="The profile to write.", show_default=False)],
+    library: Annotated[str, typer.Option(help="Name the fit is stored under.")] = "generic",
+    format: FormatOption = "auto",
+    split: Annotated[
+        str, typer.Option(metavar="train=SHARE,seed=N", help="Shapes the fit may see; errors are of the others.")
+    ] = "train=0.7,seed=1",
+    device: DeviceOption = None,
+    residual: Annotated[bool, typer.Option(help="Also learn the correction on top of the physics.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    json_file: JsonOption = None,
+) -> int:
+    """Fit kernel efficiencies to measured kernels and write a profile that --chip and hardware.chip accept."""
+    from hwprofiles import load_chip
+    from simulator.cli.replay_tables import calibration_tables
+    from simulator.replay import parse_split
+    from simulator.replay.calibrate import calibrate as fit_chip
+    from simulator.replay.calibrate import calibration_document, write_profile
+    from traces.kernels import concatenate, read_kernels
+
+    with checked_outputs(None, json_file), Progress(json_file != "-", "fitting") as bar:
+        limits = load_chip(chip)
+        table = concatenate([read_kernels(file, format, device=device) for file in files])
+        found = fit_chip(table, limits, library, parse_split(split), residual, seed, progress=bar.update)
+        written = write_profile(found, output)
+    document = calibration_document(found) | {"files": [str(path) for path in written]}
+    emit(document, json_file, calibration_tables(document))
+    return 0

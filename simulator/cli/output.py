@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulator.tables import Table
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from simulator.result import StudyResult
 
 STDOUT = "-"
 PIPE_WIDTH = 120
@@ -24,6 +28,21 @@ JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - writes it to stdout and nothing else."),
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
+]
+VaryOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        metavar="PATH=V1,V2,...",
+        help="Values of a scenario field, as YAML; the first is the baseline. Repeat for combinations.",
+    ),
+]
+OutOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Write the JSON and the report here.")]
+JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")]
+NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")]
 
 
 def console() -> Console:
@@ -52,7 +71,7 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
     """Write ``document`` where ``--json`` says, and print ``human`` unless stdout is taken by JSON.
 
     Args:
-        human: anything rich can print, or a sequence of such.
+        human: a table, anything rich can print, or a sequence of such.
     """
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
@@ -67,7 +86,29 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
     for index, part in enumerate(human if isinstance(human, list | tuple) else (human,)):
         if index:
             printer.print()
-        printer.print(part)
+        printer.print(part.rich() if isinstance(part, Table) else part)
+
+
+def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:
+    """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
+    if out is not None:
+        result.save(out)
+    emit(result.document, json_file, printed(result.title, result.facts, result.tables(), result.document))
+    if out is not None:
+        print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
+
+
+def printed(title: str, facts: str, tables: Sequence[Table], document: Mapping[str, Any]) -> list[Any]:
+    """A result for the terminal: its title, its tables, its sentence, its notes."""
+    from rich.text import Text
+
+    heading = Text(title, style="bold").append(f"  {facts}", style="dim not bold")
+    parts: list[Any] = [heading, *tables]
+    if document.get("conclusion"):
+        parts.append(Text(document["conclusion"], style="bold"))
+    if document.get("notes"):
+        parts.append(Text("\n".join(f"note: {note}" for note in document["notes"]), style="dim"))
+    return parts
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``forerun replay kernels``: predictions beside measurements."""
+"""``forerun replay``: predictions beside measured kernels, engine steps and served runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli import replay_requests, replay_steps
-from simulator.cli.output import JsonOption, checked_outputs, emit
+from simulator.cli.output import JsonOption, OutOption, SetOption, checked_outputs, emit
 
 EXIT_GATE_FAILED = 1
 
@@ -22,8 +21,13 @@ def register(app: typer.Typer) -> None:
         "kernels",
         epilog="Example: forerun replay kernels gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
     )(kernels)
-    replay_requests.register(replay)
-    replay_steps.register(replay)
+    replay.command(
+        "requests",
+        epilog="Example: forerun replay requests silicon_sample.csv --scenario base.yaml --where chip=h100-sxm --out o",
+    )(requests)
+    replay.command("steps", epilog="Example: forerun replay steps steps.csv --scenario base.yaml --out out/steps")(
+        steps
+    )
 
 
 FilesArgument = Annotated[
@@ -87,6 +91,123 @@ def kernels(
             write_replay_report(report, out / "report.html")
         emit(document, json_file, replay_tables(document))
     lines = exceeded(limits, report.gated)
+    for line in lines:
+        print(f"forerun: {line}", file=sys.stderr)
+    return EXIT_GATE_FAILED if lines else 0
+
+
+SplitOption = Annotated[
+    str | None, typer.Option(metavar="train=SHARE,seed=N", help="Score only configurations this split holds out.")
+]
+
+
+def requests(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Measured runs, or folders of them.", show_default=False)
+    ],
+    scenario: Annotated[
+        Path,
+        typer.Option(metavar="SCENARIO", help="Scenario that gives what the runs do not tell.", show_default=False),
+    ],
+    format: Annotated[str, typer.Option("--format", help="Format of the files; auto recognises it.")] = "auto",
+    set_values: SetOption = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Only runs with FACT=VALUE, FACT~PART, FACT>=N or FACT<=N."),
+    ] = None,
+    split: SplitOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many runs, evenly chosen.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulations.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: every core.")] = None,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[METRIC.]FIGURE=VALUE",
+            help="Exit 1 when a figure (mape, median_ape, p90_ape, |bias|) exceeds VALUE, e.g. tpot.mape=7.",
+        ),
+    ] = None,
+    json_file: JsonOption = None,
+    out: OutOption = None,
+) -> int:
+    """Serve every measured run again in the simulator and show how far off it is."""
+    import sys
+
+    from simulator.cli.output import Progress
+    from simulator.cli.replay_tables import request_tables
+    from simulator.metrics.document import json_text
+    from simulator.metrics.files import write_text_atomically
+    from simulator.replay.gate import exceeded, parse_limit
+    from simulator.replay.requests import replay_requests, requests_document
+    from simulator.replay.split import parse_split
+    from simulator.scenario import load_scenario
+    from simulator.workers import Workers, cores
+    from traces.servings import read_runs
+
+    limits = [parse_limit(text) for text in fail_above or []]
+    held_out = parse_split(split) if split is not None else None
+    with checked_outputs(out, json_file):
+        base = load_scenario(scenario, set_values or [])
+        runs = [run for file in files for run in read_runs(file, format)]
+        processes = min(jobs or cores(), len(runs))
+        with Workers(processes if processes > 1 else 0) as workers, Progress(True, "runs") as bar:
+            start = workers.start if processes > 1 else None
+            report = replay_requests(
+                runs, base, files, held_out, where or [], limit, seed, start=start, progress=bar.update
+            )
+        document = requests_document(report)
+        if out is not None:
+            from dashboards.requests_report import write_requests_report
+
+            write_text_atomically(out / "replay.json", json_text(document))
+            write_requests_report(document, out / "report.html")
+        emit(document, json_file, request_tables(document))
+    lines = exceeded(limits, report.gated)
+    for line in lines:
+        print(f"forerun: {line}", file=sys.stderr)
+    return EXIT_GATE_FAILED if lines else 0
+
+
+def steps(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Measured engine steps.", show_default=False)],
+    scenario: Annotated[
+        Path, typer.Option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
+    ],
+    format: Annotated[str, typer.Option("--format", help="Format of the files; auto recognises it.")] = "auto",
+    set_values: SetOption = None,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[KIND.]FIGURE=VALUE",
+            help="Exit 1 when mape, median_ape, p90_ape or |bias|, of all or of one kind, exceeds VALUE.",
+        ),
+    ] = None,
+    json_file: JsonOption = None,
+    out: OutOption = None,
+) -> int:
+    """Predict measured engine steps from their batch composition and show how far off the predictions are."""
+    import sys
+    from types import SimpleNamespace
+
+    from simulator.cli.replay_tables import step_tables
+    from simulator.metrics.document import json_text
+    from simulator.metrics.files import write_text_atomically
+    from simulator.replay.gate import exceeded, parse_limit
+    from simulator.replay.steps import replay_steps, steps_document
+    from simulator.scenario import load_scenario
+    from traces.steps import read_steps
+
+    limits = [parse_limit(text) for text in fail_above or []]
+    with checked_outputs(out, json_file):
+        base = load_scenario(scenario, set_values or [])
+        document = steps_document(replay_steps([read_steps(file, format) for file in files], base))
+        groups = (*document["groups"], document["overall"])
+        lines = exceeded(limits, [(group["kind"], group["kind"], SimpleNamespace(**group)) for group in groups])
+        if out is not None:
+            from dashboards.steps_report import write_steps_report
+
+            write_text_atomically(out / "replay.json", json_text(document))
+            write_steps_report(document, out / "report.html")
+        emit(document, json_file, step_tables(document))
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
     return EXIT_GATE_FAILED if lines else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit
+from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit, printed
 from simulator.workers import Workers, cores
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def run(
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
 ) -> int:
     """Simulate one scenario and print its summary."""
-    from simulator.cli.tables import run_tables
     from simulator.errors import ForerunError
+    from simulator.metrics.tables import run_facts, run_tables, run_title
     from simulator.scenario import load_scenario
 
     loaded = load_scenario(scenario, tuple(set_values or ()))
@@ -63,7 +63,7 @@ def run(
             raise ForerunError(f"{scenario}: {error}") from None
         if out is not None:
             document = write_outputs(out, first, document)
-    emit(document, json_file, run_tables(document))
+    emit(document, json_file, printed(run_title(document), run_facts(document), run_tables(document), document))
     if out is not None:
         print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
     if alarm is not None:

@@ -11,7 +11,7 @@ import typer
 from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 LABELS = {
     "mean_tpot_ms": ("TPOT", "ms"),
@@ -107,18 +107,20 @@ def _broken(document: dict[str, Any], limits: dict[str, float]) -> bool:
     )
 
 
-def _tables(document: dict[str, Any]) -> list[RenderableType]:
+def _tables(document: dict[str, Any]) -> list[Any]:
     """Predicted beside measured, and below it how far the machine itself can be trusted."""
-    from simulator.cli.tables import pairs_table, titled_table
+    from simulator.tables import Table, pairs
 
-    table = titled_table("Predicted and measured on this machine", "", "figure", "predicted", "measured", "error")
+    lines = []
     for one in document["comparisons"]:
         for name, figure in one["figures"].items():
             label, unit = LABELS[name]
             apart = figure.get("standard_errors_apart")
             error = f"{figure['error_percent']:+.1f} %" + ("" if apart is None else f" ({apart:.1f} s.e.)")
             values = (f"{figure['predicted']:,.2f} {unit}", f"{figure['measured']:,.2f} {unit}")
-            table.add_row(METHODS[one["speculation"]], label, *values, error)
+            lines.append([METHODS[one["speculation"]], label, *values, error])
+    columns = ("", "figure", "predicted", "measured", "error")
+    table = Table("Predicted and measured on this machine", columns, lines)
     machine, steps = document["machine"], document["batches"]
     what = "processor time" if machine["clock"] == "cpu" else "wall time"
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
@@ -132,7 +134,7 @@ def _tables(document: dict[str, Any]) -> list[RenderableType]:
     ]
     if document["folder"] is not None:
         rows.append(("written", document["folder"]))
-    return [table, pairs_table("What that rests on", rows)]
+    return [table, pairs("What that rests on", rows)]
 
 
 def _held_out(document: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
+from simulator.cli.output import JobsOption, JsonOption, Progress, checked_outputs, emit
+from simulator.tables import Table, Value
 
 if TYPE_CHECKING:
     from simulator.replay.validation import ErrorRow, Outcome
@@ -22,7 +23,6 @@ validations = typer.Typer(help="Measurements beside predictions, and a check tha
 
 QuickOption = Annotated[bool, typer.Option("--quick", help="Leave out fits and grown trees; says what it left out.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Compute everything anew, whatever earlier runs kept.")]
-JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; default: every core.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -160,23 +160,19 @@ def _show(sections: Sequence[str], fresh: bool, jobs: int | None, json_file: str
     return 0
 
 
-def error_tables(rows: Sequence[ErrorRow]) -> list[Any]:
+def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
     """One table per section that has rows."""
-    from rich.table import Table
-
     from simulator.replay.validation.errors import SECTIONS
 
-    parts: list[Any] = []
+    parts = []
     for section in SECTIONS:
-        found = [row for row in rows if row.section == section]
+        found: list[list[Value]] = []
+        for row in (row for row in rows if row.section == section):
+            figures = (f"{row.mape:.1f}", _number(row.median_ape, ".1f"), _number(row.bias, "+.1f"))
+            found.append([row.name, row.metric, row.n, *figures, row.basis or ""])
         if found:
-            table = Table(title=f"{section}: errors in percent of the measurement")
-            for name in ("comparison", "predicted", "n", "MAPE", "median", "bias", "basis"):
-                table.add_column(name, justify="right" if name in ("n", "MAPE", "median", "bias") else "left")
-            for row in found:
-                figures = (f"{row.mape:.1f}", _number(row.median_ape, ".1f"), _number(row.bias, "+.1f"))
-                table.add_row(row.name, row.metric, f"{row.n:,}", *figures, row.basis or "")
-            parts.append(table)
+            columns = ("comparison", "predicted", "n", "MAPE", "median", "bias", "basis")
+            parts.append(Table(f"{section}: errors in percent of the measurement", columns, found))
     return parts
 
 
@@ -184,13 +180,10 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _groups(document: dict[str, Any]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"{len(document['rows'])} published rows predicted, {len(document['not_predicted'])} not")
-    for name in ("table", "rows", "MAPE", "bias", "side of 1 right"):
-        table.add_column(name, justify="left" if name == "table" else "right")
+def _groups(document: dict[str, Any]) -> Table:
+    rows = []
     for group in document["groups"]:
         figures = (f"{group['mape']:.1f} %", f"{group['bias']:+.1f} %", f"{group['right_sign']:.0f} %")
-        table.add_row(group["group"], str(group["rows"]), *figures)
-    return table
+        rows.append([group["group"], group["rows"], *figures])
+    title = f"{len(document['rows'])} published rows predicted, {len(document['not_predicted'])} not"
+    return Table(title, ("table", "rows", "MAPE", "bias", "side of 1 right"), rows)

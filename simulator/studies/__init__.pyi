@@ -1,4 +1,3 @@
-from simulator.studies.compare.comparison import CompareOptions as CompareOptions
 from simulator.studies.compare.comparison import variants_from_files as variants_from_files
 from simulator.studies.compare.comparison import variants_of as variants_of
 from simulator.studies.study_file import Range as Range
@@ -7,4 +6,4 @@ from simulator.studies.study_file import Variant as Variant
 from simulator.studies.study_file import load_study as load_study
 from simulator.studies.sweep.study import PointResult as PointResult
 from simulator.studies.sweep.study import Study as Study
-from simulator.studies.sweep.study import StudyResult as StudyResult
+from simulator.studies.sweep.study import SweepResult as SweepResult

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any, NamedTuple
 
+from simulator.errors import ArgumentError, did_you_mean
 from simulator.metrics.slo import LATENCIES, PERCENTILES
 from simulator.metrics.statistics import mean_interval
 
@@ -22,6 +23,19 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
     **dict.fromkeys(COSTS, False),
 }
 """Metrics that are compared, and whether more is better."""
+
+
+def checked_metric(metric: str) -> str:
+    """``metric`` if it is one that results can be compared and ranked by.
+
+    Raises:
+        ForerunError: it is none.
+    """
+    if metric not in HIGHER_IS_BETTER:
+        hint = did_you_mean(metric, HIGHER_IS_BETTER)
+        known = "a key of the summary, usd_per_million_output_tokens or energy_joules"
+        raise ArgumentError("metric", f"no metric '{metric}'{hint} ({known})")
+    return metric
 
 
 class Ratio(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.assumptions import Factors
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, WorkerDiedError
 from simulator.scenario import Scenario
 from simulator.workers import Workers
 
@@ -41,20 +41,21 @@ class RunPool:
         self._workers = workers
         self._progress = progress
         self._known: dict[Any, Document] = {}
-        self._failed: dict[Any, ValueError] = {}
+        self._failed: dict[Any, ForerunError] = {}
         self._asked = 0
 
-    def documents(self, runs: Sequence[Run]) -> list[Document]:
-        """The document of each run, in order.
+    def document(self, run: Run, name: str) -> Document:
+        """The document of a run.
 
         Raises:
-            ForerunError, ProfileError, TraceError: of the first run that fails.
+            ForerunError: the run failed; with ``name`` in front.
         """
-        found = self.documents_if_any(runs)
-        for run in runs:
-            if run.key in self._failed:
-                raise self._failed[run.key]
-        return [document for document in found if document is not None]
+        (found,) = self.documents_if_any([run])
+        if found is not None:
+            return found
+        error = self._failed[run.key]
+        kind = WorkerDiedError if isinstance(error, WorkerDiedError) else ForerunError
+        raise kind(f"{name}: {error}")
 
     def documents_if_any(self, runs: Sequence[Run]) -> list[Document | None]:
         """The document of each run, in order; None where a run fails, as one at the end of a range may."""
@@ -67,7 +68,7 @@ class RunPool:
         for key, result in waiting.items():
             try:
                 self._known[key] = result()
-            except ValueError as error:
+            except ForerunError as error:
                 self._failed[key] = error
             if self._progress is not None:
                 self._progress(len(self._known) + len(self._failed), self._asked)
@@ -80,11 +81,6 @@ def run_document_of(scenario: Scenario, seed: int, factors: tuple[tuple[str, flo
     from simulator.run import simulate
 
     return run_document(simulate(scenario, seed, factors=dict(factors)))
-
-
-def named_error(error: Exception, name: str) -> Exception:
-    """The same kind of error with ``name`` in front."""
-    return type(error)(f"{name}: {error}") if isinstance(error, ValueError) else ForerunError(f"{name}: {error}")
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, floor, log
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError, did_you_mean
+from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.names import check_names
 from simulator.scenario import (
     Scenario,
@@ -113,6 +113,34 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
     return StudyFile(str(file), scenario, own_vary, _variants(specs, bare), file.parent, metric)
 
 
+Source = Scenario | StudyFile | str | Path
+"""What a study starts from: a scenario, a study, or the file of either."""
+
+
+def study_of(
+    source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None, overrides: Sequence[str] = ()
+) -> StudyFile:
+    """The study that a call means.
+
+    Args:
+        source: a scenario, a study, or the file of either.
+        vary: values or a ``Range`` by dotted path; they replace the study's own of the same path.
+        overrides: ``PATH=VALUE`` texts for a file's scenario.
+
+    Raises:
+        ForerunError: a file that is wrong, an empty list of values, or a value given twice.
+    """
+    if isinstance(source, Scenario):
+        study = StudyFile("scenario", source, {}, ())
+    else:
+        study = source if isinstance(source, StudyFile) else load_study(source, overrides)
+    values = {
+        path: each if isinstance(each, Range) else checked_values(list(each), f"vary {path}")
+        for path, each in (vary or {}).items()
+    }
+    return replace(study, vary={**study.vary, **values})
+
+
 def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
     """``--vary`` options as values by path.
 
@@ -177,6 +205,11 @@ def settings_name(settings: Settings) -> str:
     return " ".join(f"{word}={_short(value)}" for word, value in zip(unique, settings.values(), strict=True))
 
 
+def yaml_text(data: Mapping[str, Any]) -> str:
+    """Plain data as YAML that reads well."""
+    return yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=100)
+
+
 def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
     """A study file that runs the given variants again.
 
@@ -190,13 +223,13 @@ def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
         changed = {key: value for key, value in own.items() if base.get(key) != value}
         gone: dict[str, Any] = {key: {} if key == "slo" else None for key in base if key not in own}
         listed.append({"name": variant["name"], "set": changed | gone})
-    return yaml.safe_dump({"scenario": base, "variants": listed}, sort_keys=False, default_flow_style=None, width=100)
+    return yaml_text({"scenario": base, "variants": listed})
 
 
 def sweep_text(scenario: Mapping[str, Any], points: Sequence[Settings]) -> str:
     """A study file that runs the given points again: each a variant of the scenario."""
     listed = [{"name": settings_name(point), "set": dict(point)} for point in points]
-    return yaml.safe_dump({"scenario": dict(scenario), "variants": listed}, sort_keys=False, width=100)
+    return yaml_text({"scenario": dict(scenario), "variants": listed})
 
 
 def _short(value: Any) -> str:
@@ -311,6 +344,18 @@ LARGEST = 1_000_000
 """Most points of one study."""
 
 
+def checked_design(design: str) -> Design:
+    """``design`` if it is one.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    for known in DESIGNS:
+        if known == design:
+            return known
+    raise ArgumentError("design", f"{design}: one of {', '.join(DESIGNS)}")
+
+
 def design_points(
     vary: Mapping[str, Values], design: Design = "grid", samples: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
@@ -326,18 +371,16 @@ def design_points(
     Raises:
         ForerunError: a range in a grid, samples without a random design or the other way round, too many points.
     """
-    if design not in DESIGNS:
-        raise ForerunError(f"--design {design}: one of {', '.join(DESIGNS)}")
-    if design == "grid":
+    if checked_design(design) == "grid":
         if samples is not None:
-            raise ForerunError("--samples: a grid runs every combination; add --design random or latin-hypercube")
+            raise ArgumentError("samples", "a grid runs every combination; ask for design random or latin-hypercube")
         return _grid(vary)
     if samples is None or samples < 1:
-        raise ForerunError(f"--design {design}: says nothing without --samples N (how many points to draw)")
+        raise ArgumentError("design", f"{design} says nothing without samples (how many points to draw)")
     if samples > LARGEST:
-        raise ForerunError(f"--samples {samples}: at most {LARGEST:,} points")
+        raise ArgumentError("samples", f"{samples}: at most {LARGEST:,} points")
     if not vary:
-        raise ForerunError(f"--design {design}: there is nothing to draw; give --vary PATH=LOW..HIGH or PATH=V1,V2,...")
+        raise ArgumentError("design", f"{design} has nothing to draw from; vary a field over LOW..HIGH or V1,V2,...")
     unit = _unit_points(design, len(vary), samples, seed)
     return [{path: at(values, u) for (path, values), u in zip(vary.items(), row, strict=True)} for row in unit]
 
@@ -374,14 +417,15 @@ def _grid(vary: Mapping[str, Values]) -> list[dict[str, Any]]:
     count = 1
     for path, values in vary.items():
         if isinstance(values, Range):
-            raise ForerunError(
-                f"--vary {path}: a grid needs values, not a range; list them, or draw from the range with "
-                f"--design latin-hypercube --samples N"
+            raise ArgumentError(
+                "vary",
+                f"{path}: a grid needs values, not a range; list them, or draw from the range with design "
+                f"latin-hypercube and samples",
             )
         count *= len(values)
         lists.append(values)
     if count > LARGEST:
-        raise ForerunError(f"--vary: {count:,} combinations; at most {LARGEST:,} points")
+        raise ArgumentError("vary", f"{count:,} combinations; at most {LARGEST:,} points")
     return [dict(zip(vary, combination, strict=True)) for combination in product(*lists)]
 
 

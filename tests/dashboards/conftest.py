@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import simulator
 from simulator.metrics.replications import combine_replications
 from simulator.metrics.run_folder import Run, load_run, write_run
 from simulator.metrics.slo import slo_limits
@@ -153,21 +154,12 @@ def write_hand_made() -> Callable[..., Path]:
 
 def write_small_plan(folder: Path) -> Path:
     """Plan for a trickle of short requests, and write what ``forerun plan --out`` writes."""
-    from simulator.cli.plans import command_text, write_outputs
-    from simulator.scenario import scenario_from
-    from simulator.studies.plan.document import plan_document
-    from simulator.studies.plan.objectives import objective_of
-    from simulator.studies.plan.search import PlanOptions, make_plan
-    from simulator.studies.study_file import StudyFile
-
     workload = {"arrivals": {"process": "poisson", "request_rate": 2.0}, "input_tokens": 64, "output_tokens": 16}
     data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": {**workload, "num_requests": 20}}
     axes = {"hardware.tensor_parallel": (1, 2), "engine.max_num_batched_tokens": (2048,)}
-    study = StudyFile("plan", scenario_from(data, "plan"), axes, ())
-    options = PlanOptions("rate", 2.0, replications=1, requests=20, finalists=2, max_replicas=2, jobs=1, headroom=False)
-    document = plan_document(make_plan(study, objective_of({}, ("p99_ttft_ms=1000",)), options))
-    write_outputs(folder, document, study, command_text(document, options))
-    return folder
+    few = {"replications": 1, "requests": 20, "finalists": 2, "max_replicas": 2, "jobs": 1, "headroom": False}
+    scenario = simulator.Scenario.model_validate(data)
+    return simulator.plan(scenario, rate=2.0, slo={"p99_ttft_ms": 1000}, vary=axes, **few).save(folder)
 
 
 @pytest.fixture(scope="session")

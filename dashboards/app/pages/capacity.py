@@ -64,16 +64,20 @@ class PlanTask:
 
     def __call__(self, folder: Path, tell: Tell) -> None:
         """Make the plan, and write what ``forerun plan --out`` writes."""
-        from simulator.cli.plans import command_text, write_outputs
-        from simulator.studies.plan.document import plan_document
-        from simulator.studies.plan.objectives import objective_of
-        from simulator.studies.plan.search import PlanOptions, make_plan
-        from simulator.studies.study_file import StudyFile
+        from simulator.studies.plan.document import plan
 
-        study = StudyFile("plan", self.scenario, {"hardware.chip": self.chips}, ())
-        options = PlanOptions("rate", self.rate, self.growth, 0, REPLICATIONS, None, FINALISTS, MOST_REPLICAS)
-        document = plan_document(make_plan(study, objective_of({}, self.slo), options, tell))
-        write_outputs(folder, document, study, command_text(document, options))
+        found = plan(
+            self.scenario,
+            rate=self.rate,
+            growth=self.growth,
+            slo=self.slo,
+            vary={"hardware.chip": self.chips},
+            replications=REPLICATIONS,
+            finalists=FINALISTS,
+            max_replicas=MOST_REPLICAS,
+            progress=tell,
+        )
+        found.save(folder)
 
 
 def layout(params: Params, context: Context) -> Any:

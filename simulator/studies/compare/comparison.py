@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ForerunError, did_you_mean
+from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
 from simulator.metrics import combine_replications, forerun_version, jsonable, scenario_document
 from simulator.metrics.document import SINGLE_RUN_NOTE
 from simulator.metrics.replications import BASIS_ORDER
-from simulator.scenario import load_scenario
+from simulator.result import StudyResult, Summary
+from simulator.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.compare.crossover import (
     Crossing,
@@ -25,17 +26,20 @@ from simulator.studies.compare.crossover import (
 )
 from simulator.studies.compare.sensitivity import Swing, swings
 from simulator.studies.paired import (
+    COSTS,
     HIGHER_IS_BETTER,
     LEVEL,
     Ratio,
+    checked_metric,
     load_words,
     metric_values,
     metric_words,
     paired_ratio,
     times,
 )
-from simulator.studies.runs import ProgressCall, RunPool, named_error, nested_value, with_seeds
+from simulator.studies.runs import ProgressCall, RunPool, nested_value, with_seeds
 from simulator.studies.study_file import (
+    Source,
     StudyFile,
     Values,
     Variant,
@@ -43,29 +47,18 @@ from simulator.studies.study_file import (
     load_study,
     parse_vary,
     settings_name,
+    study_of,
+    study_text,
 )
+from simulator.tables import ABSENT, Cell, Table, Tone, Value, number
 from simulator.workers import Workers, cores
 
 SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
 AUTOMATIC = "auto"
 NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class CompareOptions:
-    """How a comparison is run."""
-
-    seed: int = 0
-    replications: int = 5
-    metric: str | None = None
-    """Metric of conclusion, crossover and sensitivity; default: output throughput where the load is closed or comes at
-    once, else mean end-to-end latency."""
-    crossover: str = AUTOMATIC
-    """``auto``, ``none``, ``PATH`` (a grid around the scenario's value) or ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``."""
-    sensitivity: bool = True
-    jobs: int | None = None
-    """Worker processes; default: one per core. Results do not depend on it."""
+TORNADO_ROWS = 8
+"""Assumed parameters that a terminal shows."""
 
 
 def variants_of(study: StudyFile) -> list[Variant]:
@@ -104,7 +97,7 @@ def variants_from_files(
     if len(files) == 1:
         return variants_of(load_study(files[0], overrides, vary))
     if vary:
-        raise ForerunError("--vary: works on one scenario file; compare several files as they are, or vary one")
+        raise ArgumentError("vary", "works on one scenario; compare several as they are, or vary one")
     names = [file.stem for file in files]
     names = [name if names.count(name) == 1 else str(file) for name, file in zip(names, files, strict=True)]
     if len(set(names)) < len(names):
@@ -112,70 +105,76 @@ def variants_from_files(
     return [Variant(name, {}, load_scenario(file, overrides)) for name, file in zip(names, files, strict=True)]
 
 
-def metric_of_files(files: Sequence[Path]) -> str | None:
-    """The metric that a single study file asks to be judged by; None where it leaves that open."""
-    return load_study(files[0]).metric if len(files) == 1 else None
-
-
 def compare(
-    variants: Sequence[Variant], options: CompareOptions | None = None, progress: ProgressCall | None = None
-) -> dict[str, Any]:
+    scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
+    *,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    seed: int = 0,
+    replications: int = 5,
+    metric: str | None = None,
+    crossover: str = AUTOMATIC,
+    sensitivity: bool = True,
+    jobs: int | None = None,
+    progress: ProgressCall | None = None,
+) -> CompareResult:
     """Run every variant on the same seeds and say how they differ from the first.
 
     Seed n gives every variant the same arrivals, lengths and acceptance draws, request by request, so the difference of
     two variants is freed from most of the noise of either.
 
-    Returns:
-        The contract's ``compare`` JSON: ``variants``, ``crossover``, ``conclusion``, and beside them ``metric``,
-        ``load_curves``, ``sensitivity``, ``scenario``, ``seed``, ``replications``, ``version``, ``basis``, ``notes``.
+    Args:
+        scenarios: a scenario or study (or its file) of which fields vary; or scenarios by name, the baseline first.
+        vary: values by dotted path, such as ``{"speculation.method": ["none", "eagle3"]}``; each combination is a
+            variant.
+        seed: the first seed; every variant gets the same ones.
+        replications: pairs of runs, with seeds ``seed``, ``seed + 1``, ...
+        metric: what conclusion, crossover and sensitivity judge by; default: the study's, else output throughput where
+            the load is closed or comes at once, and mean end-to-end latency elsewhere.
+        crossover: ``auto`` (along the load), ``none``, ``PATH`` (a grid around the scenario's value), or
+            ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``.
+        sensitivity: try every assumed parameter at both ends of its range.
+        jobs: processes; default: one per core. Results do not depend on it.
+        progress: called with (runs done, runs asked for so far).
 
     Raises:
-        ForerunError, ProfileError, TraceError: a variant cannot be run; its name stands in front.
+        ForerunError: nothing varies, or a variant cannot be run; its name stands in front.
     """
-    asked = options or CompareOptions()
-    metric = asked.metric or headline_metric(variants[0])
-    if metric not in HIGHER_IS_BETTER:
-        raise ForerunError(
-            f"--metric: no metric '{metric}'{did_you_mean(metric, HIGHER_IS_BETTER)} (a key of the summary, "
-            f"usd_per_million_output_tokens or energy_joules)"
-        )
-    path, values, fixed_note = _crossover_plan(variants, asked.crossover)
-    seeds = [asked.seed + n for n in range(asked.replications)]
-    jobs = asked.jobs or cores()
-    with Workers(jobs if jobs > 1 else 0) as workers:
+    variants, metric = _variants(scenarios, vary, metric)
+    path, values, fixed_note = _crossover_plan(variants, crossover)
+    seeds = [seed + n for n in range(replications)]
+    processes = jobs or cores()
+    with Workers(processes if processes > 1 else 0) as workers:
         pool = RunPool(workers, progress)
-        documents = _base_documents(variants, seeds, pool)
+        documents, lost = _base_documents(variants, seeds, pool)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
         if all(row[metric] is None for row in measured[variants[0].name]):
-            raise ForerunError(f"--metric: {variants[0].name} does not measure {metric}; choose another")
+            raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
         ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
         answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
         side = seeds[:SIDE_RUNS]
         curves = load_curves(variants, path, values, metric, side, pool) if path else []
-        tornado = swings(variants, metric, side, answers, pool) if asked.sensitivity else []
+        tornado = swings(variants, metric, side, answers, pool) if sensitivity else []
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
-    crossover = _crossover_document(path, metric, curves, variants[0])
-    notes = _notes(combined, asked, fixed_note, variants)
+    runs = len(next(iter(documents.values())))
+    notes = _notes(combined, runs, fixed_note, variants) + lost
     document = {
         "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
         "baseline": variants[0].name,
         "metric": metric,
         "level": LEVEL,
-        "crossover": crossover,
+        "crossover": _crossover_document(path, metric, curves, variants[0]),
         "load_curves": _curves_document(path, metric, curves),
         "sensitivity": [_swing_document(swing) for swing in tornado],
         "conclusion": "",
         "scenario": scenario_document(variants[0].scenario),
-        "seed": asked.seed,
-        "replications": asked.replications,
+        "seed": seed,
+        "replications": runs,
         "version": forerun_version(),
         "basis": max((run["basis"] for run in combined.values()), key=BASIS_ORDER.index),
         "notes": notes,
     }
     document["conclusion"] = compare_sentence(document) + _borrowed_words(variants)
-    plain = jsonable(document)
-    assert isinstance(plain, dict)
-    return plain
+    return CompareResult(jsonable(document), _command(seed, replications, metric, crossover, sensitivity))
 
 
 def _borrowed_words(variants: Sequence[Variant]) -> str:
@@ -191,20 +190,54 @@ def headline_metric(variant: Variant) -> str:
     return "output_throughput" if adaptive else "mean_e2el_ms"
 
 
+def _variants(
+    scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
+    vary: Mapping[str, Sequence[Any]] | None,
+    metric: str | None,
+) -> tuple[list[Variant], str]:
+    """The variants that a call means, the baseline first, and what they are judged by."""
+    if isinstance(scenarios, Scenario | StudyFile | str | Path):
+        study = study_of(scenarios, vary)
+        variants, metric = variants_of(study), metric or study.metric
+    else:
+        if vary:
+            raise ArgumentError("vary", "works on one scenario; compare several as they are, or vary one")
+        named = scenarios.items() if isinstance(scenarios, Mapping) else [(each.name, each) for each in scenarios]
+        variants = [each if isinstance(each, Variant) else Variant(name, {}, each) for name, each in named]
+    return variants, checked_metric(metric or headline_metric(variants[0]))
+
+
+def _command(seed: int, replications: int, metric: str, crossover: str, sensitivity: bool) -> str:
+    words = ["forerun", "compare", "study.yaml", "--seed", str(seed), "--replications", str(replications)]
+    words += ["--metric", metric]
+    if crossover != AUTOMATIC:
+        words += ["--crossover", crossover]
+    return shlex.join(words if sensitivity else [*words, "--no-sensitivity"])
+
+
 def _base_documents(
     variants: Sequence[Variant], seeds: Sequence[int], pool: RunPool
-) -> dict[str, list[dict[str, Any]]]:
-    runs = [run for variant in variants for run in with_seeds(variant.scenario, seeds)]
-    try:
-        documents = iter(pool.documents(runs))
-    except ValueError:
-        for variant in variants:  # find out whose it is
-            try:
-                pool.documents(with_seeds(variant.scenario, seeds))
-            except ValueError as error:
-                raise named_error(error, variant.name) from None
-        raise
-    return {variant.name: [next(documents) for _ in seeds] for variant in variants}
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """The runs of every variant on the seeds that all of them finished, and notes on those that they did not.
+
+    Raises:
+        ForerunError: a variant cannot be run, with its name; or no seed is left, as workers died over each.
+    """
+    found: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
+    runs = {variant.name: with_seeds(variant.scenario, seeds) for variant in variants}
+    pool.documents_if_any([run for own in runs.values() for run in own])
+    lost: list[str] = []
+    for index, seed in enumerate(seeds):
+        try:
+            row = {name: pool.document(own[index], name) for name, own in runs.items()}
+        except WorkerDiedError as error:
+            lost.append(f"seed {seed} is left out of every variant: {error}")
+            continue
+        for name, document in row.items():
+            found[name].append(document)
+    if len(lost) == len(seeds):
+        raise WorkerDiedError(lost[0])
+    return found, lost
 
 
 def _ratios(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, Ratio | None]:
@@ -225,14 +258,14 @@ def _crossover_plan(variants: Sequence[Variant], asked: str) -> tuple[str | None
         base = load_of(variants[0].scenario, path)
         if path == "workload.arrivals.max_concurrency" and base is not None and base <= 1:
             base = 8.0
-        return path, grid_values(None, base, path.endswith("max_concurrency"), "--crossover"), None
+        return path, grid_values(None, base, path.endswith("max_concurrency"), "crossover"), None
     path, equals, _ = asked.partition("=")
     values: Values | None = parse_vary([asked])[path] if equals else None
     known = nested_value(variants[0].scenario.model_dump(), path)
     is_number = isinstance(known, int | float) and not isinstance(known, bool)
     base = float(known) if is_number else load_of(variants[0].scenario, path)
     whole = is_number and isinstance(known, int)
-    grid = grid_values(values, base, whole, f"--crossover {asked}")
+    grid = grid_values(values, base, whole, f"crossover {asked}")
     for variant in variants:
         at_value(variant.scenario, path, grid[0])
     return path, grid, None
@@ -301,9 +334,7 @@ def _swing_document(swing: Swing) -> dict[str, Any]:
     }
 
 
-def _notes(
-    combined: dict[str, dict[str, Any]], asked: CompareOptions, fixed: str | None, variants: Sequence[Variant]
-) -> list[str]:
+def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, variants: Sequence[Variant]) -> list[str]:
     owners: dict[str, list[str]] = {}
     for name, run in combined.items():
         for note in run["notes"]:
@@ -315,9 +346,9 @@ def _notes(
     ]
     if fixed is not None:
         result.append(fixed)
-    if asked.replications < 2:
+    if runs < 2:
         result.append("intervals need --replications >= 2")
-    if variants[0].scenario.workload.trace is not None and asked.replications > 1:
+    if variants[0].scenario.workload.trace is not None and runs > 1:
         result.append("the trace gives every run the same requests: the intervals cover acceptance draws only")
     return result
 
@@ -390,3 +421,140 @@ def _interval(speedup: dict[str, Any]) -> str:
     if speedup["low"] is None:
         return ""
     return f" (95 % interval {times(speedup['low'])} to {times(speedup['high'])})"
+
+
+SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+         "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "spec_decode_acceptance_length")  # fmt: skip
+"""Metrics that tables show first; the rest is in the JSON and in the data frame."""
+
+
+class CompareResult(StudyResult):
+    """Variants beside each other on common random numbers.
+
+    Its data frame has a row for each variant and metric: ``variant``, ``metric``, ``value``, ``speedup``, ``low``,
+    ``high``.
+    """
+
+    kind = "compare"
+
+    @property
+    def title(self) -> str:
+        """Model, hardware and variants."""
+        names = [variant["name"] for variant in self.document["variants"]]
+        against = " against ".join(names) if len(names) == 2 else f"{len(names)} variants"
+        return f"{self.model} on {self.document['scenario']['hardware']['chip']}: {against}"
+
+    @property
+    def facts(self) -> str:
+        """Basis and pairs of runs."""
+        document = self.document
+        return f"basis: {document['basis']} · {document['replications']} paired runs from seed {document['seed']}"
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Pairs of runs, and the metric that decides."""
+        runs, metric = self.document["replications"], self.document["metric"]
+        return f"{runs} paired runs", f"judged by {metric_words(metric)}"
+
+    @property
+    def summary(self) -> Summary:
+        """The speedup of each variant in the metric that decides, and the conclusion."""
+        metric = self.document["metric"]
+        ratios = {
+            variant["name"]: variant["speedup"][metric] and variant["speedup"][metric]["ratio"]
+            for variant in self.document["variants"][1:]
+        }
+        return Summary({"metric": metric, "baseline": self.document["baseline"], **ratios, "answer": self.conclusion})
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The study that ``command`` runs."""
+        return {"study.yaml": study_text(self.document["variants"])}
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each variant and metric."""
+        return [
+            {"variant": variant["name"], "metric": metric, "value": _value(variant, metric)}
+            | (variant["speedup"].get(metric) or {})
+            for variant in self.document["variants"]
+            for metric in dict.fromkeys([*HIGHER_IS_BETTER, *SHOWN])
+        ]
+
+    def tables(self) -> list[Table]:
+        """Speedups, means, and where they apply assumed parameters and crossovers."""
+        document = self.document
+        found = [_speedup_table(document), _value_table(document), _sensitivity_table(document)]
+        return [*found[:2], *(table for table in (*found[2:], _crossover_table(document)) if table.rows)]
+
+
+def _value(variant: dict[str, Any], metric: str) -> float | None:
+    found: float | None = variant[metric] if metric in COSTS else variant["summary"].get(metric)
+    return found
+
+
+def _speedup_table(document: dict[str, Any]) -> Table:
+    others = document["variants"][1:]
+    shown = dict.fromkeys([document["metric"], *SHOWN, *COSTS])
+    rows: list[list[Value]] = []
+    for metric in (key for key in shown if key in HIGHER_IS_BETTER):
+        cells = [variant["speedup"][metric] for variant in others]
+        if any(cell is not None for cell in cells):
+            rows.append([metric_words(metric), *map(_ratio_cell, cells)])
+    title = f"Speedup over {document['baseline']} (above 1 is better)"
+    return Table(title, ["", *(variant["name"] for variant in others)], rows, name="speedup")
+
+
+def _ratio_cell(cell: dict[str, Any] | None) -> Value:
+    """A ratio with its interval, toned where it is sure."""
+    if cell is None:
+        return None
+    ratio = Ratio(**cell)
+    aside = "" if ratio.low is None else f"{ratio.low:.3f}..{ratio.high:.3f}"
+    tone: Tone = "" if ratio.low is None else {1: "good", -1: "bad", 0: ""}[ratio.verdict]  # type: ignore[assignment]
+    return Cell(f"{ratio.ratio:.3f}", aside=aside, tone=tone, value=ratio.ratio)
+
+
+def _value_table(document: dict[str, Any]) -> Table:
+    variants = document["variants"]
+    rows: list[list[Value]] = []
+    for key in SHOWN:
+        cells = [variant["summary"].get(key) for variant in variants]
+        if any(cell is not None for cell in cells):
+            rows.append([key, *cells])
+    rows.append(["basis", *(variant["basis"] for variant in variants)])
+    return Table("Means", ["", *(variant["name"] for variant in variants)], rows, name="means")
+
+
+def _sensitivity_table(document: dict[str, Any]) -> Table:
+    """The widest swings of the answer over the assumed parameters."""
+    names = [variant["name"] for variant in document["variants"][1:]]
+    rows: list[list[Value]] = []
+    for row in document["sensitivity"]:
+        cells: list[Value] = []
+        for name in names:
+            ends = row["ratios"].get(name, {})
+            low, high = ends.get("at_low"), ends.get("at_high")
+            text = ABSENT if low is None or high is None else f"{low:.3f} .. {high:.3f}"
+            turned = name in row["flips"]
+            cells.append(Cell(text, aside="turns over" if turned else "", tone="bad" if turned else ""))
+        rows.append([row["parameter"], Cell(range_words(row)), *cells])
+    title = f"Speedup of {metric_words(document['metric'])} at the ends of assumed parameters"
+    return Table(title, ["", "range", *names], rows, shown=TORNADO_ROWS, name="sensitivity")
+
+
+def range_words(row: dict[str, Any]) -> str:
+    """The range of an assumed parameter, e.g. ``x0.5 .. x2``."""
+    if row["unit"] == "factor":
+        return f"x{row['low']:g} .. x{row['high']:g}"
+    return f"{row['low']:g} .. {row['high']:g} {row['unit']}"
+
+
+def _crossover_table(document: dict[str, Any]) -> Table:
+    """Where variants start or stop to pay."""
+    crossover = document["crossover"]
+    rows = [
+        [row["variant"], row["better"], load_words(crossover["path"], row["value"]),
+         f"{number(row['low'], 3)} .. {number(row['high'], 3)}"]
+        for row in (crossover["all"] if crossover is not None else ())
+    ]  # fmt: skip
+    return Table("Crossover", ("variant", "pays", "at", "95 % interval"), rows, left=True, name="crossover")

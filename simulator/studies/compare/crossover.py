@@ -146,7 +146,7 @@ def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
     settings: dict[str, Any] = {path: own}
     if path == RATE_SCALE and scenario.workload.arrivals is None:
         settings = {"workload.arrivals.process": "trace", **settings}
-    return apply_settings(scenario, settings, "--crossover")
+    return apply_settings(scenario, settings, "crossover")
 
 
 def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:

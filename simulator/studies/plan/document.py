@@ -1,20 +1,244 @@
-"""A finished plan as a JSON document with its conclusion in one sentence."""
+"""Capacity plans as they are asked for and handed out: a document with its conclusion in one sentence, and tables."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf, isfinite
 from typing import Any
 
+from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.metrics.replications import BASIS_ORDER
-from simulator.metrics.usage import usd_per_million_tokens
+from simulator.metrics.usage import main_bottleneck, usd_per_million_tokens
+from simulator.result import StudyResult, Summary
+from simulator.scenario import scenario_from
 from simulator.studies.engine_flags import launch_flags
-from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
-from simulator.studies.plan.search import Candidate, Plan
+from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
+from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
+from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
+from simulator.tables import ABSENT, Cell, Table, Value, number
 
 Document = dict[str, Any]
 SURE = 0.95
 """Share of the runs that agree from which a verdict is called sure."""
+
+
+def plan(
+    scenario: Source,
+    *,
+    rate: float | None = None,
+    max_rate: bool = False,
+    trace: str | None = None,
+    growth: float = 1.0,
+    slo: Mapping[str, float] | Sequence[str] | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    seed: int = 0,
+    replications: int = 5,
+    requests: int | None = None,
+    finalists: int = 5,
+    max_replicas: int = 64,
+    headroom: bool = True,
+    jobs: int | None = None,
+    progress: ProgressCall | None = None,
+) -> PlanResult:
+    """The fewest chips or the cheapest layout that holds an SLO at a load, or the highest load of each layout.
+
+    Args:
+        scenario: a scenario or study, or the file of either.
+        rate: requests per second to hold; default: the scenario's own arrivals.
+        max_rate: find the highest rate of every layout instead.
+        trace: a name or file: its lengths in place of the scenario's workload and, without ``rate``, its arrivals.
+        growth: factor on the rate, or on the speed of the trace.
+        slo: limits over the scenario's own, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
+        vary: values to search by dotted path. Unless varied: tensor parallelism 1, 2, 4, 8, token budgets of 2,048 and
+            8,192, and speculation on and off.
+        seed: the first seed; every layout gets the same ones.
+        replications: runs of every layout that is near the limit.
+        requests: of a run; default: the scenario's, and a minute of arrivals at least.
+        finalists: layouts that hold the SLO to find.
+        max_replicas: most replicas of a layout to try.
+        headroom: find the highest rate of every finalist.
+        jobs: processes; default: one per core. Results do not depend on it.
+        progress: called with (candidates done, candidates in sight).
+
+    Raises:
+        ForerunError: what is asked for contradicts itself, or what the scenario itself has wrong. Layouts that cannot
+            be run are no error: they are listed with the reason.
+    """
+    if rate is not None and max_rate:
+        raise ForerunError("plan: rate asks for a layout, max_rate for a rate; give one of the two")
+    for name, value in (("rate", rate), ("growth", growth)):
+        if value is not None and not 0 < value <= 1e9:
+            raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
+    if max_rate and growth != 1.0:
+        raise ArgumentError("growth", "has nothing to act on with max_rate; remove it")
+    study = study_of(scenario, vary)
+    if trace is not None:
+        study = with_trace(study, trace)
+    given, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
+    objective = objective_of({**study.scenario.slo, **given}, texts)
+    mode = "max-rate" if max_rate else "rate" if rate is not None else "own"
+    options = PlanOptions(mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom)
+    document = plan_document(make_plan(study, objective, options, progress))
+    return PlanResult(document, _command(document, options), {"study.yaml": _study_text(document, study)})
+
+
+def with_trace(study: StudyFile, trace: str) -> StudyFile:
+    """The study with a trace as its workload.
+
+    Raises:
+        ForerunError: a trace that the scenario cannot take.
+    """
+    data = study.scenario.model_dump(exclude_unset=True)
+    data["workload"] = {"trace": trace}
+    return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))
+
+
+def _command(document: Document, options: PlanOptions) -> str:
+    """The command that makes the plan again from its ``study.yaml``."""
+    words = ["forerun", "plan", "study.yaml"]
+    if options.mode == "rate":
+        words += ["--rate", f"{options.rate:g}"]
+    elif options.mode == "max-rate":
+        words.append("--max-rate")
+    if options.growth != 1.0:
+        words += ["--growth", f"{options.growth:g}"]
+    for key, value in document["slo"].items():
+        words += ["--slo", f"{key}={value:g}"]
+    words += ["--seed", str(options.seed), "--replications", str(options.replications)]
+    words += ["--finalists", str(options.finalists), "--max-replicas", str(options.max_replicas)]
+    if options.requests is not None:
+        words += ["--requests", str(options.requests)]
+    if not options.headroom:
+        words.append("--no-headroom")
+    return shlex.join(words)
+
+
+def _study_text(document: Document, study: StudyFile) -> str:
+    again: Document = {"scenario": document["scenario"]}
+    if study.vary:
+        again["vary"] = jsonable({path: list(values) for path, values in study.vary.items()})  # type: ignore[arg-type]
+    if study.variants:
+        again["variants"] = [{"name": v.name, "set": jsonable(dict(v.set))} for v in study.variants]
+    return yaml_text(again)
+
+
+class PlanResult(StudyResult):
+    """Layouts, the best first; its data frame has a row for each.
+
+    ``best`` is the winner's row of the document, None where no layout holds the SLO.
+    """
+
+    kind = "plan"
+
+    @property
+    def best(self) -> Document | None:
+        """The winner; None where no layout holds the SLO."""
+        found: Document | None = self.document["best"]
+        return found
+
+    @property
+    def title(self) -> str:
+        """Model and goal."""
+        rate = self.document["request_rate"]
+        goal = "highest rate" if rate is None else f"{rate:.4g} requests per second"
+        return f"Capacity plan: {self.model}, {goal}"
+
+    @property
+    def facts(self) -> str:
+        """Basis, and how much was simulated."""
+        document = self.document
+        return f"{super().facts} · {len(document['candidates'])} candidates · {document['runs']} runs"
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The SLO, runs and candidates."""
+        slo = ", ".join(f"{key} {value:g}" for key, value in self.document["slo"].items())
+        return f"SLO: {slo}", f"{self.document['runs']} runs", f"{len(self.document['candidates'])} candidates"
+
+    @property
+    def summary(self) -> Summary:
+        """The winner in figures, and the conclusion."""
+        keys = ("layout", "chips", "usd_per_hour", "usd_per_million_output_tokens", "max_rate", "headroom", "binding")
+        best = self.best or {}
+        return Summary({**{key: best.get(key) for key in keys}, "answer": self.conclusion})
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each candidate."""
+        plain = ("layout", "status", "reason", "replicas", "chips", "usd_per_hour", "usd_per_million_output_tokens",
+                 "power_w", "max_rate", "headroom", "analytic_max_rate", "binding", "strain", "basis")  # fmt: skip
+        return [
+            {key: row[key] for key in plain} | row["set"] | (row["values"] or {}) for row in self.document["candidates"]
+        ]
+
+    def tables(self) -> list[Table]:
+        """Layouts that hold, those that do not and why, and the winners' launch commands."""
+        rows = self.document["candidates"]
+        found = [_holding_table(self.document)]
+        for status, words in FAILING.items():
+            found.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
+        found.append(_command_table(rows))
+        return [table for table in found if table.rows] or found[:1]
+
+
+FAILING = {
+    "misses": "Simulated, and misses the SLO",
+    "pruned": "Cannot hold it, by the analytic model",
+    "not simulated": "Not simulated",
+    "refused": "Refused",
+}
+SHOWN = 12
+"""Reasons of each kind that a terminal shows."""
+
+
+def _holding_table(document: Document) -> Table:
+    """Layouts that hold, best first; a star marks the Pareto front."""
+    rows: list[list[Value]] = []
+    for row in document["candidates"]:
+        if row["status"] != "meets":
+            continue
+        sure, ends = row["confidence"], row["confidence"]["binding_interval"]
+        rate = (">= " if row["max_rate_is_at_least"] else "") + number(row["max_rate"], 3)
+        headroom = "" if row["headroom"] is None else f"{row['headroom']:+.0%}"
+        interval = "" if ends is None else f"{number(ends[0], 3)}..{number(ends[1], 3)}"
+        bound = latency_words(row["binding"], row["values"][row["binding"]])
+        rows.append(
+            [
+                row["layout"] + (" *" if row["layout"] in document["pareto"] else ""),
+                row["chips"],
+                row["usd_per_hour"],
+                Cell(number(row["usd_per_million_output_tokens"], 3), value=row["usd_per_million_output_tokens"]),
+                Cell(ABSENT if row["power_w"] is None else f"{row['power_w']:,.0f} W", value=row["power_w"]),
+                Cell(rate, aside=headroom, value=row["max_rate"]),
+                Cell(bound, aside=interval),
+                Cell(
+                    f"{sure['share']:.0%}", aside=f"of {sure['runs']}" if sure["runs"] > 1 else "", value=sure["share"]
+                ),
+                main_bottleneck(row["bottleneck"]) or ABSENT,
+                row["basis"],
+            ]
+        )
+    columns = ("", "chips", "$/h", "$/Mtok", "power", "max req/s", "binding", "hold", "bound", "basis")
+    return Table("Holds the SLO, best first (* on the Pareto front)", columns, rows, name="holds")
+
+
+def _failing_table(title: str, rows: list[Document], name: str) -> Table:
+    """Layouts that do not hold by reason."""
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        named.setdefault(row["reason"] or ABSENT, []).append(row["layout"])
+    lines: list[list[Value]] = [
+        [Cell(names[0], aside=f"and {len(names) - 1} more" if len(names) > 1 else ""), reason]
+        for reason, names in named.items()
+    ]
+    return Table(title, ("layout", "reason"), lines, left=True, shown=SHOWN, name=name)
+
+
+def _command_table(rows: list[Document]) -> Table:
+    lines = [[row["layout"], engine, command] for row in rows for engine, command in (row["flags"] or {}).items()]
+    return Table("Launch commands of one replica", ("layout", "engine", "command"), lines, True, 2, "commands")
 
 
 def plan_document(plan: Plan) -> Document:

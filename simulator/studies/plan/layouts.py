@@ -9,7 +9,7 @@ from typing import Any
 
 from hwprofiles import Chip, load_chip
 from simulator.build import build_run
-from simulator.errors import ForerunError
+from simulator.errors import ArgumentError, ForerunError
 from simulator.scenario import Scenario
 from simulator.studies.steady_state.averages import Replica
 from simulator.studies.steady_state.estimate import steady_parts
@@ -104,7 +104,7 @@ def listed(path: str, values: Values) -> tuple[Any, ...]:
         ForerunError: a range: a plan tries values one by one.
     """
     if isinstance(values, Range):
-        raise ForerunError(f"--vary {path}: a plan tries single values; list them, for example {path}=1,2,4")
+        raise ArgumentError("vary", f"{path}: a plan tries single values; list them, for example {path}=1,2,4")
     return values
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics.slo import LATENCIES, Limit, slo_limits
 from simulator.metrics.statistics import WeightedSample
 from simulator.metrics.summary import completed_requests, request_latencies_ms
@@ -25,7 +25,7 @@ PER_REQUEST = re.compile(r"(ttft|tpot|e2el)_ms")
 GOODPUT = "goodput"
 WAITING = ("ttft", "e2el")
 """Latencies that grow without end when more is asked than can be served."""
-EXAMPLE = "--slo p99_ttft_ms=1000 --slo p99_tpot_ms=60"
+EXAMPLE = "p99_ttft_ms=1000 and p99_tpot_ms=60"
 RESAMPLES = 200
 
 
@@ -84,8 +84,8 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ForerunError(f"--slo {text}: write KEY=VALUE, for example p99_ttft_ms=1000 or goodput=0.95")
-        values[key.strip()] = _number(f"--slo {text}", value)
+            raise ArgumentError("slo", f"{text}: write KEY=VALUE, for example p99_ttft_ms=1000 or goodput=0.95")
+        values[key.strip()] = _number(text, value)
     if not values:
         raise ForerunError(f"slo: give at least one limit to plan for, for example {EXAMPLE}")
     goodput = values.pop(GOODPUT, None)
@@ -93,18 +93,18 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
     if goodput is not None and not 0 < goodput <= 1:
         raise ForerunError(f"slo.goodput: a share of requests in (0, 1], for example 0.95 (got {goodput:g})")
     if goodput is not None and not single:
-        raise ForerunError("slo.goodput: say what a good request is, for example --slo ttft_ms=1000 --slo tpot_ms=60")
+        raise ForerunError("slo.goodput: say what a good request is, for example ttft_ms=1000 and tpot_ms=60")
     if single and goodput is None:
         raise ForerunError(
             f"slo.{single[0][0]}_ms: a limit of single requests needs the share that must hold it, for example "
-            f"--slo goodput=0.95; or limit a statistic, such as p99_{single[0][0]}_ms"
+            f"goodput=0.95; or limit a statistic, such as p99_{single[0][0]}_ms"
         )
     limits = slo_limits(values)
     limited = {limit.latency for limit in limits} | {name for name, _ in single}
     if not limited & set(WAITING):
         raise ForerunError(
             "slo: a limit on TPOT or ITL alone holds at any load, because requests may wait in the queue for ever; add "
-            "one on TTFT or E2E latency, for example --slo p99_ttft_ms=1000"
+            "one on TTFT or E2E latency, for example p99_ttft_ms=1000"
         )
     return Objective(limits, single, goodput)
 
@@ -178,7 +178,7 @@ def _number(place: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not (value > 0 and isfinite(value)):
-        raise ForerunError(f"{place}: the value must be a positive number (got '{text}')")
+        raise ArgumentError("slo", f"{place}: the value must be a positive number (got '{text}')")
     return value
 
 

@@ -141,8 +141,7 @@ def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]
     rate = options.rate if options.mode == "rate" else load.own_rate
     if rate is None:
         raise ForerunError(
-            "workload.arrivals: a plan needs a rate to hold: give --rate R, --max-rate or --trace FILE, or "
-            "arrivals with a request_rate"
+            "workload.arrivals: a plan needs a rate to hold: give rate, max_rate or trace, or a request_rate here"
         )
     return load, rate * options.growth
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from simulator.errors import ForerunError
+from simulator.errors import ArgumentError
 from simulator.studies.sweep.points import Point, build_mark, evaluate
 from simulator.studies.sweep.store import LEASE_S, SweepStore
 from simulator.workers import close_pool, cores, process_pool
@@ -102,7 +102,7 @@ def check_cluster(cluster: str | None) -> None:
     if cluster is None:
         return
     if find_spec("distributed") is None:
-        raise ForerunError("--cluster: Dask is not installed here; pip install 'forerun[cluster]'")
+        raise ArgumentError("cluster", "Dask is not installed here; pip install 'forerun[cluster]'")
     if cluster != LOCAL:
         with _answering(cluster):
             import_module("distributed").Client(cluster, timeout=CONNECT_S).close()
@@ -118,13 +118,12 @@ def _answering(address: str) -> Iterator[None]:
     try:
         yield
     except (OSError, TimeoutError):
-        raise ForerunError(
-            f"--cluster {address}: no Dask scheduler answers there; start one with 'dask scheduler', or use "
-            f"--cluster local"
+        raise ArgumentError(
+            "cluster", f"{address}: no Dask scheduler answers there; start one with 'dask scheduler', or use local"
         ) from None
     except ValueError as error:
-        raise ForerunError(
-            f"--cluster {address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
+        raise ArgumentError(
+            "cluster", f"{address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
         ) from None
 
 
@@ -164,9 +163,10 @@ class DaskPool:
             return 2 * threads
         since = self._absent_since = self._absent_since or time.monotonic()
         if time.monotonic() - since > NO_WORKERS_S:
-            raise ForerunError(
-                f"--cluster {self.address}: no worker for {NO_WORKERS_S:.0f} s; start some with 'dask worker "
-                f"{self.address}', and run the same command to go on"
+            raise ArgumentError(
+                "cluster",
+                f"{self.address}: no worker for {NO_WORKERS_S:.0f} s; start some with 'dask worker "
+                f"{self.address}', and run the same command to go on",
             )
         return 0
 
@@ -277,15 +277,16 @@ class _Loop:
                     results.append((key, None, f"its worker died {MOST_DEATHS} times (out of memory?)"))
                 continue
             if isinstance(error, ImportError):
-                raise ForerunError(f"--cluster: a worker cannot run Forerun ({error}); install it on every worker")
+                raise ArgumentError("cluster", f"a worker cannot run Forerun ({error}); install it on every worker")
             if error is not None:
                 results.append((key, None, f"internal error: {type(error).__name__}: {error}"))
                 continue
             outcome = future.result()
             if "build" in outcome:
-                raise ForerunError(
-                    f"--cluster: a worker has Forerun {outcome['build']}, this is {build_mark()}; "
-                    f"install the same on every worker"
+                raise ArgumentError(
+                    "cluster",
+                    f"a worker has Forerun {outcome['build']}, this is {build_mark()}; "
+                    f"install the same on every worker",
                 )
             results.append((key, outcome.get("document"), outcome.get("error")))
         self._store.record(results)

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ForerunError, did_you_mean
+from simulator.errors import ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.metrics.replications import BASIS_ORDER
-from simulator.scenario import Scenario
-from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_words
+from simulator.result import StudyResult, Summary
+from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, checked_metric, metric_words
 from simulator.studies.study_file import (
     Design,
     Range,
     Settings,
+    Source,
     StudyFile,
-    Values,
-    checked_values,
     design_points,
-    load_study,
     settings_name,
+    study_of,
+    sweep_text,
     unique_points,
 )
 from simulator.studies.sweep.execute import ProgressCall, check_cluster, execute, open_pool
 from simulator.studies.sweep.points import Point, make_point, refused_point
 from simulator.studies.sweep.store import SweepStore
+from simulator.tables import ABSENT, Table, Value
 
 KEPT = (
     "summary",
@@ -62,39 +65,146 @@ class PointResult:
         return None if self.document is None else self.document["summary"]
 
 
-@dataclass(frozen=True, slots=True)
-class StudyResult:
-    """All points of a finished study, in the order of its design."""
+class SweepResult(StudyResult):
+    """All points of a finished sweep, in the order of its design; its data frame has a row for each.
 
-    study: Study
-    points: tuple[PointResult, ...]
-    store: str | None
-    notes: tuple[str, ...] = ()
+    Args:
+        document: the contract's ``sweep`` JSON: ``store``, ``points``, ``scenario``, ``seed``, ``version``, ``basis``.
+        points: as they were run.
+        command: that runs them again.
+    """
+
+    kind = "sweep"
+
+    def __init__(self, document: dict[str, Any], points: tuple[PointResult, ...] = (), command: str = "") -> None:
+        super().__init__(document, command)
+        self.points = points
 
     @property
     def failed(self) -> tuple[PointResult, ...]:
         """Points without a result."""
         return tuple(point for point in self.points if point.status == "failed")
 
-    def document(self) -> dict[str, Any]:
-        """The contract's ``sweep`` JSON: ``store``, ``points``, ``scenario``, ``seed``, ``version``, ``basis``."""
-        bases = [point.document["basis"] for point in self.points if point.document is not None]
-        plain = jsonable(
-            {
-                "store": self.store,
-                "points": [_point_document(point) for point in self.points],
-                "counts": {"done": len(self.points) - len(self.failed), "failed": len(self.failed)},
-                "design": self.study.design,
-                "scenario": scenario_document(self.study.scenario),
-                "seed": self.study.seed,
-                "replications": self.study.replications,
-                "version": forerun_version(),
-                "basis": max(bases, key=BASIS_ORDER.index) if bases else None,
-                "notes": list(self.notes),
-            }
-        )
-        assert isinstance(plain, dict)
-        return plain
+    @property
+    def title(self) -> str:
+        """Model, hardware and number of points."""
+        count = len(self.document["points"])
+        return f"{self.model} on {self.document['scenario']['hardware']['chip']}: sweep of {count} points"
+
+    @property
+    def facts(self) -> str:
+        """Points done and failed, and what they rest on."""
+        counts = self.document["counts"]
+        return f"{counts['done']} points done, {counts['failed']} failed · {super().facts}"
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Design, and runs per point."""
+        return f"{self.document['design']} design", f"{self.document['replications']} runs per point"
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The study that ``command`` runs."""
+        points = [point["set"] for point in self.document["points"]]
+        return {"study.yaml": sweep_text(self.document["scenario"], points)}
+
+    @property
+    def summary(self) -> Summary:
+        """The best point by the metric, and how many were run."""
+        metric = self.document["metric"]
+        known = [(value, p["name"]) for p in self.document["points"] if (value := point_value(p, metric)) is not None]
+        best = None if not known else (max if HIGHER_IS_BETTER[metric] else min)(known)
+        found = {"best": None if best is None else best[1], metric: None if best is None else best[0]}
+        return Summary({**self.document["counts"], **found, "answer": self.conclusion})
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each point: what it sets, and its summary."""
+        return [
+            {"name": point["name"], **{path: _plain(value) for path, value in point["set"].items()}}
+            | {"status": point["status"], "error": point.get("error")}
+            | {key: value for key, value in point.get("summary", {}).items() if not isinstance(value, list)}
+            | {key: point[key] for key in COSTS if key in point}
+            for point in self.document["points"]
+        ]
+
+    def tables(self) -> list[Table]:
+        """Points, the best by the metric first, and why others failed."""
+        points, metric = self.document["points"], self.document["metric"]
+        paths = list(dict.fromkeys(path for point in points for path in point["set"]))
+        named = any(point["name"] != settings_name(point["set"]) for point in points) or not paths
+        shown = dict.fromkeys([metric, *SHOWN])
+        done = sorted((point for point in points if point["status"] == "done"), key=lambda p: _rank(p, metric))
+        rows: list[list[Value]] = [
+            [
+                *([point["name"]] if named else ()),
+                *(setting_words(point["set"], path) for path in paths),
+                *(point_value(point, key) for key in shown),
+            ]
+            for point in done
+        ]
+        columns = [*(["point"] if named else ()), *(path.rsplit(".", 1)[-1] for path in paths), *shown]
+        reasons = Counter(point["error"] for point in points if point["status"] == "failed")
+        failed = [[reason, count] for reason, count in reasons.most_common()]
+        found = [Table("Points, best first", columns, rows, shown=SWEEP_ROWS, name="points")]
+        return [*found, *([Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] if failed else ())]
+
+
+SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
+SWEEP_ROWS = 40
+
+
+def _rank(point: dict[str, Any], metric: str) -> tuple[bool, float]:
+    value = point_value(point, metric)
+    return value is None, 0.0 if value is None else -value if HIGHER_IS_BETTER[metric] else value
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def setting_words(settings: Mapping[str, Any], path: str) -> str:
+    """The value of one field in a point, short; ``-`` where the point does not set it."""
+    return settings_name({path: settings[path]}).partition("=")[2] if path in settings else ABSENT
+
+
+def sweep(
+    scenario: Source,
+    vary: Mapping[str, Sequence[Any] | Range] | None = None,
+    *,
+    store: str | Path | None = None,
+    design: Design = "grid",
+    samples: int | None = None,
+    seed: int = 0,
+    replications: int = 1,
+    metric: str = "mean_e2el_ms",
+    jobs: int | None = None,
+    cluster: str | None = None,
+    retry_failed: bool = False,
+    progress: ProgressCall | None = None,
+) -> SweepResult:
+    """Run every combination of values.
+
+    Args:
+        scenario: a scenario or study, or the file of either.
+        vary: values or a ``Range`` by dotted path, such as ``{"engine.max_num_seqs": [64, 256]}``.
+        store: file that keeps results from call to call and between processes, so that nothing is run twice; None
+            keeps them in memory.
+        design: ``grid``, ``random`` or ``latin-hypercube``; the latter two draw ``samples`` points.
+        samples: points to draw.
+        seed: first seed of every point, and of the draws.
+        replications: runs of every point.
+        metric: that the best point is named by.
+        jobs: processes; default: one per core. Results do not depend on it.
+        cluster: ``local`` or the address of a Dask scheduler, in place of processes of this machine.
+        retry_failed: run points again that failed before.
+        progress: called with (points finished, points in all).
+
+    Raises:
+        ForerunError: a path that scenarios do not have, an empty design, a store or a cluster that cannot be used.
+    """
+    checked_metric(metric)
+    study = Study(scenario, vary, design=design, samples=samples, seed=seed, replications=replications)
+    return study.run(store, jobs, cluster, progress, retry_failed, metric)
 
 
 class Study:
@@ -115,7 +225,7 @@ class Study:
 
     def __init__(
         self,
-        scenario: Scenario | StudyFile | str | Path,
+        scenario: Source,
         vary: Mapping[str, Sequence[Any] | Range] | None = None,
         variants: Mapping[str, Settings] | None = None,
         design: Design = "grid",
@@ -123,12 +233,12 @@ class Study:
         seed: int = 0,
         replications: int = 1,
     ) -> None:
-        source = _source(scenario)
+        source = study_of(scenario, vary)
         self.scenario = source.scenario
         self.design = design
         self.seed = seed
         self.replications = replications
-        self.vary: dict[str, Values] = dict(source.vary) | _checked_vary(vary or {})
+        self.vary = source.vary
         named = [(variant.name, variant.set) for variant in source.variants] + list((variants or {}).items())
         settings = _combined(named, design_points(self.vary, design, samples, seed) if self.vary else None)
         if not settings:
@@ -142,7 +252,8 @@ class Study:
         cluster: str | None = None,
         progress: ProgressCall | None = None,
         retry_failed: bool = False,
-    ) -> StudyResult:
+        metric: str = "mean_e2el_ms",
+    ) -> SweepResult:
         """Run every point that the store does not hold yet.
 
         Args:
@@ -151,6 +262,7 @@ class Study:
             cluster: ``local`` or the address of a Dask scheduler, in place of processes of this machine.
             progress: called with (points finished, points in all).
             retry_failed: run points again that failed before.
+            metric: that the best point is named by.
 
         Raises:
             ForerunError: the store or the cluster cannot be used; what has finished is kept.
@@ -174,25 +286,33 @@ class Study:
             others = kept.others()
         found = [(point, rows[point.key]) for point in self.points]
         results = tuple(PointResult(p.name, p.set, r.status, r.document, r.error, r.runs) for p, r in found)
-        notes = (
-            [f"{others:,} points of other scenarios, seeds or versions in the store were left alone"] if others else []
+        notes = f"{others:,} points of other scenarios, seeds or versions in the store were left alone"
+        document = self._document(results, None if store is None else str(store), [notes] if others else [], metric)
+        words = ["forerun", "sweep", "study.yaml", "--store", "again.sweep", "--seed", str(self.seed)]
+        words += ["--replications", str(self.replications), "--metric", metric]
+        return SweepResult(document, results, shlex.join(words))
+
+    def _document(
+        self, points: Sequence[PointResult], store: str | None, notes: list[str], metric: str
+    ) -> dict[str, Any]:
+        bases = [point.document["basis"] for point in points if point.document is not None]
+        failed = sum(point.status == "failed" for point in points)
+        document: dict[str, Any] = jsonable(
+            {
+                "store": store,
+                "points": [_point_document(point) for point in points],
+                "counts": {"done": len(points) - failed, "failed": failed},
+                "design": self.design,
+                "scenario": scenario_document(self.scenario),
+                "seed": self.seed,
+                "replications": self.replications,
+                "version": forerun_version(),
+                "basis": max(bases, key=BASIS_ORDER.index) if bases else None,
+                "notes": notes,
+                "metric": metric,
+            }
         )
-        return StudyResult(self, results, None if store is None else str(store), tuple(notes))
-
-
-def _source(scenario: Scenario | StudyFile | str | Path) -> StudyFile:
-    if isinstance(scenario, StudyFile):
-        return scenario
-    if isinstance(scenario, Scenario):
-        return StudyFile("scenario", scenario, {}, ())
-    return load_study(scenario)
-
-
-def _checked_vary(vary: Mapping[str, Sequence[Any] | Range]) -> dict[str, Values]:
-    return {
-        path: values if isinstance(values, Range) else checked_values(list(values), f"vary {path}")
-        for path, values in vary.items()
-    }
+        return document | {"conclusion": sweep_sentence(document, metric)}
 
 
 def _combined(
@@ -245,20 +365,6 @@ def _point_document(point: PointResult) -> dict[str, Any]:
     if point.document is None:
         return row | {"error": point.error}
     return row | {key: point.document[key] for key in KEPT}
-
-
-def checked_metric(metric: str) -> str:
-    """``metric`` if it is one that points can be ranked by.
-
-    Raises:
-        ForerunError: it is none.
-    """
-    if metric not in HIGHER_IS_BETTER:
-        raise ForerunError(
-            f"--metric: no metric '{metric}'{did_you_mean(metric, HIGHER_IS_BETTER)} (a key of the summary, "
-            f"usd_per_million_output_tokens or energy_joules)"
-        )
-    return metric
 
 
 def point_value(point: dict[str, Any], metric: str) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from simulator.errors import ArgumentError, ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, LevelDecay, SpeculationConfig, draft_survival, proposal
 from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
@@ -86,9 +86,10 @@ def _chains(
     asked = tuple(tokens) if tokens is not None else (*(k for k in USUAL_TOKENS if k <= known), own)
     deepest = max(asked)
     if deepest > known:
-        raise ForerunError(
-            f"--tokens {deepest}: the scenario's acceptance is known for {known} draft tokens; give "
-            f"speculation.acceptance another position, or extrapolate: true"
+        raise ArgumentError(
+            "tokens",
+            f"{deepest}: the scenario's acceptance is known for {known} draft tokens; give "
+            f"speculation.acceptance another position, or extrapolate: true",
         )
     survival = _deep_survival(speculation, deepest)
     return tuple(_choice(f"K={k}", _with_chain(scenario, k, survival[:k]), survival[:k]) for k in sorted(set(asked)))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulator.errors import ForerunError, did_you_mean
+from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.metrics.document import forerun_version, jsonable, scenario_document
+from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
 from simulator.speculation.config import TABLE_NAME_IN_VLLM, check_table
 from simulator.studies.engine_flags import SGLANG_METHODS, VLLM_METHODS, published_name
+from simulator.studies.study_file import Source, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice
-from simulator.studies.tune.tuning import BreakEven, Cell, Load, Tuning
+from simulator.studies.tune.tuning import BreakEven, GridCell, Load, Tuning, axis_values, find_drafts
+from simulator.tables import Cell, Table, Tone, Value
 
 ENGINES = ("vllm", "sglang")
 PLACEHOLDER = "DRAFT_MODEL"
@@ -29,7 +32,7 @@ def checked_engine(name: str) -> str:
         ForerunError: none that flags are known for.
     """
     if name not in ENGINES:
-        raise ForerunError(f"--emit {name}: no such engine{did_you_mean(name, ENGINES)} ({' or '.join(ENGINES)})")
+        raise ArgumentError("emit", f"{name}: no such engine{did_you_mean(name, ENGINES)} ({' or '.join(ENGINES)})")
     return name
 
 
@@ -50,7 +53,7 @@ def flags(tuning: Tuning, engine: str) -> str:
     return shlex.join(sglang_words(tuning))
 
 
-def batch_table(cells: Sequence[Cell]) -> list[list[int]]:
+def batch_table(cells: Sequence[GridCell]) -> list[list[int]]:
     """[first batch, last batch, draft tokens] of cells with ascending batches, equal neighbours joined.
 
     The first range starts at 1, as vLLM asks; batches beyond the last range take its K there.
@@ -87,7 +90,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
     if method is None or speculation.tree is not None:
         what = f"{speculation.method} tree" if speculation.tree is not None else speculation.method
         raise ForerunError(
-            f"--emit vllm: vLLM has no {what}; use --emit sglang, or another speculation.method "
+            f"emit: vLLM has no {what}; use sglang, or another speculation.method "
             f"({', '.join(sorted(VLLM_METHODS))}) with num_speculative_tokens"
         )
     config: dict[str, Any] = {"method": method}
@@ -114,7 +117,7 @@ def sglang_words(tuning: Tuning) -> list[str]:
     algorithm = SGLANG_METHODS.get(speculation.method)
     if algorithm is None:
         raise ForerunError(
-            f"--emit sglang: flags of {speculation.method} in SGLang are not known here; use --emit vllm, or another "
+            f"emit: flags of {speculation.method} in SGLang are not known here; use vllm, or another "
             f"speculation.method ({', '.join(sorted(SGLANG_METHODS))})"
         )
     words = ["--speculative-algorithm", algorithm]
@@ -128,9 +131,7 @@ def sglang_words(tuning: Tuning) -> list[str]:
     assert drafted is not None
     if drafted.tree is not None:
         if drafted.tree.growth is None:
-            raise ForerunError(
-                "--emit sglang: SGLang grows its trees; give speculation.tree as {depth: 5, top_k: 4, nodes: 8}"
-            )
+            raise ForerunError("emit: SGLang grows its trees; give speculation.tree as {depth: 5, top_k: 4, nodes: 8}")
         steps, top_k = drafted.tree.growth.depth, drafted.tree.growth.top_k
     words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(top_k)]
     return [*words, "--speculative-num-draft-tokens", str(choice.tokens + 1)]
@@ -158,6 +159,128 @@ SGLANG_REMARK = (
     "--speculative-adaptive lets it move the steps by what is accepted"
 )
 PLACEHOLDER_REMARK = "DRAFT_MODEL stands for the drafter's checkpoint; speculation.draft.model names it"
+
+
+def tune(
+    scenario: Source,
+    *,
+    batch: Sequence[int | str] | None = None,
+    context: Sequence[int | str] | None = None,
+    tokens: Sequence[int | str] | None = None,
+    emit: str | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> TuneResult:
+    """The best number of draft tokens (or the best tree) per batch and context, with intervals; no run is made.
+
+    Args:
+        scenario: with a ``speculation`` section; or its file.
+        batch, context: whole numbers, or texts such as ``1..256`` (doubling); default: doubling to ``max_num_seqs``,
+            and 512 to 32,768 tokens by fours.
+        tokens: draft tokens to try; default: 1 to 8 as far as acceptance is known.
+        emit: whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, as far as it has such a
+            drafter.
+        seed: noted in the result, which has nothing random.
+        progress: called with (choices priced, choices in all).
+
+    Raises:
+        ForerunError: no drafter, a scenario that cannot be built, or an engine without such a drafter.
+    """
+    study = study_of(scenario)
+    if study.vary or study.variants:
+        raise ForerunError(f"{study.place}: vary, variants: tune takes one scenario; compare takes several")
+    given = {"batch": batch, "context": context, "tokens": tokens}
+    axes = {axis: axis_values(values, axis) if values else None for axis, values in given.items()}
+    engine = default_engine(study.scenario) if emit is None else checked_engine(emit)
+    found = find_drafts(study.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
+    words = ["forerun", "tune", "scenario.yaml", "--emit", engine]
+    for axis, chosen in axes.items():
+        if chosen is not None:
+            words += [f"--{axis}", ",".join(map(str, chosen))]
+    document = tune_document(found, engine, strict=emit is not None) | {"seed": seed}
+    return TuneResult(document, shlex.join(words), {"scenario.yaml": yaml_text(document["scenario"])})
+
+
+class TuneResult(StudyResult):
+    """What to draft by batch and context; its data frame has a row for each cell. ``flags`` are the engine's."""
+
+    kind = "tune"
+
+    @property
+    def flags(self) -> str | None:
+        """The engine's flags, ready to be pasted; empty or None where nothing is to be drafted or it has no such."""
+        found: str | None = self.document["emit"]
+        return found
+
+    @property
+    def title(self) -> str:
+        """Method and model."""
+        return f"Speculation tuned: {self.document['method']} on {self.model}"
+
+    @property
+    def summary(self) -> Summary:
+        """The best cell, and the flags."""
+        best = max(self.document["at_mean_context"], key=lambda cell: cell["speedup"])
+        keys = ("draft", "num_speculative_tokens", "speedup", "low", "high")
+        return Summary(
+            {"batch": _span(best["batch"]), **{key: best[key] for key in keys}, "flags": self.flags}
+            | {"answer": self.conclusion}
+        )
+
+    def records(self) -> list[Document]:
+        """A row for each cell."""
+        keys = ("draft", "num_speculative_tokens", "speedup", "low", "high", "fits_kv_cache")
+        return [
+            {"batch": cell["judged_at"]["batch"], "context": cell["judged_at"]["context"]}
+            | {key: cell[key] for key in keys}
+            | {f"if_on_{key}": value for key, value in cell["if_on"].items()}
+            for cell in self.document["table"]
+        ]
+
+    def tables(self) -> list[Table]:
+        """Batches down and contexts across, what it takes to break even at the mean context, and the flags."""
+        found = [_grid_table(self.document), _mean_table(self.document)]
+        flags = [[self.document["engine"], self.flags]] if self.flags else []
+        return [*found, *([Table("Flags", ("engine", "flags"), flags, left=True, name="flags")] if flags else ())]
+
+
+def _grid_table(document: Document) -> Table:
+    rows: dict[str, list[Value]] = {}
+    for cell in document["table"]:
+        words = f"{cell['draft']}{'' if cell['fits_kv_cache'] else '*'}"
+        tone: Tone = "faint" if cell["draft"] == "off" else ""
+        own = Cell(words, aside=_interval(cell["if_on"]), tone=tone, value=cell["if_on"]["speedup"])
+        rows.setdefault(_span(cell["batch"]), []).append(own)
+    contexts = dict.fromkeys(_span(cell["context"]) for cell in document["table"])
+    columns = ["batch", *(f"context {context}" for context in contexts)]
+    lines = [[batch, *cells] for batch, cells in rows.items()]
+    return Table("Draft tokens and speed-up of decoding (90 % interval)", columns, lines, name="drafts")
+
+
+def _mean_table(document: Document) -> Table:
+    """At the mean request's context: what pays, and the acceptance length at which it stops paying."""
+    rows: list[list[Value]] = [
+        [
+            _span(cell["batch"]),
+            cell["draft"],
+            _interval(cell["if_on"]),
+            f"{even['acceptance_length']:.2f} ({even['low']:.2f} to {even['high']:.2f})",
+            None if even["alpha"] is None else f"{even['alpha']:.2f}",
+            f"{even['expected_acceptance_length']:.2f}",
+        ]
+        for cell, even in zip(document["at_mean_context"], document["break_even"], strict=True)
+    ]
+    columns = ("batch", "draft", "speed-up if on", "breaks even at", "as alpha", "expected")
+    context = document["crossover"]["context"]
+    return Table(f"At the mean context of {context:,} tokens: acceptance length", columns, rows, name="break even")
+
+
+def _interval(cell: Document) -> str:
+    return f"{cell['speedup']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+
+
+def _span(ends: list[int]) -> str:
+    return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"
 
 
 def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
@@ -223,7 +346,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
     return document
 
 
-def cell_document(cell: Cell) -> Document:
+def cell_document(cell: GridCell) -> Document:
     """One row of the table; ``if_on`` is the best way to draft even where not to draft is better."""
     return {
         "batch": list(cell.batch),

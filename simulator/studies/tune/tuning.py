@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.build import Build, build_alone
-from simulator.errors import ForerunError
+from simulator.errors import ArgumentError
 from simulator.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
@@ -31,21 +31,21 @@ CONTEXTS = (512, 2048, 8192, 32768)
 USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def axis_values(texts: Sequence[str], option: str) -> tuple[int, ...]:
-    """Ascending values of an option given once or several times: ``8``, ``1,8,64``, or ``1..64`` doubling from 1.
+def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
+    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1.
 
     Raises:
-        ForerunError: anything that is not a whole number from 1 on, or a range that does not ascend.
+        ArgumentError: anything that is not a whole number from 1 on, or a range that does not ascend.
     """
     found: set[int] = set()
-    for part in (part.strip() for text in texts for part in text.split(",")):
+    for part in (part.strip() for value in values for part in str(value).split(",")):
         low, dots, high = part.partition("..")
-        first = _whole(low, option, part)
+        first = _whole(low, axis, part)
         found.add(first)
         if dots:
-            last = _whole(high, option, part)
+            last = _whole(high, axis, part)
             if last < first:
-                raise ForerunError(f"{option} {part}: the range must ascend")
+                raise ArgumentError(axis, f"{part}: the range must ascend")
             while first < last:
                 found.add(first)
                 first *= 2
@@ -53,10 +53,10 @@ def axis_values(texts: Sequence[str], option: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _whole(text: str, option: str, part: str) -> int:
+def _whole(text: str, axis: str, part: str) -> int:
     text = text.strip()
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9] or 0) <= MOST or len(text) > 7:
-        raise ForerunError(f"{option} {part}: write whole numbers from 1 to {MOST}, such as 1,8,64 or 1..256")
+        raise ArgumentError(axis, f"{part}: write whole numbers from 1 to {MOST}, such as 1,8,64 or 1..256")
     return int(text)
 
 
@@ -87,7 +87,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """A range of batches and of contexts, judged at one batch and context in it."""
 
     batch: tuple[int, int]
@@ -135,9 +135,9 @@ class Tuning:
 
     scenario: Scenario
     choices: tuple[DraftChoice, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[GridCell, ...]
     """Contexts one after the other, ascending batches in each."""
-    mean: tuple[Cell, ...]
+    mean: tuple[GridCell, ...]
     """At the mean request's context, by batch."""
     mean_context: int
     prompt_tokens: int
@@ -153,7 +153,7 @@ class Tuning:
     notes: tuple[str, ...]
 
 
-def tune(
+def find_drafts(
     scenario: Scenario,
     batches: Sequence[int] | None = None,
     contexts: Sequence[int] | None = None,
@@ -232,7 +232,7 @@ def tune(
     )
 
 
-def _break_even(cell: Cell, timing: Spread, index: int) -> BreakEven:
+def _break_even(cell: GridCell, timing: Spread, index: int) -> BreakEven:
     """``E = T(verify) / T(plain)``: what the speed-up says of the acceptance that it was computed with."""
     expected = float(cell.best.length(np.array([cell.at_context]))[0])
     needed = expected / cell.best_speedup
@@ -285,12 +285,12 @@ class _Grid:
         self._contexts = (*stretches(contexts[:-1]), (contexts[-1], contexts[-1]))
         self._room = most_seqs, most_tokens
 
-    def cell(self, index: int, choice: DraftChoice, speedup: float, low: float, high: float, capacity: int) -> Cell:
+    def cell(self, index: int, choice: DraftChoice, speedup: float, low: float, high: float, capacity: int) -> GridCell:
         """The cell at ``index`` with its best choice; no draft tokens where that does not pay."""
         row, column = divmod(index, len(self._batches))
         pays = speedup > 1.0
         batch, context = int(self.seqs[index]), int(self.contexts[index])
-        return Cell(
+        return GridCell(
             batch=self._batches[column],
             context=self._contexts[row],
             at_batch=batch,
@@ -336,11 +336,12 @@ class _Grid:
 def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int]) -> None:
     limit = scenario.engine.max_model_len
     if limit is not None and max(contexts) > limit:
-        raise ForerunError(f"--context {max(contexts)}: engine.max_model_len is {limit}; choose contexts up to that")
+        raise ArgumentError("context", f"{max(contexts)}: engine.max_model_len is {limit}; choose contexts up to that")
     if max(batches) > max(scenario.engine.max_num_seqs, 1):
-        raise ForerunError(
-            f"--batch {max(batches)}: engine.max_num_seqs is {scenario.engine.max_num_seqs}; choose batches up to "
-            f"that, or raise it (--set engine.max_num_seqs={max(batches)})"
+        raise ArgumentError(
+            "batch",
+            f"{max(batches)}: engine.max_num_seqs is {scenario.engine.max_num_seqs}; choose batches up to that, or "
+            f"raise it (engine.max_num_seqs={max(batches)})",
         )
 
 

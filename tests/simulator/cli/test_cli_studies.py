@@ -105,7 +105,7 @@ def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_f
         (("--vary", "hardware.chip=h100-sxm,h10"), "chat.yaml: hardware.chip: no chip 'h10'"),
         ((*VARY, "--metric", "mean_latency"), "no metric 'mean_latency'"),
         ((*VARY, "--metric", "request_goodputt"), "did you mean 'request_goodput'"),
-        ((*VARY, "--crossover", "engine.scheduler"), "--crossover"),
+        ((*VARY, "--crossover", "engine.scheduler"), "crossover"),
         ((*VARY, "--crossover", "engine.max_seqs=1..4"), "max_seqs"),
     ],
 )
@@ -148,7 +148,7 @@ def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_p
         ((), "there is nothing to sweep"),
         (("--vary", "engine.max_seqs=1,2"), "engine.max_seqs: unknown field"),
         ((*VARY, "--design", "sobol"), "one of grid, random, latin-hypercube"),
-        ((*VARY, "--design", "random"), "--samples N"),
+        ((*VARY, "--design", "random"), "--design: random says nothing without samples"),
         ((*VARY, "--samples", "3"), "--samples: a grid"),
         ((*VARY, "--metric", "speed"), "no metric 'speed'"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.cli import output
 from simulator.cli.output import Progress
-from simulator.cli.tables import percent
+from simulator.tables import percent
 
 POOLS = {
     "prompts": {"role": "prefill", "hardware": {"chip": "h100-sxm", "replicas": 2}},

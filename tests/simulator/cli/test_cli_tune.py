@@ -50,11 +50,11 @@ def test_the_flags_are_the_last_line(chat, forerun):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--batch", "0"), "--batch 0: write whole numbers from 1"),
+        (("--batch", "0"), "--batch: 0: write whole numbers from 1"),
         (("--batch", "65"), "engine.max_num_seqs is 64"),
-        (("--context", "1,x"), "--context x"),
-        (("--emit", "vlm"), "--emit vlm: no such engine; did you mean 'vllm'?"),
-        (("--tokens", "2000"), "--tokens 2000"),
+        (("--context", "1,x"), "--context: x"),
+        (("--emit", "vlm"), "--emit: vlm: no such engine; did you mean 'vllm'?"),
+        (("--tokens", "2000"), "--tokens: 2000"),
         (("--set", "speculation.method=none"), "there is no drafter to tune"),
         (("--set", "speculation.method=parallel-draft", "--emit", "vllm"), "vLLM has no parallel-draft"),
     ],

@@ -7,7 +7,7 @@ from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation import borrowed_acceptance, curve_names, load_curve
 from simulator.speculation.provenance import same_model
-from simulator.studies.compare.comparison import CompareOptions, compare
+from simulator.studies.compare.comparison import compare
 from simulator.studies.study_file import Variant
 from simulator.studies.tune.choices import draft_choices
 
@@ -138,8 +138,8 @@ def test_a_comparison_of_methods_crowns_the_right_one_and_says_what_is_borrowed(
     variants = [
         Variant(method, {}, base.with_values({"speculation.method": method})) for method in ("none", "eagle3", "ngram")
     ]
-    options = CompareOptions(replications=2, crossover="none", sensitivity=False, jobs=1, metric="mean_tpot_ms")
-    document = compare(variants, options)
+    options = {"replications": 2, "crossover": "none", "sensitivity": False, "jobs": 1, "metric": "mean_tpot_ms"}
+    document = compare(variants, **options).document
     ratios = {variant["name"]: variant["speedup"]["mean_tpot_ms"]["ratio"] for variant in document["variants"]}
     assert 1.0 < ratios["ngram"] < ratios["eagle3"]
     assert document["conclusion"].startswith("eagle3 improves mean TPOT")

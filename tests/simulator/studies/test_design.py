@@ -54,9 +54,9 @@ def test_repeated_draws_are_one_point():
     ("arguments", "words"),
     [
         (({"a": Range(1, 2)},), "a grid needs values"),
-        (({"a": (1,)}, "grid", 3), "--samples"),
-        (({"a": (1,)}, "random"), "--samples N"),
-        (({"a": (1,)}, "random", 0), "--samples N"),
+        (({"a": (1,)}, "grid", 3), "samples: a grid"),
+        (({"a": (1,)}, "random"), "without samples"),
+        (({"a": (1,)}, "random", 0), "without samples"),
         (({}, "random", 3), "nothing to draw"),
         (({"a": tuple(range(2000)), "b": tuple(range(2000))},), "4,000,000 combinations"),
         (({"a": (1,)}, "sobol"), "one of grid, random, latin-hypercube"),

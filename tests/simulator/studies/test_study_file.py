@@ -112,14 +112,12 @@ def test_names_are_short_and_tell_apart():
 
 
 def test_a_study_file_says_what_to_judge_by(tmp_path):
-    from simulator.studies.compare.comparison import metric_of_files
-
     file = tmp_path / "study.yaml"
     scenario = {"scenario": tiny_data(), "vary": {"engine.max_num_seqs": [8, 16]}}
     file.write_text(yaml.safe_dump(scenario | {"metric": "mean_tpot_ms"}))
-    assert metric_of_files([file]) == "mean_tpot_ms"
+    assert load_study(file).metric == "mean_tpot_ms"
     file.write_text(yaml.safe_dump(scenario))
-    assert metric_of_files([file]) is None
+    assert load_study(file).metric is None
     file.write_text(yaml.safe_dump(scenario | {"metric": 3}))
     with pytest.raises(ForerunError, match="metric: name a key"):
-        metric_of_files([file])
+        load_study(file)

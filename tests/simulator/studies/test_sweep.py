@@ -48,7 +48,7 @@ def test_results_do_not_depend_on_the_number_of_processes(study):
 
 def test_replications_give_intervals(tiny):
     result = Study(tiny, {PATH: [4]}, seed=5, replications=3).run(jobs=1)
-    document = result.document()
+    document = result.document
     assert document["points"][0]["intervals"]["mean_e2el_ms"][0] < document["points"][0]["summary"]["mean_e2el_ms"]
     assert document["seed"] == 5
     assert {"store", "points", "scenario", "seed", "version", "basis"} <= set(document)

@@ -16,7 +16,7 @@ from simulator.speculation.policies import batch_table as lookup
 from simulator.studies.tune.choices import draft_choices
 from simulator.studies.tune.document import batch_table, tune_document
 from simulator.studies.tune.grid import speculation_grid
-from simulator.studies.tune.tuning import axis_values, stretches, tune
+from simulator.studies.tune.tuning import axis_values, find_drafts, stretches
 
 BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
 
@@ -41,7 +41,7 @@ def scenario(model="llama-3.1-8b", prompt=512, **speculation):
 
 @pytest.fixture(scope="module")
 def tuned():
-    return tune(scenario(), BATCHES, CONTEXTS, (1, 3, 6))
+    return find_drafts(scenario(), BATCHES, CONTEXTS, (1, 3, 6))
 
 
 def test_the_map_agrees_with_the_grid_of_one_axis(tuned):
@@ -64,12 +64,12 @@ def test_at_the_break_even_acceptance_nothing_is_gained_or_lost(tuned):
     for even in tune_document(tuned, "vllm")["break_even"]:
         drafted = even["num_speculative_tokens"]
         chosen = scenario(num_speculative_tokens=drafted, acceptance={"alpha": even["alpha"]})
-        again = tune(chosen, (even["batch"],), (512,), (drafted,))
+        again = find_drafts(chosen, (even["batch"],), (512,), (drafted,))
         assert again.mean[0].best_speedup == pytest.approx(1.0, abs=1e-6)
 
 
 def test_nothing_accepted_never_pays():
-    found = tune(scenario(acceptance={"alpha": 0.0}), (1, 64), (512,), (1, 3))
+    found = find_drafts(scenario(acceptance={"alpha": 0.0}), (1, 64), (512,), (1, 3))
     document = tune_document(found, "vllm")
     assert [row["num_speculative_tokens"] for row in document["table"]] == [0, 0]
     assert [row["speedup"] for row in document["table"]] == [1.0, 1.0]
@@ -80,7 +80,7 @@ def test_nothing_accepted_never_pays():
 
 def test_less_acceptance_moves_the_crossover_down():
     low, high = (
-        tune(scenario(acceptance={"alpha": alpha}, prompt=128), (1, 16, 64, 128, 256), (512,), (2,))
+        find_drafts(scenario(acceptance={"alpha": alpha}, prompt=128), (1, 16, 64, 128, 256), (512,), (2,))
         for alpha in (0.15, 0.4)
     )
     assert low.crossover.batch is not None
@@ -124,13 +124,13 @@ def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
     ],
 )
 def test_sglang_flags(block, words):
-    found = tune(scenario(**block), (1, 4), (512,))
+    found = find_drafts(scenario(**block), (1, 4), (512,))
     assert words in tune_document(found, "sglang")["emit"]
 
 
 def test_a_tree_is_refused_by_name_for_vllm():
     tree = {"num_speculative_tokens": None, "tree": {"depth": 3, "top_k": 2, "nodes": 8}}
-    found = tune(scenario(**tree), (1,), (512,))
+    found = find_drafts(scenario(**tree), (1,), (512,))
     with pytest.raises(ForerunError, match="vLLM has no eagle3 tree"):
         tune_document(found, "vllm")
     relaxed = tune_document(found, "vllm", strict=False)
@@ -156,8 +156,8 @@ def test_unknown_positions_are_not_drafted():
 
 def test_acceptance_that_decays_with_context_drafts_less_there():
     decaying = {"acceptance": {"alpha": 0.8, "context_decay": 0.8, "context_from": 512}}
-    near, far = tune(scenario(**decaying), (1,), (512, 32_768)).cells
-    plain = tune(scenario(acceptance={"alpha": 0.8}), (1,), (512, 32_768)).cells
+    near, far = find_drafts(scenario(**decaying), (1,), (512, 32_768)).cells
+    plain = find_drafts(scenario(acceptance={"alpha": 0.8}), (1,), (512, 32_768)).cells
     assert near.best_speedup == pytest.approx(plain[0].best_speedup)
     assert far.best_speedup < plain[1].best_speedup
     assert far.best.tokens < near.best.tokens
@@ -172,11 +172,11 @@ def test_stretches_leave_no_gap_and_hold_their_value(values):
 
 
 def test_axes_as_text():
-    assert axis_values(["1,8", "64"], "--batch") == (1, 8, 64)
-    assert axis_values(["1..48"], "--batch") == (1, 2, 4, 8, 16, 32, 48)
+    assert axis_values(["1,8", "64"], "batch") == (1, 8, 64)
+    assert axis_values(["1..48"], "batch") == (1, 2, 4, 8, 16, 32, 48)
     for bad in ("", "0", "-3", "x", "8..2", "1.5", "99999999"):
-        with pytest.raises(ForerunError, match="--batch"):
-            axis_values([bad], "--batch")
+        with pytest.raises(ForerunError, match="batch"):
+            axis_values([bad], "batch")
 
 
 def test_equal_neighbours_are_one_range(tuned):

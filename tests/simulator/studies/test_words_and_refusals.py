@@ -136,7 +136,7 @@ def test_comparisons_of_files(tmp_path, capsys):
     one, two = (written(tmp_path / name, tiny_data()) for name in ("one.json", "two.json"))
     for arguments, told in (
         ([one, one], "the same file is given twice"),
-        ([one, two, "--vary", "engine.max_num_seqs=1,2"], "--vary: works on one scenario file"),
+        ([one, two, "--vary", "engine.max_num_seqs=1,2"], "--vary: works on one scenario"),
         ([one], "there is nothing to compare"),
         ([one, two, "--metric", "output_thruput"], "no metric 'output_thruput'; did you mean 'output_throughput'"),
         ([one, two, "--metric", "request_goodput", "--replications", "1"], "does not measure request_goodput"),

@@ -1,0 +1,311 @@
+"""``forerun compare``, ``plan``, ``tune`` and ``sweep``: many runs that answer one question."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulator.cli.output import (
+    STDOUT,
+    JobsOption,
+    JsonOption,
+    NoProgressOption,
+    Progress,
+    SetOption,
+    VaryOption,
+    checked_outputs,
+    show,
+)
+
+EXIT_NOTHING_HOLDS = 1
+AXIS = "1,8,64 or doubling 1..256"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command(
+        "compare",
+        epilog="Examples: forerun compare chat.yaml --vary speculation.method=none,eagle3  |  "
+        "forerun compare a.yaml b.yaml --out out/a-b",
+    )(compare)
+    app.command(
+        "plan",
+        epilog="Examples: forerun plan chat.yaml --rate 20 --slo p99_ttft_ms=1000 --slo p99_tpot_ms=60  |  "
+        "forerun plan chat.yaml --trace azure-conv-2023 --growth 4 --vary hardware.chip=h100-sxm,a100-sxm-80gb  |  "
+        "forerun plan chat.yaml --max-rate --slo goodput=0.95 --slo ttft_ms=1000 --slo tpot_ms=60",
+    )(plan)
+    app.command(
+        "tune",
+        epilog="Examples: forerun tune chat.yaml --emit vllm  |  "
+        "forerun tune chat.yaml --batch 1..256 --context 1024,8192 --tokens 1,3,5 --out out/tune",
+    )(tune)
+    app.command(
+        "sweep",
+        epilog="Examples: forerun sweep chat.yaml --vary hardware.tensor_parallel=1,2,4 --vary "
+        "engine.max_num_seqs=64,256 --store chat.sweep  |  forerun sweep chat.yaml --vary "
+        "workload.arrivals.request_rate=1..50:log --design latin-hypercube --samples 100 --store chat.sweep",
+    )(sweep)
+
+
+def compare(
+    scenarios: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SCENARIO...", help="A scenario or study file; or several files to compare.", show_default=False
+        ),
+    ],
+    vary: VaryOption = None,
+    set_values: SetOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="First seed; every variant gets the same ones.")] = 0,
+    replications: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Pairs of runs, with seeds SEED, SEED+1, ...")
+    ] = 5,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Metric to judge by; default: the study file's, else mean_e2el_ms, or output_throughput offline.",
+        ),
+    ] = None,
+    crossover: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH[=VALUES]",
+            help="Where the verdict turns: auto (the load), none, a field, or PATH=LOW..HIGH or PATH=V1,V2,...",
+        ),
+    ] = "auto",
+    no_sensitivity: Annotated[
+        bool, typer.Option("--no-sensitivity", help="Do not try the assumed parameters over their ranges.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write compare.json, study.yaml, report.html and report.md."),
+    ] = None,
+    json_file: JsonOption = None,
+    jobs: JobsOption = None,
+    no_progress: NoProgressOption = False,
+) -> int:
+    """Compare variants on common random numbers: speedups with 95 % intervals, sensitivity, crossover."""
+    from simulator.studies.compare.comparison import compare as run_comparison
+    from simulator.studies.compare.comparison import variants_from_files
+    from simulator.studies.study_file import load_study
+
+    overrides, varied = tuple(set_values or ()), tuple(vary or ())
+    single = len(scenarios) == 1
+    source = (
+        load_study(scenarios[0], overrides, varied) if single else variants_from_files(scenarios, overrides, varied)
+    )
+    with checked_outputs(out, json_file):
+        with Progress(not no_progress, "comparing") as progress:
+            found = run_comparison(
+                source,
+                seed=seed,
+                replications=replications,
+                metric=metric,
+                crossover=crossover,
+                sensitivity=not no_sensitivity,
+                jobs=jobs,
+                progress=progress.update,
+            )
+        show(found, json_file, out)
+    return 0
+
+
+def plan(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="Scenario or study file, YAML or JSON.", show_default=False)
+    ],
+    rate: Annotated[
+        float | None, typer.Option(metavar="R", help="Requests per second to hold; arrivals are drawn anew.")
+    ] = None,
+    max_rate: Annotated[
+        bool, typer.Option("--max-rate", help="Find the highest rate of every layout, at the scenario's replicas.")
+    ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Plan for this trace: its lengths and, without --rate, its own arrivals."),
+    ] = None,
+    growth: Annotated[
+        float, typer.Option(metavar="G", help="Plan for G times the rate, or the trace played G times faster.")
+    ] = 1.0,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A limit, over the scenario's own: p99_ttft_ms=1000; or goodput=0.95 with ttft_ms=1000 tpot_ms=60.",
+        ),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=V1,V2,...",
+            help="Values to search of a field: hardware.chip, weights_dtype, speculation.method, hardware.replicas... "
+            "Unless varied: tensor_parallel 1,2,4,8, max_num_batched_tokens 2048,8192, speculation on and off.",
+        ),
+    ] = None,
+    set_values: SetOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="First seed; every layout gets the same ones.")] = 0,
+    replications: Annotated[
+        int, typer.Option(min=1, max=1000, help="Runs of every layout that is near the limit.")
+    ] = 5,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of a run; default: the scenario's, and a minute of arrivals at least."),
+    ] = None,
+    finalists: Annotated[int, typer.Option(min=1, help="Layouts that hold the SLO to show.")] = 5,
+    max_replicas: Annotated[int, typer.Option(min=1, max=10_000, help="Most replicas of a layout to try.")] = 64,
+    no_headroom: Annotated[
+        bool, typer.Option("--no-headroom", help="Do not search the highest rate of the finalists.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write plan.json, study.yaml, report.html and report.md.")
+    ] = None,
+    json_file: JsonOption = None,
+    jobs: JobsOption = None,
+    no_progress: NoProgressOption = False,
+) -> int:
+    """Find the cheapest layout that holds an SLO at a load; exit code 1 when none does."""
+    from simulator.studies.plan.document import plan as make_plan
+    from simulator.studies.study_file import load_study
+
+    study = load_study(scenario, tuple(set_values or ()), tuple(vary or ()))
+    with checked_outputs(out, json_file):
+        with Progress(not no_progress, "planning") as progress:
+            found = make_plan(
+                study,
+                rate=rate,
+                max_rate=max_rate,
+                trace=trace,
+                growth=growth,
+                slo=slo,
+                seed=seed,
+                replications=replications,
+                requests=requests,
+                finalists=finalists,
+                max_replicas=max_replicas,
+                headroom=not no_headroom,
+                jobs=jobs,
+                progress=progress.update,
+            )
+        show(found, json_file, out)
+    return 0 if found.best is not None else EXIT_NOTHING_HOLDS
+
+
+def tune(
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="Scenario file with a speculation section, YAML or JSON.", show_default=False
+        ),
+    ],
+    batch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="B1,B2,...", help=f"Batch sizes: {AXIS}; default: doubling to max_num_seqs."),
+    ] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(metavar="C1,C2,...", help="Context lengths in tokens; default: 512,2048,8192,32768."),
+    ] = None,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K1,K2,...", help="Draft tokens to try; default: 1..8 as far as acceptance is known."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--emit", metavar="ENGINE", help="Whose flags to print: vllm or sglang; default: the scenario's."),
+    ] = None,
+    set_values: SetOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Noted in the result, which has nothing random.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write tune.json, scenario.yaml, report.html and report.md.")
+    ] = None,
+    json_file: JsonOption = None,
+    no_progress: NoProgressOption = False,
+) -> int:
+    """Find the best number of draft tokens (or the best tree) per batch and context, with intervals."""
+    from simulator.studies.study_file import load_study
+    from simulator.studies.tune.document import tune as run_tuning
+
+    study = load_study(scenario, tuple(set_values or ()))
+    with checked_outputs(out, json_file):
+        with Progress(not no_progress, "tuning") as progress:
+            found = run_tuning(
+                study, batch=batch, context=context, tokens=tokens, emit=engine, seed=seed, progress=progress.update
+            )
+        show(found, json_file, out)
+    if json_file != STDOUT and found.flags:
+        print(found.flags)
+    return 0
+
+
+def sweep(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A scenario or study file, YAML or JSON.", show_default=False)
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary", metavar="PATH=V1,V2,...", help="Values of a field, as YAML, or LOW..HIGH[:log]; repeatable."
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where results are kept and resumed from; default: SCENARIO's name + .sweep."
+        ),
+    ] = None,
+    set_values: SetOption = None,
+    design: Annotated[
+        str, typer.Option(metavar="NAME", help="grid, random or latin-hypercube; the latter two need --samples.")
+    ] = "grid",
+    samples: Annotated[int | None, typer.Option(metavar="N", help="Points that a random design draws.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="First seed of every point, and of the draws.")] = 0,
+    replications: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Runs of every point, with seeds SEED, SEED+1, ...")
+    ] = 1,
+    metric: Annotated[
+        str, typer.Option(metavar="KEY", help="Metric that the best point is named by.")
+    ] = "mean_e2el_ms",
+    jobs: JobsOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Dask scheduler such as tcp://host:8786, or local for one started here."),
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run points again that failed before.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write sweep.json, study.yaml, report.html and report.md.")
+    ] = None,
+    json_file: JsonOption = None,
+    no_progress: NoProgressOption = False,
+) -> int:
+    """Run every combination of values; killed at any moment, the same command goes on where it stopped."""
+    from simulator.errors import ForerunError
+    from simulator.studies.study_file import checked_design, load_study
+    from simulator.studies.sweep.study import sweep as run_sweep
+
+    study = load_study(scenario, tuple(set_values or ()), tuple(vary or ()))
+    kept = store if store is not None else Path(f"{scenario.stem}.sweep")
+    with checked_outputs(out, json_file):
+        with Progress(not no_progress, "sweeping") as progress:
+            found = run_sweep(
+                study,
+                store=kept,
+                design=checked_design(design),
+                samples=samples,
+                seed=seed,
+                replications=replications,
+                metric=metric,
+                jobs=jobs,
+                cluster=cluster,
+                retry_failed=retry_failed,
+                progress=progress.update,
+            )
+        show(found, json_file, out)
+    print(f"Results are kept in {kept}", file=sys.stderr if json_file == STDOUT else sys.stdout)
+    if not found.document["counts"]["done"]:
+        first = found.failed[0]
+        raise ForerunError(f"every point failed; the first, {first.name}: {first.error}")
+    return 0

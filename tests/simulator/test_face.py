@@ -1,0 +1,97 @@
+"""The face: one call per question, one kind of result, and errors that name arguments."""
+
+import pickle
+from html import escape
+
+import pytest
+from tiny_scenario import tiny_data
+
+import simulator as fr
+
+CURVE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+
+
+@pytest.fixture(scope="module")
+def scenario():
+    return fr.Scenario.model_validate(tiny_data(num_requests=30))
+
+
+@pytest.fixture(scope="module")
+def results(scenario):
+    drafting = scenario.with_values({"speculation": CURVE})
+    quick = {"jobs": 1}
+    plain = {"replications": 2, "crossover": "none", "sensitivity": False}
+    return {
+        "compare": fr.compare(scenario, vary={"engine.max_num_seqs": [2, 16]}, **plain, **quick),
+        "plan": fr.plan(
+            scenario, rate=5.0, slo={"p99_ttft_ms": 900}, vary={"hardware.tensor_parallel": [1]}, replications=1,
+            requests=60, finalists=1, headroom=False, **quick,
+        ),
+        "tune": fr.tune(drafting, batch=[1, 16], context=[512], tokens=[1, 3]),
+        "sweep": fr.sweep(drafting, {"speculation.num_speculative_tokens": [1, 2]}, **quick),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["compare", "plan", "tune", "sweep"])
+def test_every_study_returns_one_kind_of_result(results, kind, tmp_path):
+    found = results[kind]
+    assert isinstance(found, fr.Result)
+    assert found.kind == kind
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert len(repr(found)) < 2000
+    assert found.conclusion
+    assert escape(found.conclusion) in found._repr_html_()
+    assert found.summary["answer"] == found.conclusion
+    assert found.table().rows
+    assert [table.title for table in found.tables()]
+    frame = found.to_arrow()
+    assert frame.num_rows >= 1
+    assert found.figure().data
+    assert found.figure(found.figures[0]).data
+    folder = found.save(tmp_path / kind)
+    assert {"report.html", "report.md", f"{kind}.json"} <= {path.name for path in folder.iterdir()}
+
+
+def test_the_frames_hold_the_figures_of_the_documents(results):
+    compared = results["compare"].to_arrow().to_pylist()
+    row = next(r for r in compared if r["variant"] == "max_num_seqs=16" and r["metric"] == "mean_e2el_ms")
+    variant = results["compare"].document["variants"][1]
+    assert row["value"] == variant["summary"]["mean_e2el_ms"]
+    assert row["ratio"] == variant["speedup"]["mean_e2el_ms"]["ratio"]
+    swept = results["sweep"].to_arrow().to_pylist()
+    assert [r["speculation.num_speculative_tokens"] for r in swept] == [1, 2]
+    assert all(r["mean_e2el_ms"] > 0 for r in swept)
+    assert {r["batch"] for r in results["tune"].to_arrow().to_pylist()} == {1, 16}
+    assert results["plan"].best["layout"] in {r["layout"] for r in results["plan"].to_arrow().to_pylist()}
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda s: fr.compare(s, vary={"engine.max_num_seqs": [1, 2]}, metric="speed"), "^metric: no metric 'speed'"),
+        (lambda s: fr.compare({"a": s, "b": s}, vary={"seed": [1]}), "^vary: works on one scenario"),
+        (lambda s: fr.plan(s, rate=-1.0), "^rate: must be a positive number"),
+        (lambda s: fr.plan(s, rate=1.0, max_rate=True), "rate asks for a layout, max_rate for a rate"),
+        (lambda s: fr.plan(s, rate=1.0, slo={"p99_ttft": 1.0}), "p99_ttft"),
+        (lambda s: fr.sweep(s, {"engine.max_num_seqs": [1]}, samples=3), "^samples: a grid runs every combination"),
+        (lambda s: fr.tune(s.with_values({"speculation": CURVE}), batch=["0"]), "^batch: 0: write whole numbers"),
+        (lambda s: fr.tune(s.with_values({"speculation": CURVE}), emit="vlm"), "^emit: vlm: no such engine"),
+    ],
+)
+def test_errors_of_the_library_name_arguments(scenario, call, told):
+    with pytest.raises(fr.ForerunError, match=told) as caught:
+        call(scenario)
+    assert "--" not in str(caught.value)
+
+
+def test_the_command_names_options(capsys, tmp_path):
+    from simulator.cli import main
+
+    assert main(["sweep", "examples/chat-h100-draft.yaml", "--vary", "engine.max_num_seqs=1,2", "--samples", "3"]) == 2
+    assert "forerun: --samples: a grid runs every combination" in capsys.readouterr().err
+
+
+def test_scenarios_can_be_compared_by_name(scenario):
+    wide = scenario.with_values({"engine.max_num_seqs": 64})
+    found = fr.compare({"narrow": scenario, "wide": wide}, replications=1, crossover="none", sensitivity=False, jobs=1)
+    assert [variant["name"] for variant in found.document["variants"]] == ["narrow", "wide"]
