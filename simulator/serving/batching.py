@@ -165,7 +165,7 @@ class StaticScheduler(Scheduler):
             sequence = self.waiting[0]
             blocks = max(limits.blocks(sequence.known_tokens), limits.decode_blocks(_before_last(sequence)))
             self._evict_idle()
-            units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
+            units, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
             if self.used_blocks + blocks - in_use > limits.num_blocks - limits.watermark_blocks:
                 break
             self.waiting.popleft()

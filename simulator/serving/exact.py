@@ -14,6 +14,7 @@ from simulator.serving.feed import Feed
 from simulator.serving.host_cache import OffloadSpace, exposed_load_s
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+from simulator.serving.prefix_cache import NoPrefixCache
 from simulator.serving.scheduler import Scheduler, StepPlan
 from simulator.serving.sequence import Sequence
 from simulator.speculation import AcceptanceSampler, Batch
@@ -93,9 +94,9 @@ class ExactReplica:
         self._longest = 0 if sampler is not None else longest_asked(timer)
         self._drafting = None if rule is None else ReplicaDrafting(rule, limits, timer.windows)
 
-    def cached_tokens(self, request: int) -> int:
-        """Prompt tokens of a request that the prefix cache holds now."""
-        return self.scheduler.cached_tokens(request, self._log.input_tokens[request])
+    def prefix_cache(self) -> NoPrefixCache:
+        """The prefix cache as it is now."""
+        return self.scheduler.cache
 
     @property
     def held_blocks(self) -> int:

@@ -79,14 +79,14 @@ class FastReplica:
         self._in_step = False
         """Whether a planned step or span is on its way."""
 
-    def cached_tokens(self, request: int) -> int:
-        """Prompt tokens of a request that the prefix cache holds now; asked by a router while steps run."""
+    def prefix_cache(self) -> NoPrefixCache:
+        """The prefix cache as it is now; asked for by a router while steps run."""
         if self._in_step:
             held, span = self._planned.held, self._planned.span
             if span is not None:
                 held = int(span.blocks[int(np.searchsorted(span.ends, self._env.now))])
             self._evict_idle(held)
-        return self._cache.match(request, self._log.input_tokens[request])[1]
+        return self._cache
 
     @property
     def held_blocks(self) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from simulator.serving.clock import on_grid
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+from simulator.serving.prefix_cache import NoPrefixCache
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -209,8 +210,8 @@ class RoutedFeed:
         """Tokens that the replica's KV cache holds."""
         self.outstanding = 0
         """Requests handed over and not yet ended."""
-        self.cached_tokens: Callable[[int], int] = _nothing_cached
-        """Prompt tokens of a request that the replica's prefix cache holds now."""
+        self.prefix_cache: Callable[[], NoPrefixCache] = NoPrefixCache
+        """The replica's prefix cache as it is now."""
         self.process: simpy.Process | None = None
         """The process to interrupt when a request arrives while it advances through a span."""
         self.down = False
@@ -290,8 +291,3 @@ def _wake(event: simpy.Event) -> None:
     assert isinstance(wake, simpy.Event)
     if not wake.triggered:
         wake.succeed()
-
-
-def _nothing_cached(request: int) -> int:
-    """Where no prefix is cached."""
-    return 0

@@ -158,7 +158,7 @@ class FleetRun:
         if isinstance(replica, ExactReplica):
             self.exact[index] = replica
         self.replicas.append(replica)
-        feed.cached_tokens = replica.cached_tokens
+        feed.prefix_cache = replica.prefix_cache
         feed.process = env.process(replica.serve())
         return feed
 

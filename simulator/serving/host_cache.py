@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from simulator.serving.clock import on_grid
@@ -50,7 +51,7 @@ class HostCache:
 
     def __init__(self, num_blocks: int) -> None:
         self._room = num_blocks
-        self._blocks: dict[int, int] = {}
+        self._blocks: OrderedDict[int, int] = OrderedDict()
         """Blocks of each unit, least recently used first."""
         self.used_blocks = 0
         self.peak_blocks = 0
@@ -66,13 +67,12 @@ class HostCache:
     def put(self, unit: int, blocks: int) -> None:
         """The chip evicts a unit: keep it as the latest, and drop the oldest until all fit."""
         if unit in self._blocks:
-            self._blocks[unit] = self._blocks.pop(unit)
+            self._blocks.move_to_end(unit)
             return
         if blocks > self._room:
             return
         while self.used_blocks + blocks > self._room:
-            oldest = next(iter(self._blocks))
-            self.used_blocks -= self._blocks.pop(oldest)
+            self.used_blocks -= self._blocks.popitem(last=False)[1]
         self._blocks[unit] = blocks
         self.used_blocks += blocks
         self.peak_blocks = max(self.peak_blocks, self.used_blocks)
@@ -80,6 +80,7 @@ class HostCache:
 
     def load(self, unit: int) -> int:
         """A unit goes back to the chip; returns its blocks."""
-        blocks = self._blocks[unit] = self._blocks.pop(unit)
+        self._blocks.move_to_end(unit)
+        blocks = self._blocks[unit]
         self.loaded_blocks += blocks
         return blocks

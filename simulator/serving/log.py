@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.serving.host_cache import HostCache
+from simulator.serving.prefix_cache import HolderIndex
 from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream
 
@@ -289,6 +290,8 @@ class RunLog:
     """Prompt tokens that came from host memory, among ``cached_tokens``."""
     host_caches: list[HostCache] = field(default_factory=list)
     """Host memory behind the prefix caches, one per replica (a failed replica starts another)."""
+    holders: HolderIndex | None = None
+    """Which replicas hold which prefixes, where a router asks."""
     swapped_blocks: int = 0
     """KV blocks copied to host memory."""
     transfers: int = 0

@@ -96,7 +96,7 @@ class Pool:
             ForerunError: replicas with pipeline stages have no part in hand-over, failures or swapping.
         """
         if fast:
-            cache, rule = self._cache(log), self.rule
+            cache, rule = self._cache(log, index), self.rule
             return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, rule, self.offload)
         if isinstance(self.timer, StagedTimer):
             if handover is not None or self.swap is not None or self.rule is not None or self.role != "both":
@@ -104,11 +104,11 @@ class Pool:
                     f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
                     f"number of tokens and recompute what they preempt"
                 )
-            scheduler = PipelinedScheduler(self.limits, self._cache(log))
+            scheduler = PipelinedScheduler(self.limits, self._cache(log, index))
             return PipelinedReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log)
 
         def make_scheduler() -> Scheduler:
-            found: Scheduler = made(self.rules.make, self.limits, self._cache(log), self.swap)
+            found: Scheduler = made(self.rules.make, self.limits, self._cache(log, index), self.swap)
             return found
 
         return ExactReplica(
@@ -127,7 +127,7 @@ class Pool:
             self.offload,
         )
 
-    def _cache(self, log: RunLog) -> NoPrefixCache:
+    def _cache(self, log: RunLog, replica: int) -> NoPrefixCache:
         hashes = log.stream.prefix_hashes
         if hashes is None or not self.prefix_caching:
             return NoPrefixCache()
@@ -138,7 +138,9 @@ class Pool:
             )
         outputs = log.output_tokens if log.stream.answers_hashed else None
         host = None
+        if log.holders is not None:
+            log.holders.drop_all(1 << replica)
         if self.offload is not None:
             host = HostCache(self.offload.num_blocks)
             log.host_caches.append(host)
-        return PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host)
+        return PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host, log.holders, replica)

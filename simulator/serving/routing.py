@@ -9,6 +9,7 @@ from typing import Protocol
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet_config import RouterConfig
 from simulator.serving.log import RunLog
+from simulator.serving.prefix_cache import HolderIndex
 from simulator.serving.rules import ROUTING, made
 
 
@@ -70,6 +71,8 @@ class PrefixAware(RoundRobin):
         self._hashes = log.stream.prefix_hashes
         self._input_tokens = log.input_tokens
         self._tables: dict[int, OrderedDict[int, None]] = {}
+        self._sent = HolderIndex()
+        """What stands in the tables."""
 
     def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
         """The replica with the longest match, or the idlest."""
@@ -80,7 +83,7 @@ class PrefixAware(RoundRobin):
         if most - least > config.balance_abs_threshold and most > config.balance_rel_threshold * least:
             chosen = ports[loads.index(least)]
         else:
-            matches = [self._match(port, units, prompt) for port in ports]
+            matches = self._matches(units, prompt, ports)
             longest = max(matches)
             if longest > config.cache_threshold * prompt:
                 best = [port for port, match in zip(ports, matches, strict=True) if match == longest]
@@ -92,24 +95,27 @@ class PrefixAware(RoundRobin):
 
     def failed(self, port: RoutedFeed) -> None:
         """Its table is void."""
-        self._tables.pop(port.index, None)
+        for unit in self._tables.pop(port.index, ()):
+            self._sent.drop(unit, 1 << port.index)
 
-    def _match(self, port: RoutedFeed, units: list[int], prompt: int) -> int:
-        table = self._tables.get(port.index)
-        if not table or self._hashes is None:
-            return 0
-        found = next((i for i, unit in enumerate(units) if unit not in table), len(units))
-        return min(found * self._hashes.block_tokens, prompt)
+    def _matches(self, units: list[int], prompt: int, ports: Sequence[RoutedFeed]) -> list[int]:
+        """Prompt tokens that each replica was sent before."""
+        if self._hashes is None:
+            return [0] * len(ports)
+        size = self._hashes.block_tokens
+        return [min(found * size, prompt) for found in self._sent.leading(units, [port.index for port in ports])]
 
     def _record(self, port: RoutedFeed, units: list[int]) -> None:
         if self._hashes is None:
             return
-        table = self._tables.setdefault(port.index, OrderedDict())
+        table, bit = self._tables.setdefault(port.index, OrderedDict()), 1 << port.index
         for unit in reversed(units):
+            if unit not in table:
+                self._sent.add(unit, bit)
             table[unit] = None
             table.move_to_end(unit)
         while len(table) * self._hashes.block_tokens > max(port.capacity_tokens, self._hashes.block_tokens):
-            table.popitem(last=False)
+            self._sent.drop(table.popitem(last=False)[0], bit)
 
 
 class KvAware(RoundRobin):
@@ -127,6 +133,10 @@ class KvAware(RoundRobin):
         self._weight = config.overlap_weight
         self._input_tokens = log.input_tokens
         self._first_token_s = log.first_token_s
+        self._hashes = log.stream.prefix_hashes
+        if log.holders is None:
+            log.holders = HolderIndex()
+        self._holders = log.holders
         self._held: dict[int, int] = {}
         """Prompt tokens outstanding, by replica."""
         self._pending: dict[int, dict[int, int]] = {}
@@ -135,7 +145,7 @@ class KvAware(RoundRobin):
     def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
         """The cheapest replica."""
         prompt = self._input_tokens[request]
-        new = [prompt - port.cached_tokens(request) for port in ports]
+        new = [prompt - cached for cached in self._cached(request, ports)]
         costs = [
             (self._weight * (self._prefilling(port) + tokens) + self._held.get(port.index, 0) + prompt)
             / port.block_size
@@ -146,6 +156,15 @@ class KvAware(RoundRobin):
         self._held[index] = self._held.get(index, 0) + prompt
         self._pending.setdefault(index, {})[request] = new[best]
         return ports[best]
+
+    def _cached(self, request: int, ports: Sequence[RoutedFeed]) -> list[int]:
+        """Prompt tokens that each replica holds now."""
+        caches = [port.prefix_cache() for port in ports]
+        if self._hashes is None:
+            return [0] * len(ports)
+        units = _until_repeated(self._hashes.of(request).tolist())
+        whole = self._holders.leading(units, [port.index for port in ports])
+        return [cache.spared(request, units, here) for cache, here in zip(caches, whole, strict=True)]
 
     def left(self, request: int, port: RoutedFeed) -> None:
         """Its blocks are free."""
@@ -166,6 +185,18 @@ def policy(name: str, config: RouterConfig, log: RunLog) -> Policy:
     """The policy called ``name`` for one run."""
     found: Policy = made(ROUTING[name], config, log)
     return found
+
+
+def _until_repeated(units: list[int]) -> list[int]:
+    """The units before the first that comes a second time."""
+    if len(set(units)) == len(units):
+        return units
+    seen: set[int] = set()
+    for position, unit in enumerate(units):
+        if unit in seen:
+            return units[:position]
+        seen.add(unit)
+    return units
 
 
 def _outstanding(port: RoutedFeed) -> int:

@@ -81,7 +81,7 @@ class Scheduler(ABC):
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self._cache = cache
+        self.cache = cache
         self._held_blocks = 0
         """Blocks of all running sequences; a block that several share is counted by each."""
         self.preempted: list[Sequence] = []
@@ -109,7 +109,7 @@ class Scheduler(ABC):
     @property
     def used_blocks(self) -> int:
         """Blocks that running sequences hold, shared ones counted once."""
-        return self._held_blocks - self._cache.shared_blocks
+        return self._held_blocks - self.cache.shared_blocks
 
     @property
     def has_work(self) -> bool:
@@ -122,11 +122,11 @@ class Scheduler(ABC):
 
     def take_loaded(self) -> int:
         """Blocks that the latest plan brings from the host's prefix cache."""
-        return self._cache.take_loaded()
+        return self.cache.take_loaded()
 
     def cached_tokens(self, request: int, tokens: int) -> int:
         """Tokens at the start of a request that the prefix cache holds now."""
-        return self._cache.match(request, tokens)[1]
+        return self.cache.match(request, tokens)[1]
 
     def hold(self, sequence: Sequence) -> None:
         """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
@@ -147,11 +147,11 @@ class Scheduler(ABC):
         if self.waiting or self.swapped:
             return None
         self._evict_idle()
-        units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
+        units, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
         blocks = self.limits.blocks(sequence.known_tokens)
         if self.used_blocks + blocks - in_use > self.limits.num_blocks - self.limits.watermark_blocks:
             return None
-        self._cache.hold(units)
+        self.cache.hold(units)
         sequence.units = units
         sequence.blocks = blocks
         self._held_blocks += blocks
@@ -196,7 +196,7 @@ class Scheduler(ABC):
 
     def _end(self, sequence: Sequence) -> None:
         """What a sequence has computed may be kept for later ones; its blocks are free."""
-        self._cache.finish(sequence.index, sequence.units)
+        self.cache.finish(sequence.index, sequence.units)
         sequence.units = []
         self._free(sequence)
 
@@ -210,14 +210,14 @@ class Scheduler(ABC):
         return True
 
     def _free(self, sequence: Sequence) -> None:
-        self._cache.release(sequence.units)
+        self.cache.release(sequence.units)
         sequence.units = []
         self._held_blocks -= sequence.blocks
         sequence.blocks = 0
 
     def _evict_idle(self) -> None:
         """Evict cached blocks that no sequence uses for those that sequences do use."""
-        self._cache.shrink(self.limits.num_blocks - self.used_blocks)
+        self.cache.shrink(self.limits.num_blocks - self.used_blocks)
 
     def _preempt_last(self) -> Sequence:
         """Throw the latest sequence out of the batch.
@@ -226,7 +226,7 @@ class Scheduler(ABC):
         back, first in the queue.
         """
         victim = self.running.pop()
-        self._cache.shrink(0)
+        self.cache.shrink(0)
         self._free(victim)
         self.preempted.append(victim)
         blocks = self.limits.blocks(victim.computed_tokens)
@@ -260,7 +260,7 @@ class Scheduler(ABC):
         while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
             sequence = self.waiting[0]
             self._evict_idle()
-            units, cached, in_use = self._cache.match(sequence.index, sequence.known_tokens)
+            units, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
             tokens = sequence.known_tokens - cached
             if whole_prompts and tokens > budget:
                 break
@@ -319,16 +319,16 @@ class Scheduler(ABC):
 
     def _start(self, sequence: Sequence, units: list[int], cached: int, blocks: int) -> None:
         """A sequence joins the batch with the cached start of its prompt."""
-        self._cache.hold(units)
+        self.cache.hold(units)
         sequence.units = units
         sequence.computed_tokens = sequence.drafter_tokens = cached
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
-            sequence.host_tokens = self._cache.host_tokens
+            sequence.host_tokens = self.cache.host_tokens
         sequence.blocks = blocks
         self._held_blocks += blocks
         self.running.append(sequence)
 
     def _cache_prompt(self, sequence: Sequence, computed_tokens: int) -> None:
         """Offer the prompt blocks that this step completes to later requests."""
-        self._cache.add(sequence.index, sequence.units, computed_tokens)
+        self.cache.add(sequence.index, sequence.units, computed_tokens)

@@ -9,7 +9,8 @@ from stub_timers import LinearTimer
 
 from simulator.errors import ForerunError
 from simulator.serving import EngineLimits
-from simulator.serving.prefix_cache import PrefixCache
+from simulator.serving.host_cache import HostCache
+from simulator.serving.prefix_cache import HolderIndex, PrefixCache
 from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
 
@@ -159,3 +160,28 @@ def test_token_by_token_it_is_a_radix_tree_with_lru_leaves(prompts, room):
         cache.shrink(room)
         tree.shrink(room)
         assert cache.idle_blocks == len(tree.touched)
+
+
+PROMPTS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=2, max_size=8)
+
+
+@given(
+    PROMPTS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7), st.integers(0, 20)), max_size=30), st.booleans()
+)
+def test_one_walk_tells_what_each_replica_holds(lists, served, hosted):
+    """The index that the caches of three replicas keep, against each cache asked by itself: prompts with parts of units
+    at their ends, units that come twice, evictions, and host memory behind."""
+    prompts = [len(units) * 32 - 5 * (len(units) % 2) for units in lists]
+    hashes, index = PrefixHashes.from_lists(lists, 32), HolderIndex()
+    caches = [PrefixCache(hashes, 16, prompts, None, HostCache(3) if hosted else None, index, n) for n in range(3)]
+    for replica, request, room in served:
+        serve(caches[replica], request % len(lists), prompts[request % len(lists)])
+        caches[replica].shrink(room)
+    for request, units in enumerate(lists):
+        first = next((i for i, unit in enumerate(units) if unit in units[:i]), len(units))
+        whole = index.leading(units[:first], [2, 0, 1])
+        for replica, here in zip([2, 0, 1], whole, strict=True):
+            expected = caches[replica].match(request, prompts[request])[1]
+            assert caches[replica].spared(request, units[:first], here) == expected
+    index.drop_all(1 << 1)
+    assert index.leading(lists[0][:1], [1]) == [0]
