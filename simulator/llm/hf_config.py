@@ -108,7 +108,7 @@ def _family(fields: Fields) -> tuple[Family, Fields]:
     family = FAMILIES.get(model_type)
     if family is None:
         return _generic(fields, model_type), fields
-    fields.seen.update(family.inert)
+    fields.seen.update(family.inert, family.names.values())
     values = dict(fields.values)
     for common, own in family.names.items():
         if common not in values and own in values:

@@ -234,7 +234,12 @@ FAMILIES: Mapping[str, Family] = {
     "internlm2": Family(qkv_bias=Flag("bias", True), output_bias=Flag("bias", True)),
     "olmo2": replace(_LLAMA, mlp_bias=False, qk_norm="vector"),
     "cohere": _COHERE,
-    "cohere2": replace(_COHERE, windows="pattern", defaults={"sliding_window": 4096, "sliding_window_pattern": 4}),
+    "cohere2": replace(
+        _COHERE,
+        windows="pattern",
+        inert=("layer_switch", "order_of_interleaved_layers"),
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
     "starcoder2": Family(
         tied=True,
         qkv_bias=Flag("use_bias", True),

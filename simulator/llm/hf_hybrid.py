@@ -286,7 +286,7 @@ def _convolution(config: Config) -> Layers:
     """LFM2: gated short convolutions, with attention as some layers."""
     fields, count = config.fields, config.num_layers
     attention = read_attention(fields, config.family, config.hidden)
-    fields.seen.update(("conv_dim", "conv_dim_out"))
+    fields.seen.update(("conv_dim", "conv_dim_out", "block_dim", "num_heads"))  # hidden size and heads again
     convolution = ShortConvolution(
         conv_kernel=fields.whole("conv_L_cache"), channels=config.hidden, bias=fields.flag("conv_bias", False)
     )

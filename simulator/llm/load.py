@@ -206,7 +206,7 @@ def _from_file(path: Path) -> Architecture:
     apart = _beside(path, _CONFIG_NAME, _QUANT_NAME)
     if path.name.endswith(_CONFIG_NAME) and apart.is_file() and _states_no_quantisation(values):
         values = {**values, "quantization_config": from_hf_quant_config(Fields.of(_object(apart), str(apart)))}
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
     return _from_values(values, str(path), name or None)
 
 

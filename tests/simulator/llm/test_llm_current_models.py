@@ -250,6 +250,45 @@ def test_an_unknown_key_that_is_off_is_let_stand(name, key, value):
     assert read(name, **{key: value}).layer_groups == read(name).layer_groups
 
 
+PUBLISHED_BESIDES = {
+    "phi3": {"original_max_position_embeddings": 4096, "full_attn_mod": 1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "cache_implementation": "hybrid"},
+    "cohere": {"use_embedding_sharing": True, "use_parallel_block": True, "position_embedding_type": "rope_gptj"},
+    "cohere2": {"layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "sliding_window_pattern": 4},
+    "granite": {"attention_multiplier": 0.0078, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+    "opt": {"do_layer_norm_before": True, "ffn_dim": 512, "layerdrop": 0.1, "activation_function": "relu"},
+    "starcoder2": {"embedding_dropout": 0.1, "scale_attention_softmax_in_fp32": True, "mlp_type": "default"},
+    "qwen2": {"use_mrope": True, "max_window_layers": 28, "vision_start_token_id": 1, "image_token_id": 2},
+    "llama": {
+        "pretraining_tp": 1,
+        "num_labels": 2,
+        "mm_hidden_size": 1024,
+        "use_mm_proj": True,
+        "mm_vision_select_layer": -2,
+    },
+    "mistral": {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}, "initializer_range": 0.02},
+    "falcon": {
+        "alibi": False,
+        "parallel_attn": True,
+        "multi_query": True,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+    },
+    "gpt_neox": {
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 10000,
+        "use_parallel_residual": True,
+        "classifier_dropout": 0.1,
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED_BESIDES)
+def test_published_fields_of_training_numerics_and_media_change_nothing(model_type):
+    plain = FAMILIES["llama"] | {"model_type": model_type, "torch_dtype": "bfloat16", "max_position_embeddings": 4096}
+    assert from_hf_config(plain | PUBLISHED_BESIDES[model_type]).layer_groups
+
+
 @pytest.mark.parametrize("section", ["linear_attn_config", "sparse_attention_config"])
 def test_unknown_keys_of_sections_are_refused_too(section):
     name = next(name for name, config in FAMILIES.items() if section in config)
