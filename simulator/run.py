@@ -33,6 +33,7 @@ from simulator.serving import (
     TransferReport,
 )
 from simulator.serving.fleet_config import Role
+from simulator.serving.rules import SCHEDULERS
 from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory
 from simulator.step_rows import StepDetail, StepRows, StepTotals, step_detail
@@ -267,6 +268,9 @@ def _notes(build: Build, log: RunLog, steps: StepRecords) -> Iterator[str]:
     """What a run has to say about itself beside what was known before it."""
     if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
+    if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):
+        able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.by_priority)
+        yield f"workload.priorities change nothing: only engine.scheduler {able} looks at them"
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"

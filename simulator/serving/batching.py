@@ -34,12 +34,13 @@ class UnifiedScheduler(Scheduler):
         limits = self.limits
         plan = StepPlan()
         budget = limits.max_num_batched_tokens
-        position = 0
-        while position < len(self.running) and budget > 0:
-            sequence = self.running[position]
+        for sequence in list(self.running):
+            if budget <= 0:
+                break
+            if sequence in self.preempted:
+                continue
             tokens = self.query_len if sequence.decoding else sequence.known_tokens - sequence.computed_tokens
             if sequence.in_flight and (sequence.decoding or not tokens):
-                position += 1
                 continue
             tokens = min(tokens, budget)
             if sequence.decoding:
@@ -54,7 +55,6 @@ class UnifiedScheduler(Scheduler):
                 self._cache_prompt(sequence, sequence.computed_tokens + tokens)
                 plan.chunks.append((sequence, tokens))
             budget -= tokens
-            position += 1
         if not self.preempted:
             self._admit(plan, budget, whole_prompts=not limits.chunked_prefill)
         return plan

@@ -217,7 +217,13 @@ class ExactReplica:
 
     def _sequence(self, request: int) -> Sequence:
         resumed = self._resumed.pop(request, None) if self._resumed else None
-        return resumed or Sequence(request, self._log.input_tokens[request], self._log.output_tokens[request])
+        if resumed is not None:
+            return resumed
+        log, priorities = self._log, self._log.stream.priorities
+        priority = 0 if priorities is None else int(priorities[request])
+        return Sequence(
+            request, log.input_tokens[request], log.output_tokens[request], priority, log.arrival_s[request]
+        )
 
     def _choose(self, drafting: ReplicaDrafting, plan: StepPlan) -> DraftStep[int]:
         """What the drafter does at the end of the planned step; what it skipped before is made up for."""

@@ -34,6 +34,8 @@ class SchedulerFacts:
     """Whether it can copy what it preempts to host memory."""
     pipelines: bool = False
     """Whether it can fill pipeline stages with several batches."""
+    by_priority: bool = False
+    """Whether it looks at the priorities of requests."""
     fast: bool = False
     """Whether the fast path has it."""
 

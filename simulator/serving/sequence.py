@@ -17,6 +17,9 @@ class Sequence:
     index: int
     input_tokens: int
     output_tokens: int
+    priority: int = 0
+    """Lower goes first, where the scheduler asks."""
+    arrival_s: float = 0.0
     generated_tokens: int = 0
     computed_tokens: int = 0
     """Tokens whose KV is in the cache."""
@@ -50,6 +53,8 @@ class Sequence:
             self.index,
             self.input_tokens,
             self.output_tokens,
+            self.priority,
+            self.arrival_s,
             generated_tokens=self.generated_tokens,
             cached_tokens=self.cached_tokens,
             last_token_s=self.last_token_s,

@@ -119,6 +119,9 @@ class WorkloadConfig(Section):
     """Generated tokens, the first one included."""
     num_requests: PositiveInt | None = None
     """How many requests; with a trace, its first ``num_requests`` rows (default: all)."""
+    priorities: Annotated[tuple[Annotated[int, Field(ge=-(10**9), le=10**9)], ...], Field(strict=False)] | None = None
+    """Priorities drawn with equal chance for each request (each session); lower goes first under ``engine.scheduler:
+    priority``. Default: all have 0."""
     sessions: SessionsConfig | None = None
     """Conversations of several turns; default: every request stands alone."""
     trace: str | None = None
@@ -130,6 +133,8 @@ class WorkloadConfig(Section):
 
     @model_validator(mode="after")
     def _trace_or_synthetic(self) -> WorkloadConfig:
+        if self.priorities == ():
+            raise ValueError("priorities: must not be empty; leave it out, or give whole numbers")
         if self.trace is not None:
             for name in ("input_tokens", "output_tokens", "sessions"):
                 if getattr(self, name) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,8 @@ class RequestStream:
     """Whether ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
     follows: IntArray | None = None
     """Request whose end each waits for, -1 for none; None where requests do not wait for each other."""
+    priorities: IntArray | None = None
+    """Lower goes first, where the scheduler asks; None: all alike."""
     think_s: FloatArray | None = None
     """Time from that end to the arrival; ``arrival_s`` of such a request is the start of its session."""
 
@@ -63,6 +65,8 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
         traces.TraceError: the trace cannot be read.
     """
     stream = _generate(workload, seed)
+    if workload.priorities is not None:
+        stream = replace(stream, priorities=_priorities(workload.priorities, stream, seed))
     if len(stream) and not stream.arrival_s[-1] <= LONGEST_S:
         raise ForerunError(
             f"workload.arrivals: the last request would arrive after {stream.arrival_s[-1]:.3g} s; a run may last "
@@ -91,6 +95,15 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
         output_tokens=draw_lengths(workload.output_tokens, count, output_rng),
         max_concurrency=workload.arrivals.max_concurrency,
     )
+
+
+def _priorities(given: tuple[int, ...], stream: RequestStream, seed: int) -> IntArray:
+    """A priority for each request, the same for all turns of a session."""
+    drawn = np.random.default_rng([seed, 0x9107]).choice(np.asarray(given, dtype=np.int64), len(stream))
+    if stream.follows is None:
+        return drawn
+    firsts = np.flatnonzero(stream.follows < 0)
+    return drawn[firsts][np.searchsorted(firsts, np.arange(len(stream)), side="right") - 1]
 
 
 def make_sessions(
