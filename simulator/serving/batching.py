@@ -5,6 +5,8 @@ These are the rules in their plain form; the fast path must reproduce ``UnifiedS
 
 from __future__ import annotations
 
+from bisect import insort
+
 from simulator.serving.limits import EngineLimits
 from simulator.serving.prefix_cache import NoPrefixCache
 from simulator.serving.scheduler import Scheduler, StepPlan
@@ -58,6 +60,43 @@ class UnifiedScheduler(Scheduler):
         if not self.preempted:
             self._admit(plan, budget, whole_prompts=not limits.chunked_prefill)
         return plan
+
+
+class PriorityScheduler(UnifiedScheduler):
+    """vLLM V1's rule with ``--scheduling-policy priority``: of two requests the one with the lower priority value goes
+    first, of equals the one that arrived first; what makes room is the last in that order.
+
+    Source: ``PriorityRequestQueue`` of vllm/v1/core/sched/request_queue.py and ``Scheduler.schedule`` (v0.11): a victim
+    that the step had planned already gives its tokens back.
+    """
+
+    def add(self, sequence: Sequence) -> None:
+        """A request joins the queue at its place."""
+        insort(self.waiting, sequence, key=_rank)
+
+    def _plan(self) -> StepPlan:
+        """As always; what is thrown out on the way is not computed."""
+        plan = super()._plan()
+        if self.preempted:
+            plan.decodes = [sequence for sequence in plan.decodes if sequence not in self.preempted]
+            plan.chunks = [chunk for chunk in plan.chunks if chunk[0] not in self.preempted]
+        return plan
+
+    def _allocate(self, sequence: Sequence, blocks: int) -> bool:
+        while not self._grow(sequence, blocks):
+            victim = max(self.running, key=_rank)
+            self.running.remove(victim)
+            self.running.append(victim)
+            self._preempt_last()
+            insort(self.waiting, self.waiting.popleft(), key=_rank)
+            if victim is sequence:
+                return False
+        return True
+
+
+def _rank(sequence: Sequence) -> tuple[int, float, int]:
+    """Sorts the first to be served first."""
+    return sequence.priority, sequence.arrival_s, sequence.index
 
 
 class PrefillFirstScheduler(Scheduler):

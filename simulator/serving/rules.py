@@ -42,6 +42,7 @@ class SchedulerFacts:
 
 SCHEDULERS: dict[str, SchedulerFacts] = {
     "vllm-v1": SchedulerFacts("simulator.serving.batching:UnifiedScheduler", swaps=True, pipelines=True, fast=True),
+    "priority": SchedulerFacts("simulator.serving.batching:PriorityScheduler", by_priority=True),
     "prefill-first": SchedulerFacts(
         "simulator.serving.batching:PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False
     ),
