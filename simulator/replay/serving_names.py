@@ -15,7 +15,7 @@ _CHIPS = (
     (r"h100.*pcie", "h100-pcie"),
     (r"h100.*nvl", "h100-nvl"),
     (r"h100", "h100-sxm"),
-    (r"a100.*pcie.*80", "a100-pcie-80gb"),
+    (r"a100.*(pcie.*80|80.*pcie)", "a100-pcie-80gb"),
     (r"a100.*40", "a100-sxm-40gb"),
     (r"a100", "a100-sxm-80gb"),
 )
@@ -44,9 +44,15 @@ def chip_name(text: str, known: tuple[str, ...]) -> str | None:
     name = next((name for pattern, name in _CHIPS if re.search(pattern, word)), None)
     if name is not None:
         return name
-    plain = re.sub(r"[ -]", "", word)  # RTX 4090, RTX4090, nvidia-l40s, Instinct MI300X
-    named = [chip for chip in known if re.search(rf"{chip.replace('-', '')}(?![0-9])", plain)]
+    named = [chip for chip in known if re.search(r"\d", chip) and re.search(_spelling(chip), word)]
     return max(named, key=len, default=None)
+
+
+@cache
+def _spelling(chip: str) -> str:
+    """A pattern of a catalogue name in a device name: RTX 4090, RTX4090 24GB, nvidia-l40s, V100-SXM2."""
+    end = r"(?![0-9])" if chip[-1].isdigit() else ""
+    return r"(?<![a-z0-9])" + chip.replace("-", "[ -]?") + end
 
 
 def framework_name(text: str) -> str | None:

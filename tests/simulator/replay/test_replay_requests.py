@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hwprofiles import chip_names
 from simulator.cli.app import main
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
@@ -182,19 +183,26 @@ def test_published_names(read, text, meant):
     assert read(text) == meant
 
 
-def test_published_chips():
-    known = ("h100-sxm",)
-    assert chip_name("NVIDIA H100 80GB HBM3", known) == "h100-sxm"
-    assert chip_name("A100-PCIE-80GB", known) == "a100-pcie-80gb"
-    assert chip_name("NVIDIA GeForce RTX 4090", known) == "rtx-4090"
-    assert chip_name("RTX4090 24GB", known) == "rtx-4090"
-    assert chip_name("GB200 NVL72", known) == "gb200"
-    assert chip_name("Ascend-910B", known) is None
-    assert chip_name("L40", known) is None
-    assert (chip_name("GB300", known), chip_name("GB300", (*known, "gb300"))) == (
-        "gb300" if "gb300" in known else None,
-        "gb300",
-    )
+@pytest.mark.parametrize(
+    ("text", "chip"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("A100-PCIE-80GB", "a100-pcie-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("RTX4090 24GB", "rtx-4090"),
+        ("GB200 NVL72", "gb200"),
+        ("gb300", "gb300"),
+        ("Apple M4 Max", "apple-m4-max"),
+        ("Tesla V100-SXM2", "v100-sxm"),
+        ("MI355X", "mi355x"),
+        ("Ascend-910B", None),
+        ("L40", None),
+        ("AMD EPYC CPU", None),
+    ],
+)
+def test_published_chips(text, chip):
+    assert chip_name(text, chip_names()) == chip
 
 
 def test_a_pool_of_prompts_shares_what_its_groups_share():

@@ -59,7 +59,7 @@ def test_kinds_and_scope(scenario, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "arguments", "told"),
     [
-        ("decode_seqs,decode_kv_tokens,measured_s\n1,10,1\n", ["--fail-above", "prefill.mape=1"], "no 'prefill' steps"),
+        ("decode_seqs,decode_kv_tokens,measured_s\n1,10,1\n", ["--fail-above", "prefill.mape=1"], "no 'prefill' rows"),
         ("decode_seqs,decode_kv_tokens,measured_s\n", [], "no measured step"),
         ("", [], "empty"),
         ("decode_seqs,decode_kv_tokens,measured_s\n1,10,1\n", ["--format", "x"], "no format 'x'"),
