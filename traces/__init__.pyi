@@ -13,12 +13,8 @@ from traces.requests import RequestStatistics as RequestStatistics
 from traces.requests import RequestTable as RequestTable
 from traces.requests import TokenStatistics as TokenStatistics
 from traces.requests import WorkloadFit as WorkloadFit
-from traces.requests import describe_pool as describe_pool
 from traces.requests import describe_requests as describe_requests
-from traces.requests import detect_format as detect_format
 from traces.requests import fit_lengths as fit_lengths
-from traces.requests import infinite_cache_hits as infinite_cache_hits
 from traces.requests import iter_requests as iter_requests
-from traces.requests import lru_token_hit as lru_token_hit
 from traces.requests import read_requests as read_requests
 from traces.requests import write_requests as write_requests

@@ -13,8 +13,8 @@ from typing import Any
 from simulator.errors import ForerunError
 from simulator.metrics.run_folder import Run, load_run
 from traces import TraceError
+from traces.files import head, is_parquet
 from traces.kernels import recognise_columns
-from traces.kernels.frame import head, is_parquet
 
 DEPTH = 5
 """Folders below a served one that are looked into."""

@@ -114,7 +114,7 @@ def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("traces.requests.files.MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr("traces.files.MAX_LINE_BYTES", 1 << 16)
     path = tmp_path / "line.csv"
     path.write_bytes(b"arrival_s,input_tokens,output_tokens\n" + b"1" * (3 << 20))
     with pytest.raises(TraceError, match="a line without end"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import traces.requests.files as files
+import traces.files as files
 from traces import TraceError, describe_requests, iter_requests, read_requests
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"

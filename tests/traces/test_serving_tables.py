@@ -4,11 +4,10 @@ import csv
 
 import pytest
 
-from traces import TraceError
-from traces.servings import cells as cells_module
+from traces import TraceError, files
+from traces.files import Cells, read_text
 from traces.servings import read_runs
 from traces.servings.blis import KUBECON_SIGNATURE
-from traces.servings.cells import Cells, read_text
 from traces.servings.unified import SIGNATURE
 
 ROW = {
@@ -146,8 +145,8 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(TraceError, match="cannot be read"):
         read_text(tmp_path)
     path = table(tmp_path, ROW)
-    monkeypatch.setattr(cells_module, "LARGEST_FILE_BYTES", 10)
-    with pytest.raises(TraceError, match=r"runs\.csv: larger than"):
+    monkeypatch.setattr(files, "LARGEST_DOCUMENT_BYTES", 10)
+    with pytest.raises(TraceError, match=r"runs\.csv: holds more than"):
         read_text(path)
 
 

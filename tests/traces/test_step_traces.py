@@ -199,7 +199,7 @@ def test_other_json_is_no_trace(tmp_path, data, told):
 def test_packed_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b"\xff\xfe\x00"))
-    with pytest.raises(TraceError, match=r"trace\.json\.gz: not readable as gzip-compressed text"):
+    with pytest.raises(TraceError, match=r"trace\.json\.gz: starts like UTF-16 but is not"):
         read_steps(path)
 
 

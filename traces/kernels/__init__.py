@@ -3,7 +3,7 @@
 from traces.kernels.canonical import write_kernels
 from traces.kernels.columns import COLLECTIVES, OPS, OTHER, SIZES, WORDS
 from traces.kernels.names import kernel_class
-from traces.kernels.read import KERNEL_FORMATS, detect_kernel_format, read_kernels, recognise_columns
+from traces.kernels.read import KERNEL_FORMATS, read_kernels, recognise_columns
 from traces.kernels.silicon import silicon_folder
 from traces.kernels.table import KernelTable, Words, concatenate, make_table, words
 
@@ -17,7 +17,6 @@ __all__ = [
     "KernelTable",
     "Words",
     "concatenate",
-    "detect_kernel_format",
     "kernel_class",
     "make_table",
     "read_kernels",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +13,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
 from numpy.typing import NDArray
 
-from traces.bounds import check_table_size, unpacked_bytes
 from traces.errors import TraceError, did_you_mean, shown
+from traces.files import check_table_size, head, is_parquet, unpacked_bytes
 from traces.kernels.table import FloatArray, Words
-
-HEAD_BYTES = 1 << 16
-"""Bytes read to find out what a file is."""
 
 
 class Frame(NamedTuple):
@@ -149,31 +144,6 @@ def _read_csv(path: Path, skip_lines: int) -> Any:
         convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
     )
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, by its first bytes (an empty or cut one by its name)."""
-    try:
-        with path.open("rb") as stream:
-            return stream.read(4) == b"PAR1" or path.suffix == ".parquet"
-    except OSError:
-        return path.suffix == ".parquet"
-
-
-def head(path: Path, count: int = HEAD_BYTES) -> bytes:
-    """The first bytes of a file, decompressed.
-
-    Raises:
-        TraceError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(2)
-        with gzip.open(path) if start == b"\x1f\x8b" else path.open("rb") as stream:
-            return bytes(stream.read(count))
-    except (OSError, EOFError, zlib.error) as problem:
-        detail = getattr(problem, "strerror", None) or problem
-        raise TraceError(f"{path}: cannot be read ({detail})") from None
 
 
 def drop(frame: Frame, bad: NDArray[np.bool_], reason: str, skipped: dict[str, int]) -> Frame:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from traces.errors import TraceError
-from traces.kernels.frame import head, read_frame
+from traces.files import head
+from traces.kernels.frame import read_frame
 from traces.kernels.table import KernelTable, Words, make_table, words
 
 FORMAT = "nsys"

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from traces.errors import TraceError, did_you_mean
+from traces.files import head, is_parquet
 from traces.kernels import aiconfigurator, blis, llmservingsim, nsys, torch_profiler, tt_metal, vidur
 from traces.kernels.canonical import read_canonical
-from traces.kernels.frame import Frame, head, is_parquet, read_frame
+from traces.kernels.frame import Frame, read_frame
 from traces.kernels.silicon import PREFIX, silicon_path
 from traces.kernels.table import KernelTable, concatenate
 
@@ -74,15 +75,6 @@ def read_kernels(
         if wanted is not None:
             table = _only(table, column, wanted)
     return table
-
-
-def detect_kernel_format(path: Path) -> str:
-    """The format of a file, from its first bytes and its columns.
-
-    Raises:
-        TraceError: not recognised, or not readable.
-    """
-    return _opened(path)[0]
 
 
 def recognise_columns(names: tuple[str, ...]) -> str | None:

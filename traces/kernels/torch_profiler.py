@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from traces.bounds import unpacked_bytes
 from traces.errors import TraceError, shown
+from traces.files import load_document
 from traces.kernels.rows import RowBuilder
 from traces.kernels.table import KernelTable
 
@@ -74,13 +73,7 @@ class _Trace(NamedTuple):
 
 
 def _events(path: Path) -> _Trace:
-    try:
-        data = json.loads(unpacked_bytes(path))
-    except TraceError:
-        raise
-    except (ValueError, RecursionError) as problem:
-        detail = " ".join(str(problem).split())[:120]
-        raise TraceError(f"{path}: not a readable JSON trace, damaged or cut short? ({detail})") from None
+    data = load_document(path)
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
         raise TraceError(f"{path}: no 'traceEvents'; a Chrome trace of torch.profiler is needed")

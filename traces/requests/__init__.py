@@ -1,11 +1,10 @@
 """Request traces: the canonical table, readers for the formats people have, statistics and fits."""
 
-from traces.requests.detect import FORMATS, detect_format
+from traces.requests.detect import FORMATS
 from traces.requests.fit import LengthFit, WorkloadFit, fit_lengths
 from traces.requests.layout import Options
-from traces.requests.prefix import PrefixStatistics, infinite_cache_hits, lru_token_hit
+from traces.requests.prefix import PrefixStatistics
 from traces.requests.read import iter_requests, read_requests
-from traces.requests.servegen import describe_pool
 from traces.requests.statistics import ArrivalStatistics, RequestStatistics, TokenStatistics, describe_requests
 from traces.requests.table import PrefixHashes, RequestTable
 from traces.requests.write import write_requests
@@ -21,13 +20,9 @@ __all__ = [
     "RequestTable",
     "TokenStatistics",
     "WorkloadFit",
-    "describe_pool",
     "describe_requests",
-    "detect_format",
     "fit_lengths",
-    "infinite_cache_hits",
     "iter_requests",
-    "lru_token_hit",
     "read_requests",
     "write_requests",
 ]

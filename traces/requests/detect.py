@@ -8,14 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traces.errors import TraceError, did_you_mean, shown
-from traces.requests.agentic import AGENTIC, agentic_chunks, session_files
-from traces.requests.aiperf import AIPERF
-from traces.requests.azure import AZURE_LLM, AZURE_LMM
-from traces.requests.burstgpt import BURSTGPT
-from traces.requests.files import OnError, first_text, is_parquet, load_document, visible_keys
+from traces.files import OnError, first_text, is_parquet, load_document, visible_keys
+from traces.requests.documents import (
+    AGENTIC,
+    SHAREGPT,
+    VLLM_BENCH,
+    agentic_chunks,
+    session_files,
+    sharegpt_chunks,
+    vllm_bench_chunks,
+)
+from traces.requests.formats import (
+    AIPERF,
+    APEX,
+    AZURE_LLM,
+    AZURE_LMM,
+    BAILIAN,
+    BURSTGPT,
+    FORERUN,
+    LLMSERVINGSIM,
+    LLMSERVINGSIM_MEASURED,
+    MOONCAKE,
+    PLAIN,
+    TIMED_TRACE,
+    VIDUR,
+)
 from traces.requests.layout import Layout, Options
-from traces.requests.mooncake import BAILIAN, MOONCAKE, TIMED_TRACE
-from traces.requests.plain import FORERUN, PLAIN
 from traces.requests.rows import (
     RawChunk,
     csv_chunks,
@@ -26,9 +44,6 @@ from traces.requests.rows import (
     split_header,
 )
 from traces.requests.servegen import SERVEGEN, is_servegen_header, pool_files, servegen_chunks
-from traces.requests.sharegpt import SHAREGPT, sharegpt_chunks
-from traces.requests.simulators import APEX, LLMSERVINGSIM, LLMSERVINGSIM_MEASURED, VIDUR
-from traces.requests.vllm_bench import VLLM_BENCH, vllm_bench_chunks
 
 _TABLES = (
     AZURE_LMM,
@@ -57,7 +72,7 @@ _LAYOUTS = {layout.name: layout for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OpenedTrace:
     """A trace that has been recognised and can be opened.
 
     Attributes:
@@ -75,7 +90,7 @@ class Source:
     streams: bool
 
 
-def open_source(path: Path, format: str) -> Source:
+def open_trace(path: Path, format: str) -> OpenedTrace:
     """Recognise ``path`` (or take the format as given) and say how to read it.
 
     Raises:
@@ -102,7 +117,7 @@ def open_source(path: Path, format: str) -> Source:
     return _csv(path, text, layout)
 
 
-def _folder(path: Path, layout: Layout | None) -> Source:
+def _folder(path: Path, layout: Layout | None) -> OpenedTrace:
     """A ServeGen pool or a folder of agent sessions."""
     servegen, sessions = pool_files(path), session_files(path)
     if layout in (None, SERVEGEN) and servegen:
@@ -115,7 +130,7 @@ def _folder(path: Path, layout: Layout | None) -> Source:
     )
 
 
-def _document(path: Path, layout: Layout) -> Source:
+def _document(path: Path, layout: Layout) -> OpenedTrace:
     """A file or folder that its own reader opens."""
     readers: dict[str, Callable[[Options, OnError], Iterator[RawChunk]]] = {
         AGENTIC.name: lambda options, on_error: agentic_chunks(path, options),
@@ -123,19 +138,21 @@ def _document(path: Path, layout: Layout) -> Source:
         SHAREGPT.name: lambda options, on_error: sharegpt_chunks(path, options),
         VLLM_BENCH.name: lambda options, on_error: vllm_bench_chunks(path),
     }
-    return Source(path, layout, None, readers[layout.name], streams=False)
+    return OpenedTrace(path, layout, None, readers[layout.name], streams=False)
 
 
-def _parquet(path: Path, layout: Layout | None) -> Source:
+def _parquet(path: Path, layout: Layout | None) -> OpenedTrace:
     """A Parquet table; only the columns that are used get decoded."""
     names = parquet_columns(path)
     layout = layout or _recognise(path, names, "columns")
     used = {column.name for column in layout.bind(names, str(path)).columns.values()}
     wanted = names if layout.drop or layout.prepare or layout.flatten else [name for name in names if name in used]
-    return Source(path, layout, names, lambda options, on_error: parquet_chunks(path, on_error, wanted), streams=True)
+    return OpenedTrace(
+        path, layout, names, lambda options, on_error: parquet_chunks(path, on_error, wanted), streams=True
+    )
 
 
-def _json_object(path: Path, text: str, layout: Layout | None) -> Source:
+def _json_object(path: Path, text: str, layout: Layout | None) -> OpenedTrace:
     """JSON lines, or one object that is an agent session or a benchmark result."""
     lines = text.lstrip().replace("\r", "\n").split("\n")
     record = next((found for line in lines[:20] if (found := _object(line)) is not None), None)
@@ -152,7 +169,7 @@ def _json_object(path: Path, text: str, layout: Layout | None) -> Source:
             f"{', '.join(sorted(keys)[:12]) or 'none'}. {_accepted()}"
         )
     chosen = layout or _recognise(path, sorted(keys) if record is None else list(record), "keys")
-    return Source(
+    return OpenedTrace(
         path, chosen, None, lambda options, on_error: jsonl_chunks(path, on_error, chosen.flatten), streams=True
     )
 
@@ -166,7 +183,7 @@ def _object(line: str) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _json_list(path: Path, layout: Layout | None) -> Source:
+def _json_list(path: Path, layout: Layout | None) -> OpenedTrace:
     """A JSON list of conversations or of flat records."""
     document = load_document(path)
     first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
@@ -175,12 +192,12 @@ def _json_list(path: Path, layout: Layout | None) -> Source:
     if not first:
         raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
     chosen = layout or _recognise(path, list(first), "keys")
-    return Source(
+    return OpenedTrace(
         path, chosen, None, lambda options, on_error: record_chunks(path, document, flatten=chosen.flatten), False
     )
 
 
-def _csv(path: Path, text: str, layout: Layout | None) -> Source:
+def _csv(path: Path, text: str, layout: Layout | None) -> OpenedTrace:
     """A CSV table with a header, or the windows of a ServeGen client."""
     line = text.lstrip("\r\n").replace("\r", "\n").split("\n", 1)[0]
     names = split_header(path, line)
@@ -194,7 +211,7 @@ def _csv(path: Path, text: str, layout: Layout | None) -> Source:
     used = chosen.bind(names, f"{path}:1").columns
     wanted = None if chosen.drop or chosen.prepare else [column.name for column in used.values()]
     typed = [column.name for canonical, column in used.items() if canonical in _TYPED]
-    return Source(
+    return OpenedTrace(
         path, chosen, names, lambda options, on_error: csv_chunks(path, on_error, wanted, typed), streams=True
     )
 
@@ -218,8 +235,3 @@ def _accepted() -> str:
         "Accepted: CSV, JSONL or Parquet with arrival_s, input_tokens, output_tokens (or common names for them), "
         f"or format={', '.join(name for name in _LAYOUTS if name not in ('forerun', 'plain'))}"
     )
-
-
-def detect_format(path: str | Path) -> str:
-    """Name of the format that ``read_requests(path, "auto")`` would use; raises TraceError when none fits."""
-    return open_source(Path(path), "auto").layout.name

@@ -1,15 +1,13 @@
-"""How much of the prompts a prefix cache could serve: an unlimited one, or one with LRU eviction."""
+"""How much of the prompts an unlimited prefix cache could serve."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from traces.errors import TraceError
-from traces.requests.table import IntArray, PrefixHashes, RequestTable
+from traces.requests.table import IntArray, PrefixHashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,57 +88,3 @@ def _requests(hashes: PrefixHashes, input_tokens: IntArray) -> Iterator[tuple[li
     ids, offsets = hashes.ids.tolist(), hashes.offsets.tolist()
     for index, tokens in enumerate(input_tokens.tolist()):
         yield ids[offsets[index] : offsets[index + 1]], tokens
-
-
-def lru_token_hit(table: RequestTable, capacities_blocks: Iterable[int]) -> dict[int, float]:
-    """Share of prompt tokens served by a prefix cache of so many blocks with LRU eviction, by capacity.
-
-    Each request first looks up its longest cached prefix; then its blocks are touched from the last to the first, so
-    that of one request the first blocks stay longest (as vLLM frees them).
-
-    Raises:
-        TraceError: no block ids in the trace, or a capacity below 1 block.
-    """
-    if table.prefix_hashes is None:
-        raise TraceError(f"{table.source or 'table'}: no prefix block ids in the trace")
-    total = int(table.input_tokens.sum())
-    hits = {}
-    for capacity in capacities_blocks:
-        if capacity < 1:
-            raise TraceError(f"capacities_blocks: {capacity!r}: at least 1 block expected")
-        hits[capacity] = _lru_hit_tokens(table.prefix_hashes, table.input_tokens, capacity) / total
-    return hits
-
-
-def _lru_hit_tokens(hashes: PrefixHashes, input_tokens: IntArray, capacity: int) -> int:
-    """Prompt tokens served by an LRU cache of ``capacity`` blocks."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    served = 0
-    for ids, tokens in _requests(hashes, input_tokens):
-        found = 0
-        for block in ids:
-            if block not in cache:
-                break
-            found += 1
-        served += min(found * hashes.block_tokens, tokens)
-        for block in reversed(ids):
-            if block in cache:
-                cache.move_to_end(block)
-            else:
-                cache[block] = None
-                if len(cache) > capacity:
-                    cache.popitem(last=False)
-    return served
-
-
-def infinite_cache_hits(table: RequestTable) -> IntArray:
-    """Prompt tokens of each request that an unlimited prefix cache would serve, int64; TraceError without block ids."""
-    if table.prefix_hashes is None:
-        raise TraceError(f"{table.source or 'table'}: no prefix block ids in the trace")
-    seen: set[int] = set()
-    hits = np.zeros(len(table), dtype=np.int64)
-    for index, (ids, tokens) in enumerate(_requests(table.prefix_hashes, table.input_tokens)):
-        found = next((place for place, block in enumerate(ids) if block not in seen), len(ids))
-        hits[index] = min(found * table.prefix_hashes.block_tokens, tokens)
-        seen.update(ids)
-    return hits

@@ -12,8 +12,8 @@ import numpy as np
 
 from traces.catalogue import resolve
 from traces.errors import TraceError, did_you_mean
-from traces.requests.detect import Source, open_source
-from traces.requests.files import OnError
+from traces.files import OnError
+from traces.requests.detect import OpenedTrace, open_trace
 from traces.requests.layout import Options
 from traces.requests.scan import Piece, Report, pieces_of
 from traces.requests.table import RequestTable
@@ -76,13 +76,13 @@ def iter_requests(
 
 def _open(
     path: str | Path, format: str, on_error: str, limit: int | None, options: Mapping[str, Any]
-) -> tuple[Source, Options, Report]:
+) -> tuple[OpenedTrace, Options, Report]:
     """Check the arguments and recognise the file."""
     if on_error not in ("stop", "skip"):
         raise TraceError(f"on_error: {on_error!r}: 'stop' or 'skip' expected")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise TraceError(f"limit: {limit!r}: a whole number >= 1 expected")
-    source = open_source(resolve(path), format)
+    source = open_trace(resolve(path), format)
     known = {option.name for option in fields(Options)}
     for name in options:
         if name not in source.layout.options:
@@ -98,13 +98,13 @@ def _open(
     return source, chosen, Report("stop" if on_error == "stop" else "skip")
 
 
-def _pieces(source: Source, options: Options, report: Report, limit: int | None) -> Iterator[Piece]:
+def _pieces(source: OpenedTrace, options: Options, report: Report, limit: int | None) -> Iterator[Piece]:
     """Good rows of the source in file order, no more than ``limit``."""
     chunks = source.chunks(options, report.on_error)
     return pieces_of(source.layout, source.names, str(source.path), chunks, options, report, limit)
 
 
-def _nothing(source: Source, report: Report) -> str:
+def _nothing(source: OpenedTrace, report: Report) -> str:
     """Why a trace without a single good row is refused."""
     if report.skipped:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in report.skipped.most_common(4))
@@ -113,7 +113,7 @@ def _nothing(source: Source, report: Report) -> str:
 
 
 def _table(
-    piece: Piece, source: Source, report: Report, skipped: Mapping[str, int], origin_s: float | None = None
+    piece: Piece, source: OpenedTrace, report: Report, skipped: Mapping[str, int], origin_s: float | None = None
 ) -> RequestTable:
     """Sort by arrival (stable), count from the first arrival (or ``origin_s``), and freeze."""
     arrival = piece.arrays.get("arrival_s")
@@ -138,7 +138,7 @@ def _table(
 
 
 def _stream(
-    source: Source, options: Options, report: Report, limit: int | None, chunk_rows: int
+    source: OpenedTrace, options: Options, report: Report, limit: int | None, chunk_rows: int
 ) -> Iterator[RequestTable]:
     """Chunks in order of arrival; one chunk is always held back so that late rows can still find their place."""
     pieces = _pieces(source, options, report, limit)
@@ -187,7 +187,7 @@ def _cut(piece: Piece, chunk_rows: int) -> Iterator[Piece]:
         yield piece.take(slice(start, start + chunk_rows))
 
 
-def _sorted(piece: Piece, report: Report, source: Source) -> Piece:
+def _sorted(piece: Piece, report: Report, source: OpenedTrace) -> Piece:
     """The piece by arrival (stable); a remark when that changed anything."""
     arrival = piece.arrays.get("arrival_s")
     if arrival is None or not np.any(np.diff(arrival) < 0):
@@ -197,7 +197,7 @@ def _sorted(piece: Piece, report: Report, source: Source) -> Piece:
     return piece.take(np.argsort(arrival, kind="stable"))
 
 
-def _check_order(chunk: Piece, last: float, source: Source, chunk_rows: int) -> float:
+def _check_order(chunk: Piece, last: float, source: OpenedTrace, chunk_rows: int) -> float:
     """The chunk's last arrival; raises TraceError when it begins before the chunk before it ended."""
     arrival = chunk.arrays.get("arrival_s")
     if arrival is None:

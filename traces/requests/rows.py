@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from traces.errors import TraceError, shown
-from traces.requests.files import Block, OnError, first_text, reading, text_blocks
+from traces.files import Block, OnError, first_text, reading, text_blocks
 from traces.requests.values import Values
 
 Record = Mapping[str, Any]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.errors import TraceError
-from traces.requests.files import OnError
+from traces.files import OnError
 from traces.requests.layout import Bound, Layout, Options
 from traces.requests.rows import RawChunk
 from traces.requests.table import PrefixHashes

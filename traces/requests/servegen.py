@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from traces.errors import TraceError, shown
-from traces.requests.files import load_document, open_bytes, reading
+from traces.files import load_document, unpacked_bytes
+from traces.requests.formats import CANONICAL_COLUMNS
 from traces.requests.layout import Layout, Options
-from traces.requests.plain import CANONICAL_COLUMNS
 from traces.requests.rows import RawChunk
 from traces.requests.table import FloatArray, IntArray
 
@@ -60,8 +60,7 @@ def is_servegen_header(fields: list[str]) -> bool:
 
 def read_windows(path: Path) -> list[Window]:
     """Windows of one client; raises TraceError naming the line that is not a window."""
-    with reading(path), open_bytes(path) as stream:
-        text = stream.read().decode("utf-8-sig", errors="replace")
+    text = unpacked_bytes(path).decode("utf-8-sig", errors="replace")
     rows: list[tuple[float, float, str, float]] = []
     for line, fields in enumerate(csv.reader(text.splitlines()), start=1):
         if not fields:
@@ -261,13 +260,3 @@ def _no_load(loads: Mapping[Path, list[Window]], start: float, end: float) -> st
         f"no request between {start:.0f} s and {end:.0f} s; there is load from {first:.0f} s to {last:.0f} s, "
         f"for example with start_s={later:.0f}"
     )
-
-
-def describe_pool(path: Path) -> dict[str, float]:
-    """Mean requests per second of each client over the whole file, by client name, largest first."""
-    rates = {}
-    for file in pool_files(path):
-        windows = read_windows(file)
-        length = sum(window.length_s for window in windows)
-        rates[file.name.removesuffix(_SUFFIX)] = sum(window.rate * window.length_s for window in windows) / length
-    return dict(sorted(rates.items(), key=lambda item: -item[1]))

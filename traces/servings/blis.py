@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from traces.servings.cells import Cells, latencies_ms
-from traces.servings.run import MeasuredRun, PromptPool
+from traces.files import Cells
+from traces.servings.run import MeasuredRun, PromptPool, latencies_ms
 
 SIGNATURE = frozenset({"exp_id", "experiment", "stage_index", "e2e_mean_ms", "itl_mean_ms"})
 CONCURRENCY_1_SIGNATURE = frozenset({"nominal_prompt_tokens", "shared_prefix_tokens", "nominal_output_tokens"})

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from traces.errors import TraceError
+from traces.files import Cells, load_document
 from traces.requests import read_requests
-from traces.servings.cells import Cells, json_value, read_text
 from traces.servings.run import MeasuredRun
 
 FORMAT = "llmservingsim-measured"
@@ -40,7 +40,7 @@ def llmservingsim_run(file: Path) -> MeasuredRun:
         measured["request_throughput"] = len(table) / seconds
         measured["output_throughput"] = float(np.sum(table.output_tokens)) / seconds
     meta = file.parent / "meta.json"
-    values = json_value(read_text(meta), str(meta)) if meta.is_file() else {}
+    values = load_document(meta) if meta.is_file() else {}
     engine = Cells(values.get("engine_kwargs") or {}, f"{meta}: engine_kwargs")
     cache = Cells(values.get("kv_cache") or {}, f"{meta}: kv_cache")
     hardware = Cells(values.get("hardware") or {}, f"{meta}: hardware")

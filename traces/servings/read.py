@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from traces.errors import TraceError, did_you_mean
+from traces.files import Cells, csv_rows, json_value, read_text
 from traces.servings import blis, silicon, unified
 from traces.servings.canonical import COLUMNS, SIGNATURE, canonical_runs
-from traces.servings.cells import Cells, csv_rows, json_value, read_text
 from traces.servings.llmservingsim import llmservingsim_run
 from traces.servings.results import aiperf_run, guidellm_runs, inference_perf_run, vllm_run
 from traces.servings.run import MeasuredRun

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from traces.errors import TraceError
-from traces.servings.cells import Cells, latencies_ms, read_text
-from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, PromptPool
+from traces.files import Cells, read_text
+from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, PromptPool, latencies_ms
 
 MS_PER_S = 1e3
 _VLLM_KEYS = {f"{s}_{name}_ms": f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS} | {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from traces.errors import TraceError
+from traces.files import Cells
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -13,6 +14,13 @@ THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughpu
 """Requests, output tokens, and input and output tokens per second of the whole deployment."""
 METRICS = (*(f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS), *THROUGHPUTS)
 """Names of what a run may have measured, as vLLM's serving benchmark names them: latencies in milliseconds."""
+
+
+def latencies_ms(cells: Cells, keys: Mapping[str, str], scale: float = 1.0) -> dict[str, float]:
+    """Metrics that a row holds: metric name -> value; ``keys`` names the column of each metric."""
+    found = {metric: cells.positive(key) for metric, key in keys.items()}
+    return {metric: value * scale for metric, value in found.items() if value is not None}
+
 
 PROCESSES = ("closed-loop", "poisson", "gamma", "constant", "burst", "trace")
 

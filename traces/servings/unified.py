@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from traces.errors import TraceError
-from traces.servings.cells import Cells, latencies_ms
-from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, TokenCounts
+from traces.files import Cells
+from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, TokenCounts, latencies_ms
 
 SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
                        "output_tput_tok_s"})  # fmt: skip

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traces.bounds import check_table_size, unpacked_bytes
 from traces.errors import TraceError, did_you_mean, shown
-from traces.servings.cells import Cells, csv_rows, json_value, read_text
+from traces.files import Cells, check_table_size, csv_rows, load_document
 from traces.steps.table import COLUMNS, SCOPES, StepTable, step_table
 
 FORMATS = {
@@ -115,8 +114,7 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
 
     Source: vLLM's and SGLang's profiler annotations: sums over sequences of new tokens (sq), keys (sk), sq^2 and sq sk.
     """
-    text = _unpacked(file) if file.suffix == ".gz" else read_text(file)
-    document = json_value(text, str(file))
+    document = load_document(file)
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise TraceError(f"{file}: no traceEvents; a Chrome trace of torch.profiler expected")
@@ -143,13 +141,6 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
         yield {**composition, "measured_s": seconds, "scope": "device", "place": f"{file}: {name}"}
-
-
-def _unpacked(file: Path) -> str:
-    try:
-        return unpacked_bytes(file).decode()
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{file}: not readable as gzip-compressed text ({str(error)[:60]})") from None
 
 
 def _number(event: Mapping[str, Any], key: str, file: Path) -> float:

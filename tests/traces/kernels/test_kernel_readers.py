@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from traces import TraceError
-from traces.kernels import detect_kernel_format, read_kernels, silicon_folder
+from traces.kernels import read_kernels, silicon_folder
 from traces.kernels import silicon as silicon_module
 
 
@@ -24,7 +24,7 @@ def test_aiconfigurator_gemm_is_milliseconds_and_unknown_formats_are_counted(tmp
     row = {**COMMON, "op_name": "gemm", "m": 16, "n": 4096, "k": 8192, "latency": 0.02}
     rows = [{**row, "gemm_dtype": name} for name in ("bfloat16", "fp8", "fp8_block", "int8_wo", "sq")]
     table = read_kernels(parquet(tmp_path / "gemm_perf.parquet", rows))
-    assert table.format == detect_kernel_format(tmp_path / "gemm_perf.parquet") == "aiconfigurator"
+    assert table.format == "aiconfigurator"
     assert table.word("dtype").texts().tolist() == ["bf16", "fp8", "fp8_block", "int8"]
     assert table.measured_s.tolist() == [2e-5] * 4
     assert table.row(0) == {

@@ -84,7 +84,7 @@ def test_flash_attention_is_read_when_its_mask_is_causal(tmp_path):
     ("text", "told"),
     [
         ('{"traceEvents": []}', "no GPU kernels"),
-        ('{"traceEvents": [', "not a readable JSON"),
+        ('{"traceEvents": [', "not valid JSON"),
         ('{"events": []}', "no 'traceEvents'"),
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "dur": "x", "args": {}}]}', "dur 'x'"),
         ('{"traceEvents": [3]}', "is not an event"),

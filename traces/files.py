@@ -1,0 +1,338 @@
+"""Files: gzip, encodings and sizes; text with exact line numbers; JSON and tables of cells; what is no text at all."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
+
+from traces.errors import TraceError, shown
+
+OnError: TypeAlias = Literal["stop", "skip"]
+
+LARGEST_DOCUMENT_BYTES = 1 << 30
+"""Most bytes, unpacked, of a file that has to be read whole: a few kilobytes of gzip can stand for terabytes."""
+LARGEST_TABLE_VALUES = 500_000_000
+"""Most rows times columns of a Parquet file that has to be read whole."""
+HEAD_BYTES = 1 << 16
+"""Bytes read to find out what a file is."""
+BLOCK_BYTES = 1 << 20
+"""Bytes of text taken from a file at a time."""
+
+MAX_LINE_BYTES = 64 << 20
+"""Longest line accepted in a file that is read as a stream of rows."""
+
+_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+class Block(NamedTuple):
+    """Some whole lines of a file."""
+
+    text: str
+    first_line: int
+    clean: bool  # False: bytes that are not UTF-8 stand in the text as lone surrogates
+
+
+def head(path: Path, count: int = HEAD_BYTES) -> bytes:
+    """The first bytes of a file, decompressed; raises TraceError when it cannot be read."""
+    with reading(path), open_bytes(path) as stream:
+        return stream.read(count)
+
+
+def unpacked_bytes(path: Path, largest: int | None = None) -> bytes:
+    """The bytes of a file, decompressed when it is gzip.
+
+    Raises:
+        TraceError: unreadable, damaged, or more than ``largest`` bytes (default: ``LARGEST_DOCUMENT_BYTES``).
+    """
+    most = LARGEST_DOCUMENT_BYTES if largest is None else largest
+    with reading(path), open_bytes(path) as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise TraceError(f"{path}: holds more than {most >> 20} MiB (unpacked); is this a trace?")
+    return data
+
+
+def check_table_size(path: Path) -> None:
+    """Refuse a Parquet file that has to be read whole and is too large for that.
+
+    Raises:
+        TraceError: more than ``LARGEST_TABLE_VALUES`` values.
+        pyarrow.ArrowException, OSError: not readable as Parquet.
+    """
+    import pyarrow.parquet as pq
+
+    about: Any = pq.read_metadata(path)
+    if about.num_rows * about.num_columns > LARGEST_TABLE_VALUES:
+        raise TraceError(
+            f"{path}: {about.num_rows} rows of {about.num_columns} columns are more than {LARGEST_TABLE_VALUES} "
+            f"values; is this a trace?"
+        )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn every failure of the file system or of decompression into one TraceError that names the file."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+        raise TraceError(f"{path}: the gzip data is damaged or cut short ({problem})") from problem
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file") from None
+    except OSError as problem:
+        raise TraceError(f"{path}: cannot be read ({problem.strerror or problem})") from problem
+
+
+def text_head(path: Path, count: int = HEAD_BYTES) -> bytes:
+    """The first decompressed bytes of a file; raises TraceError when it cannot be read, is empty or is binary."""
+    start = head(path, count)
+    if not start:
+        raise TraceError(f"{path}: the file is empty; a trace needs at least one request")
+    for magic, name in _MAGIC.items():
+        if start.startswith(magic):
+            raise TraceError(f"{path}: {name}-compressed; decompress it first (gzip is read directly)")
+    if not start.startswith((b"PAR1", b"\xff\xfe", b"\xfe\xff")) and b"\0" in start:
+        raise TraceError(f"{path}: binary data; a text table (CSV, JSONL, JSON) or Parquet expected")
+    return start
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed when it is gzip (recognised by content, not by name)."""
+    with path.open("rb") as stream:
+        magic = stream.read(2)
+        stream.seek(0)
+        if magic == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=stream) as unpacked, io.BufferedReader(unpacked) as buffered:
+                yield buffered
+        else:
+            yield stream
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is Parquet, by its first bytes (an empty or cut one by its name)."""
+    with reading(path), path.open("rb") as stream:
+        return stream.read(4) == b"PAR1" or path.suffix == ".parquet"
+
+
+def _cut(data: bytes, quoted: bool) -> int:
+    """Where the last whole line of ``data`` ends; inside CSV quotes a line end does not count. 0: no whole line."""
+    end = data.rfind(b"\n") + 1
+    if quoted and data.count(b'"', 0, end) % 2:
+        end = data.rfind(b"\n", 0, data.rfind(b'"', 0, end)) + 1
+        while end and data.count(b'"', 0, end) % 2:
+            end = data.rfind(b"\n", 0, end - 1) + 1
+    return end
+
+
+def text_blocks(path: Path, on_error: OnError = "stop", quoted: bool = False) -> Iterator[Block]:
+    """Whole lines of a text file, about ``BLOCK_BYTES`` at a time, with the number of each block's first line.
+
+    Args:
+        path: a text file, UTF-8 with or without byte order mark (or UTF-16 with one), perhaps gzip-compressed.
+        on_error: "stop" raises at the first byte that is not UTF-8; "skip" hands such blocks out as not clean.
+        quoted: keep CSV fields in double quotes whole even when they hold line ends.
+
+    Raises:
+        TraceError: unreadable file, another encoding, a line longer than ``MAX_LINE_BYTES``.
+    """
+    with reading(path), open_bytes(path) as stream:
+        source: IO[bytes] = stream
+        start = stream.read(3)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            data = start + stream.read(LARGEST_DOCUMENT_BYTES)
+            if len(data) > LARGEST_DOCUMENT_BYTES:
+                raise TraceError(
+                    f"{path}: UTF-16 text of more than {LARGEST_DOCUMENT_BYTES >> 20} MiB; save it as UTF-8"
+                )
+            source = _utf16_as_utf8(path, data)
+            start = source.read(3)
+        rest = b"" if start == b"\xef\xbb\xbf" else start
+        line = 1
+        while data := source.read(BLOCK_BYTES):
+            data = rest + data
+            end = _cut(data, quoted)
+            rest = data[end:]
+            if len(rest) > MAX_LINE_BYTES:
+                what = "a quoted field that never closes" if quoted and b'"' in rest else "a line without end"
+                raise TraceError(f"{path}:{line}: {what} (more than {MAX_LINE_BYTES >> 20} MiB); is this a trace?")
+            if end:
+                yield _decoded(path, data[:end], line, on_error)
+                line += data.count(b"\n", 0, end)
+        if rest:
+            yield _decoded(path, rest, line, on_error)
+
+
+def _utf16_as_utf8(path: Path, data: bytes) -> IO[bytes]:
+    """UTF-16 text (as some spreadsheets export it) as a UTF-8 stream."""
+    try:
+        return io.BytesIO(data.decode("utf-16").encode())
+    except UnicodeError as problem:
+        raise TraceError(f"{path}: starts like UTF-16 but is not ({problem}); save it as UTF-8") from None
+
+
+def _decoded(path: Path, data: bytes, first_line: int, on_error: OnError) -> Block:
+    """The block's text; a byte that is not UTF-8 stops at its line or marks the block as not clean."""
+    try:
+        return Block(data.decode("utf-8"), first_line, True)
+    except UnicodeDecodeError as problem:
+        line = first_line + data.count(b"\n", 0, problem.start)
+        if on_error == "stop":
+            byte = data[problem.start]
+            raise TraceError(f"{path}:{line}: byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8") from None
+        return Block(data.decode("utf-8", errors="surrogateescape"), first_line, False)
+
+
+def first_text(path: Path, limit: int = HEAD_BYTES) -> str:
+    """The first ``limit`` bytes as text for recognising the format, undecodable bytes replaced; no byte order mark."""
+    start = text_head(path, limit)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return start[: len(start) // 2 * 2].decode("utf-16", errors="replace")
+    return start.decode("utf-8-sig", errors="replace")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, whole; raises TraceError where it cannot be read, is no text or is too large."""
+    data = unpacked_bytes(path)
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        data = _utf16_as_utf8(path, data).read()
+    return _decoded(path, data.removeprefix(b"\xef\xbb\xbf"), 1, "stop").text
+
+
+def load_document(path: Path) -> Any:
+    """One JSON document; raises TraceError with the line and column where it breaks."""
+    return json_value(read_text(path), str(path))
+
+
+def json_value(text: str, place: str) -> Any:
+    """JSON text as plain data; raises TraceError with the line and column where it breaks."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise TraceError(f"{place}:{problem.lineno}: not valid JSON: {problem.msg} (column {problem.colno})") from None
+    except (ValueError, RecursionError) as problem:
+        raise TraceError(f"{place}: not usable JSON: {shown(str(problem), 80)}") from None
+
+
+_JSON_KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
+
+
+def visible_keys(text: str) -> set[str]:
+    """Keys that occur in the beginning of a JSON text which may be cut anywhere."""
+    return set(_JSON_KEY.findall(text))
+
+
+_YES = ("true", "1", "yes", "on")
+_NO = ("false", "0", "no", "off")
+
+
+class Cells:
+    """One row or mapping, read by key; a missing key, an empty cell and NaN are all None.
+
+    Args:
+        values: by key.
+        place: file and line, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], place: str) -> None:
+        self._values = values
+        self.place = place
+
+    def text(self, key: str) -> str | None:
+        """The word under ``key``."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        word = str(value).strip()
+        return word if word and word.lower() not in ("nan", "none", "null") else None
+
+    def number(self, key: str) -> float | None:
+        """The finite number under ``key``.
+
+        Raises:
+            TraceError: something else stands there.
+        """
+        word = self.text(key)
+        if word is None:
+            return None
+        try:
+            value = float(word)
+        except ValueError:
+            raise TraceError(f"{self.place}: {key}: {shown(word)} is no number") from None
+        if not math.isfinite(value):
+            raise TraceError(f"{self.place}: {key}: {shown(word)} is not finite")
+        return value
+
+    def count(self, key: str) -> int | None:
+        """The whole number >= 1 under ``key``.
+
+        Raises:
+            TraceError: something else stands there.
+        """
+        value = self.number(key)
+        if value is None:
+            return None
+        if value != int(value) or not 1 <= value <= 1e12:
+            raise TraceError(f"{self.place}: {key}: {shown(self.text(key))} is no whole number from 1")
+        return int(value)
+
+    def several(self, key: str) -> int | None:
+        """The whole number > 1 under ``key``; None where it is 0 or 1, as tables write what a run does not use.
+
+        Raises:
+            TraceError: something else stands there.
+        """
+        value = self.number(key)
+        return None if value in (None, 0.0, 1.0) else self.count(key)
+
+    def flag(self, key: str) -> bool | None:
+        """Yes or no under ``key``.
+
+        Raises:
+            TraceError: something else stands there.
+        """
+        word = self.text(key)
+        if word is None:
+            return None
+        if word.lower() in _YES:
+            return True
+        if word.lower() in _NO:
+            return False
+        raise TraceError(f"{self.place}: {key}: {shown(word)} is neither true nor false")
+
+    def positive(self, key: str) -> float | None:
+        """The number under ``key``; None where it is 0 or less, as tools write what they did not measure."""
+        value = self.number(key)
+        return value if value is not None and value > 0 else None
+
+
+def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
+    """Columns and rows of a CSV file.
+
+    Raises:
+        TraceError: not readable as text, without a header, or with a row of another width.
+    """
+    reader = csv.reader(io.StringIO(read_text(path)))
+    header = next(reader, None)
+    if not header:
+        raise TraceError(f"{path}: empty; a header line with column names expected")
+    columns = tuple(name.strip() for name in header)
+
+    def rows() -> Iterator[Cells]:
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if not any(cell.strip() for cell in row):
+                continue
+            if len(row) != len(columns):
+                raise TraceError(f"{place}: {len(row)} cells where the header names {len(columns)} columns")
+            yield Cells(dict(zip(columns, row, strict=True)), place)
+
+    return columns, rows()

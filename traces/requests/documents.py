@@ -1,0 +1,244 @@
+"""Request formats that are one document each: agent sessions, ShareGPT's conversations, results of vLLM's benchmark.
+
+Agent sessions are those of kv-cache-tester: one JSON file per session, or a folder of them. Conversations have token
+counts that came along, or that are estimated on request. Results must have been saved with per-request details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError, shown
+from traces.files import load_document
+from traces.requests.layout import Bound, Layout, Options, columns
+from traces.requests.rows import RawChunk, record_chunks
+from traces.requests.values import Values, parse_hash_lists
+
+AGENTIC = Layout(
+    "agentic",
+    "agent sessions of kv-cache-tester (JSON with block_size and requests of t, in, out, hash_ids), a file or a folder",
+    {
+        "arrival_s": columns("t:s"),
+        "input_tokens": columns("in"),
+        "output_tokens": columns("out"),
+        "session_id": columns("session"),
+        "turn": columns("turn"),
+        "think_time_s": columns("think_time:s"),
+        "prefix_hashes": columns("hash_ids"),
+        "block_tokens": columns("block_size"),
+        "measured_ttft_s": columns("ttft:s"),
+        "measured_e2e_s": columns("api_time:s"),
+    },
+    signature=("block_size", "requests"),
+    options=frozenset({"session_interval_s"}),
+    merged=True,
+)
+
+
+def session_files(folder: Path) -> list[Path]:
+    """Session files of a folder by name."""
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")))
+
+
+def agentic_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
+    """Requests of all sessions, subagents as sessions of their own that start when their parent calls them.
+
+    Every file counts time from its own start: session i begins at ``i * session_interval_s``. Block ids are only
+    comparable inside a file (unless it says ``hash_id_scope: global``), so each file gets a range of its own.
+    """
+    first_free = 0
+    for index, file in enumerate(session_files(path) if path.is_dir() else [path]):
+        session = load_document(file)
+        if not isinstance(session, dict) or not isinstance(session.get("requests"), list):
+            raise TraceError(f"{file}: a session object with a list 'requests' expected")
+        name = str(session.get("id", file.name.split(".")[0]))
+        records = list(_walk(file, session["requests"], name, index * options.session_interval_s))
+        local = session.get("hash_id_scope", "local") == "local"
+        for record in records:
+            record["block_size"] = session.get("block_size")
+        if local:
+            first_free = _separate(records, first_free)
+        yield from record_chunks(file, records, where="request {}")
+
+
+def _walk(file: Path, requests: list[Any], session: str, start_s: float) -> Iterator[dict[str, Any]]:
+    """Flat records of a session and, where they are called, of its subagents."""
+    turn = 0
+    for number, request in enumerate(requests, start=1):
+        if not isinstance(request, dict):
+            raise TraceError(f"{file}: {session}: request {number}: {shown(request)}: a JSON object expected")
+        at = request.get("t")
+        timed = isinstance(at, int | float) and not isinstance(at, bool)
+        if request.get("type") == "subagent":
+            inner = request.get("requests")
+            if not isinstance(inner, list) or not timed:
+                raise TraceError(f"{file}: {session}: request {number}: a subagent needs 't' and a list 'requests'")
+            name = f"{session}/{request.get('agent_id', number)}"
+            yield from _walk(file, inner, name, start_s + float(request["t"]))
+            continue
+        fields = ("in", "out", "hash_ids", "think_time", "ttft", "api_time")
+        record = {key: request.get(key) for key in fields}
+        record |= {"t": start_s + float(request["t"]) if timed else at, "session": session, "turn": turn}
+        turn += 1
+        yield record
+
+
+def _separate(records: list[dict[str, Any]], first_free: int) -> int:
+    """Shift a file's block ids into a range of their own; returns the first id after that range."""
+    lists, problems = parse_hash_lists([record["hash_ids"] for record in records])
+    spoiled = {problem.row for problem in problems}
+    filled = [ids for ids in lists if ids]
+    if not filled:
+        return first_free
+    low, high = min(map(min, filled)), max(map(max, filled))
+    if high - low > 2**48:
+        numbers: dict[int, int] = {}
+        lists = [[numbers.setdefault(block, len(numbers)) for block in ids] for ids in lists]
+        low, high = 0, len(numbers) - 1
+    for row, record in enumerate(records):
+        if row not in spoiled:
+            record["hash_ids"] = [block - low + first_free for block in lists[row]]
+    return first_free + high - low + 1
+
+
+SHAREGPT = Layout(
+    "sharegpt",
+    "ShareGPT-style JSON (a list of {conversations: [{from, value, perhaps tokens}]})",
+    {
+        "input_tokens": columns("input_tokens"),
+        "output_tokens": columns("output_tokens"),
+        "session_id": columns("session_id"),
+        "turn": columns("turn"),
+    },
+    signature=("conversations",),
+    required=("input_tokens", "output_tokens"),
+    options=frozenset({"characters_per_token", "turns"}),
+)
+
+_TOKEN_KEYS = ("tokens", "num_tokens", "token_count", "n_tokens", "length")
+_USER, _ANSWER = {"human", "user"}, {"gpt", "assistant", "chatgpt", "bing", "bard", "model"}
+
+
+def sharegpt_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
+    """Requests of a list of conversations; a conversation without an exchange of question and answer gives none.
+
+    The input of an exchange is everything said before the answer. ``turns="first"`` takes the first exchange, as
+    vLLM's benchmark does; ``"all"`` takes every one, as a session.
+
+    Raises:
+        TraceError: no list of conversations, or text without token counts and no ``characters_per_token``.
+    """
+    document = load_document(path)
+    if not isinstance(document, list):
+        raise TraceError(f"{path}: a JSON list of conversations expected, not {type(document).__name__}")
+    records: list[Any] = []
+    for number, entry in enumerate(document, start=1):
+        turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
+        if not isinstance(turns, list):
+            records.append(entry if not isinstance(entry, dict) else {"entry": number})
+            continue
+        records += _exchanges(path, number, entry.get("id", number), turns, options)
+    yield from record_chunks(path, records, where="exchange {}")
+
+
+def _exchanges(path: Path, number: int, name: object, turns: list[Any], options: Options) -> list[dict[str, Any]]:
+    """The exchanges of one conversation as flat records."""
+    found: list[dict[str, Any]] = []
+    context = 0
+    asked = False
+    for turn in turns:
+        speaker = str(turn.get("from", turn.get("role", ""))) if isinstance(turn, dict) else ""
+        tokens = _tokens(path, number, turn, options)
+        if speaker in _ANSWER and asked:
+            found.append({"session_id": name, "turn": len(found), "input_tokens": context, "output_tokens": tokens})
+            if options.turns == "first":
+                return found
+        asked = speaker in _USER or (asked and speaker not in _ANSWER)
+        context += tokens
+    return found
+
+
+def _tokens(path: Path, number: int, turn: Any, options: Options) -> int:
+    """Tokens of one message: as recorded, or characters over ``characters_per_token`` rounded, at least 1."""
+    if not isinstance(turn, dict):
+        raise TraceError(f"{path}: conversation {number}: {shown(turn)}: a message object expected")
+    for key in _TOKEN_KEYS:
+        if isinstance(turn.get(key), int) and not isinstance(turn[key], bool):
+            return int(turn[key])
+    text = turn.get("value", turn.get("content"))
+    if not isinstance(text, str):
+        raise TraceError(f"{path}: conversation {number}: a message has neither text nor tokens")
+    if options.characters_per_token is None:
+        raise TraceError(
+            f"{path}: conversation {number}: text without token counts; add 'tokens' to each message with the model's "
+            "tokenizer, or accept an estimate with characters_per_token (about 4 for English)"
+        )
+    return max(1, round(len(text) / options.characters_per_token))
+
+
+def _drop_failed(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, NDArray[np.bool_]]:
+    """Failed requests: those for which the client recorded an error."""
+    errors = chunk.columns.get("errors")
+    if errors is None or not options.drop_failures:
+        return {}
+    return {"failed request": np.array([bool(error) for error in errors], dtype=np.bool_)}
+
+
+VLLM_BENCH = Layout(
+    "vllm-bench",
+    "vllm bench serve result JSON saved with --save-detailed (input_lens, output_lens, start_times, ttfts, itls)",
+    {
+        "arrival_s": columns("start_times:s"),
+        "input_tokens": columns("input_lens"),
+        "output_tokens": columns("output_lens"),
+        "measured_ttft_s": columns("ttfts:s"),
+        "measured_e2e_s": columns("e2e_s:s"),
+    },
+    signature=("input_lens", "output_lens"),
+    required=("input_tokens", "output_tokens"),
+    options=frozenset({"drop_failures"}),
+    drop=_drop_failed,
+)
+
+_ARRAYS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
+
+
+def vllm_bench_chunks(path: Path) -> Iterator[RawChunk]:
+    """The per-request arrays of one result file; end-to-end latency is TTFT plus the sum of the inter-token gaps.
+
+    Raises:
+        TraceError: no JSON object, saved without details, arrays of different lengths.
+    """
+    result = load_document(path)
+    if not isinstance(result, dict):
+        raise TraceError(f"{path}: one JSON object expected, as vllm bench serve --save-result writes it")
+    if "input_lens" not in result or "output_lens" not in result:
+        raise TraceError(
+            f"{path}: holds only totals (no input_lens, output_lens); save the benchmark again with --save-detailed"
+        )
+    arrays: dict[str, Values] = {}
+    count = len(result["input_lens"]) if isinstance(result["input_lens"], list) else 0
+    for name in _ARRAYS:
+        values = result.get(name)
+        if values is None and name not in ("input_lens", "output_lens"):
+            continue
+        if not isinstance(values, list) or len(values) != count:
+            raise TraceError(f"{path}: {name}: a list of {count} values expected, one for each of input_lens")
+        arrays[name] = values
+    if "ttfts" in arrays and "itls" in arrays:
+        arrays["e2e_s"] = [_total(*pair) for pair in zip(arrays["ttfts"], arrays.pop("itls"), strict=True)]
+    arrays.pop("itls", None)
+    yield RawChunk(arrays, count, range(count), place=f"{path}: request {{}} (from 0)")
+
+
+def _total(ttft: Any, gaps: Any) -> Any:
+    """End-to-end latency in seconds, or a text that the row check will refuse."""
+    try:
+        return float(ttft) + float(sum(gaps))
+    except (TypeError, ValueError, OverflowError):
+        return None if ttft is None or gaps is None else "ttfts and itls that are no numbers"

@@ -1,0 +1,310 @@
+"""Request formats that are tables of rows: which column means what, in which unit, and what a format derives from rows.
+
+Azure's traces write times in three ways: 2023 with 7-digit fractions, 2024 in UTC with the fraction missing when zero,
+2025 as ISO. BurstGPT is read by column name because version 3 inserts two columns. The canonical table and plain tables
+whose columns carry common names stand last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.errors import TraceError
+from traces.requests.layout import Bound, Column, Layout, Options, columns
+from traces.requests.rows import RawChunk, Record
+from traces.requests.values import UNITS_PER_SECOND, Values, parse_counts, parse_durations
+
+_AZURE = {
+    "arrival_s": columns("TIMESTAMP"),
+    "input_tokens": columns("ContextTokens"),
+    "output_tokens": columns("GeneratedTokens"),
+}
+
+AZURE_LLM = Layout(
+    "azure-llm",
+    "Azure LLM inference traces 2023 and 2024 (TIMESTAMP, ContextTokens, GeneratedTokens)",
+    _AZURE,
+    signature=("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    options=frozenset(),
+)
+AZURE_LMM = Layout(
+    "azure-lmm",
+    "Azure LMM inference trace 2025 (TIMESTAMP, NumImages, ContextTokens with image tokens, GeneratedTokens)",
+    _AZURE,
+    signature=("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens"),
+    options=frozenset(),
+)
+
+
+def _drop_burstgpt(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, NDArray[np.bool_]]:
+    """Rows of other models, and failed requests: those that the server answered with 0 tokens."""
+    reasons: dict[str, NDArray[np.bool_]] = {}
+    if options.model is not None:
+        models = chunk.columns.get("Model")
+        if models is None:
+            raise TraceError(f"{chunk.place.format(chunk.lines[0])}: model={options.model!r} needs a column Model")
+        reasons["other model"] = np.array([model != options.model for model in models], dtype=np.bool_)
+    values = bound.values(chunk, "output_tokens")
+    if options.drop_failures and values is not None:
+        parsed = parse_counts(values, minimum=0)
+        failed = parsed.values == 0
+        failed[[problem.row for problem in parsed.problems]] = False
+        reasons["failed request (0 response tokens)"] = failed
+    return reasons
+
+
+BURSTGPT = Layout(
+    "burstgpt",
+    "BurstGPT versions 1 to 3 (Timestamp in s, Request tokens, Response tokens, perhaps Session ID, Elapsed time)",
+    {
+        "arrival_s": columns("Timestamp:s"),
+        "input_tokens": columns("Request tokens"),
+        "output_tokens": columns("Response tokens"),
+        "session_id": columns("Session ID"),
+        "measured_e2e_s": columns("Elapsed time:s"),
+    },
+    signature=("Timestamp", "Request tokens", "Response tokens", "Model"),
+    options=frozenset({"drop_failures", "model"}),
+    drop=_drop_burstgpt,
+)
+
+
+_MOONCAKE = {
+    "arrival_s": columns("timestamp:ms"),
+    "input_tokens": columns("input_length"),
+    "output_tokens": columns("output_length"),
+    "prefix_hashes": columns("hash_ids"),
+    "session_id": columns("session_id"),
+}
+
+
+def _sessions(bound: Bound, chunk: RawChunk, state: dict[str, Any]) -> dict[str, Values]:
+    """The conversation of each request, named after its first chat (memory grows with the number of chats)."""
+    roots: dict[object, str] = state.setdefault("roots", {})
+    sessions = []
+    empty = [None] * chunk.count
+    chats, parents = (chunk.columns.get(name, empty) for name in ("chat_id", "parent_chat_id"))
+    for chat, parent in zip(chats, parents, strict=True):
+        parent = parent if isinstance(parent, str | int) else None
+        root = roots.get(parent, "" if chat is None else str(chat))
+        if isinstance(chat, str | int):
+            roots[chat] = root
+        sessions.append(root)
+    derived: dict[str, Values] = {"session_id": sessions}
+    turns = chunk.columns.get("turn")
+    if turns is not None:
+        derived["turn"] = np.maximum(parse_counts(turns, 0, "turns").values.astype(np.int64) - 1, 0)
+    return derived
+
+
+MOONCAKE = Layout(
+    "mooncake",
+    "Mooncake JSONL (timestamp in ms, input_length, output_length, hash_ids of 512 tokens)",
+    _MOONCAKE,
+    signature=("timestamp", "input_length", "output_length"),
+    options=frozenset({"block_tokens", "time_unit"}),
+    block_tokens=512,
+)
+TIMED_TRACE = Layout(
+    "timed-trace",
+    "vLLM timed trace: Mooncake's fields, timestamp in s, hash_ids of 16 tokens (name it; auto takes mooncake)",
+    {**_MOONCAKE, "arrival_s": columns("timestamp:s")},
+    signature=("timestamp", "input_length", "output_length"),
+    options=frozenset({"block_tokens", "time_unit"}),
+    block_tokens=16,
+)
+BAILIAN = Layout(
+    "bailian",
+    "Alibaba Bailian JSONL (chat_id, parent_chat_id, timestamp in s, input_length, output_length, hash_ids of 16)",
+    {**_MOONCAKE, "arrival_s": columns("timestamp:s"), "session_id": columns("chat_id"), "turn": columns("turn")},
+    signature=("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"),
+    options=frozenset({"block_tokens", "time_unit"}),
+    block_tokens=16,
+    prepare=_sessions,
+)
+
+
+def _latencies(bound: Bound, chunk: RawChunk, state: dict[str, Any]) -> dict[str, Values]:
+    """Latencies from the engine's own clock, which is not the clock of the arrivals."""
+    stamps = {}
+    for name in ("queued_ts", "first_token_ts", "last_token_ts"):
+        parsed = parse_durations(chunk.columns.get(name, [None] * chunk.count))
+        stamps[name] = parsed.values
+        stamps[name][[problem.row for problem in parsed.problems]] = np.nan
+    with np.errstate(invalid="ignore"):
+        ttft = stamps["first_token_ts"] - stamps["queued_ts"]
+        e2e = stamps["last_token_ts"] - stamps["queued_ts"]
+    return {"measured_ttft_s": ttft, "measured_e2e_s": e2e}
+
+
+VIDUR = Layout(
+    "vidur",
+    "Vidur processed trace (num_prefill_tokens, num_decode_tokens, perhaps arrived_at in s)",
+    {
+        "arrival_s": columns("arrived_at:s"),
+        "input_tokens": columns("num_prefill_tokens"),
+        "output_tokens": columns("num_decode_tokens"),
+    },
+    signature=("num_prefill_tokens", "num_decode_tokens"),
+    required=("input_tokens", "output_tokens"),
+)
+LLMSERVINGSIM = Layout(
+    "llmservingsim",
+    "LLMServingSim workload (arrival_time_ns, input_toks, output_toks)",
+    {
+        "arrival_s": columns("arrival_time_ns:ns"),
+        "input_tokens": columns("input_toks"),
+        "output_tokens": columns("output_toks"),
+    },
+    signature=("arrival_time_ns", "input_toks", "output_toks"),
+)
+LLMSERVINGSIM_MEASURED = Layout(
+    "llmservingsim-measured",
+    "LLMServingSim measured requests (arrival_time in s, input_toks, output_toks, queued_ts, first_token_ts, "
+    "last_token_ts)",
+    {
+        "arrival_s": columns("arrival_time:s"),
+        "input_tokens": columns("input_toks"),
+        "output_tokens": columns("output_toks"),
+    },
+    signature=("arrival_time", "input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"),
+    prepare=_latencies,
+)
+APEX = Layout(
+    "apex",
+    "APEX+ trace (StartTimeOffset in ns, ContextTokens, GeneratedTokens)",
+    {
+        "arrival_s": columns("StartTimeOffset:ns"),
+        "input_tokens": columns("ContextTokens"),
+        "output_tokens": columns("GeneratedTokens"),
+    },
+    signature=("StartTimeOffset", "ContextTokens", "GeneratedTokens"),
+)
+
+
+_SECONDS = {"sec": 1.0, **{unit: 1.0 / scale for unit, scale in UNITS_PER_SECOND.items()}}
+
+
+def _metric(record: Record, name: str) -> Any:
+    """A metric's value, durations in seconds; None when it was not measured, the value itself when it is no number."""
+    metrics = record.get("metrics")
+    metric = metrics.get(name) if isinstance(metrics, dict) else None
+    value = metric.get("value") if isinstance(metric, dict) else metric
+    unit = metric.get("unit") if isinstance(metric, dict) else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and isinstance(unit, str) and unit in _SECONDS:
+        return value * _SECONDS[unit]
+    return value
+
+
+def _flat_aiperf(record: Record) -> Record:
+    """The few facts a request table needs from one record."""
+    metadata = record.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    phase = metadata.get("benchmark_phase", metadata.get("phase_kind"))
+    output = _metric(record, "output_sequence_length")
+    return {
+        "request_start_ns": metadata.get("request_start_ns"),
+        "input_sequence_length": _metric(record, "input_sequence_length"),
+        "output_sequence_length": _metric(record, "output_token_count") if output is None else output,
+        "time_to_first_token": _metric(record, "time_to_first_token"),
+        "request_latency": _metric(record, "request_latency"),
+        "conversation_id": metadata.get("conversation_id"),
+        "turn_index": metadata.get("turn_index"),
+        "failed": bool(record.get("error")) or bool(metadata.get("was_cancelled")),
+        "warm_up": phase is not None and phase != "profiling",
+    }
+
+
+def _drop_aiperf(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, NDArray[np.bool_]]:
+    """Warm-up requests always, failed and cancelled requests when asked."""
+    reasons = {"warm-up request": np.array(chunk.columns["warm_up"], dtype=np.bool_)}
+    if options.drop_failures:
+        reasons["failed request"] = np.array(chunk.columns["failed"], dtype=np.bool_)
+    return reasons
+
+
+AIPERF = Layout(
+    "aiperf",
+    "AIPerf profile_export.jsonl (metadata.request_start_ns, metrics.input_sequence_length ...)",
+    {
+        "arrival_s": columns("request_start_ns:ns"),
+        "input_tokens": columns("input_sequence_length"),
+        "output_tokens": columns("output_sequence_length"),
+        "session_id": columns("conversation_id"),
+        "turn": columns("turn_index"),
+        "measured_ttft_s": columns("time_to_first_token:s"),
+        "measured_e2e_s": columns("request_latency:s"),
+    },
+    signature=("metadata", "metrics"),
+    options=frozenset({"drop_failures"}),
+    flatten=_flat_aiperf,
+    drop=_drop_aiperf,
+)
+
+
+def _times(*names: str) -> tuple[Column, ...]:
+    """Each name bare (unit by plausibility, dates allowed) and with a unit behind it."""
+    bare = tuple(Column(name) for name in names)
+    return bare + tuple(Column(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
+
+
+def _latency(*names: str) -> tuple[Column, ...]:
+    """Each name with a unit behind it; a latency without unit is not guessed."""
+    return tuple(Column(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
+
+
+CANONICAL_COLUMNS = {
+    "arrival_s": columns("arrival_s:s"),
+    "input_tokens": columns("input_tokens"),
+    "output_tokens": columns("output_tokens"),
+    "session_id": columns("session_id"),
+    "turn": columns("turn"),
+    "think_time_s": columns("think_time_s:s"),
+    "prefix_hashes": columns("prefix_hashes"),
+    "block_tokens": columns("block_tokens"),
+    "measured_ttft_s": columns("measured_ttft_s:s"),
+    "measured_e2e_s": columns("measured_e2e_s:s"),
+}
+
+FORERUN = Layout(
+    "forerun",
+    "canonical table (arrival_s, input_tokens, output_tokens; optional session_id, turn, think_time_s, prefix_hashes "
+    "with block_tokens, measured_ttft_s, measured_e2e_s)",
+    CANONICAL_COLUMNS,
+    signature=("input_tokens", "output_tokens", "arrival_s"),
+    options=frozenset({"block_tokens"}),
+)
+
+PLAIN = Layout(
+    "plain",
+    "plain table with common column names (such as timestamp, prompt_tokens, completion_tokens)",
+    {
+        "arrival_s": columns("arrival_s:s")
+        + _times(
+            "arrival", "arrival_time", "arrived_at", "timestamp", "request_time", "start_time", "time", "ts", "sent_at"
+        ),
+        "input_tokens": columns(
+            *("input_tokens", "prompt_tokens", "input_length", "input_len", "prompt_len", "prompt_length"),
+            *("num_input_tokens", "num_prompt_tokens", "num_prefill_tokens", "n_input_tokens", "input_toks"),
+            *("context_tokens", "request_tokens", "prefill_tokens", "input_sequence_length", "isl", "in_tokens"),
+        ),
+        "output_tokens": columns(
+            *("output_tokens", "completion_tokens", "output_length", "output_len", "num_output_tokens"),
+            *("num_completion_tokens", "num_decode_tokens", "n_output_tokens", "output_toks", "generated_tokens"),
+            *("response_tokens", "decode_tokens", "output_sequence_length", "osl", "out_tokens", "generation_len"),
+        ),
+        "session_id": columns("session_id", "conversation_id", "session", "client_id", "user_id"),
+        "turn": columns("turn", "turn_index"),
+        "think_time_s": _latency("think_time"),
+        "prefix_hashes": columns("prefix_hashes", "hash_ids", "block_hashes"),
+        "block_tokens": columns("block_tokens", "block_size"),
+        "measured_ttft_s": _latency("measured_ttft", "ttft", "time_to_first_token"),
+        "measured_e2e_s": _latency("measured_e2e", "e2e", "e2el", "e2e_latency", "request_latency", "elapsed"),
+    },
+    required=("input_tokens", "output_tokens"),
+    options=frozenset({"block_tokens", "time_unit"}),
+)
