@@ -127,7 +127,8 @@ class KernelLibrary:
         parameters, basis = self._choose(family, dtype)
         if basis != BASES[CALIBRATED] or parameters.fit is None:
             return BASES.index(basis)
-        return np.where(inside_ranges(parameters.fit.ranges, sizes), CALIBRATED, EXTRAPOLATED)
+        found = np.where(inside_ranges(parameters.fit.ranges, sizes), CALIBRATED, EXTRAPOLATED)
+        return found if found.ndim else int(found)
 
     def light_seconds(self, time: KernelTime, dtype: str = "") -> Num:
         """Least seconds of a kernel's work at the chip's peak.

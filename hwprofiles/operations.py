@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.catalogue import load_chip
+from hwprofiles.choice import BASES
 from hwprofiles.collectives import OPERATIONS
 from hwprofiles.dtypes import DTYPES, dtype_bytes
 from hwprofiles.errors import ProfileError, did_you_mean
@@ -100,11 +101,17 @@ def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str =
         "bound": time.bound,
         "flops": time.flops,
         "bytes": time.bytes,
-        "basis": kernels.basis(operation.family, dtype),
+        "basis": _basis(kernels, operation.family, dtype, read),
         "launch_s": time.launch_s,
         "compute_s": time.compute_s,
         "memory_s": time.memory_s,
     }
+
+
+def _basis(kernels: KernelLibrary, family: str, dtype: str, read: dict[str, Any]) -> str:
+    """What the time of one kernel rests on: the fit, if its shape is among those that were fitted."""
+    sizes = {name: value for name, value in read.items() if isinstance(value, int | float)}
+    return BASES[int(kernels.basis_code(family, dtype, sizes | {"projections": 0 if read.get("gated", True) else 2}))]
 
 
 def _find(op: str) -> _Operation:
@@ -217,7 +224,7 @@ def _collective(kernels: KernelLibrary, op: str, read: dict[str, Any]) -> dict[s
         "bound": "latency" if time.latency_s >= time.transfer_s else "interconnect",
         "flops": 0.0,
         "bytes": read["message_bytes"],
-        "basis": kernels.basis("collective", "any"),
+        "basis": _basis(kernels, "collective", "any", read),
         "launch_s": time.latency_s,
         "compute_s": 0.0,
         "memory_s": 0.0,

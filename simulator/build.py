@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from hwprofiles import Chip, KernelLibrary, Link, ProfileError, dtype_bytes, load_chip, load_link
+from hwprofiles import Chip, KernelLibrary, Link, ProfileError, dtype_bytes, load_chip, load_link, weakest
 from simulator.assumptions import Assumptions, Factors
 from simulator.drafting import (
     DrafterFactory,
@@ -17,7 +17,6 @@ from simulator.drafting import (
     drafting_notes,
     drafting_rule,
     lookahead_tokens,
-    models_of,
 )
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
@@ -57,12 +56,11 @@ from simulator.timing import (
     plan_memory,
     resolve_weight_dtypes,
     stage_timers,
+    usual_steps,
 )
 from simulator.timing.framework import Framework
 
-BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
-"""From the firmest ground to the least."""
-
+EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
 prompt token again ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
@@ -81,10 +79,19 @@ class PoolBuild(Pool):
     usd_per_chip_hour: float | None
     peak_flops_per_s: float
     """Dense, of one chip, in the dtype of the weight matrices (of the experts where there are any): what MFU is of."""
-    basis: str
     notes: tuple[str, ...]
+    assumed: bool = False
+    """Whether what it does rests on more than its kernels: on attention-level speculation or a borrowed acceptance."""
     groups: DeviceGroups | None = None
     """Device groups of attention-level speculation, where there are any."""
+
+    @property
+    def basis(self) -> str:
+        """What the kernels of its usual steps rest on: a prompt, and a batch that decodes or verifies."""
+        limits = self.limits
+        work = usual_steps(self.timer.windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens)
+        found = self.timer.costs(work).evidence.basis
+        return weakest((found, EXTRAPOLATED)) if self.assumed else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +115,8 @@ class Build:
 
     @property
     def basis(self) -> str:
-        """The weakest that any pool's kernels rest on."""
-        return max((pool.basis for pool in self.pools), key=BASIS_ORDER.index)
+        """The weakest that the kernels of any pool's usual steps rest on."""
+        return weakest(pool.basis for pool in self.pools)
 
     @property
     def chips(self) -> int:
@@ -274,7 +281,7 @@ def _replicas(
         memory=memory,
         usd_per_chip_hour=None,
         peak_flops_per_s=machine.chip.peak_flops(target.weight_dtypes[matrices]),
-        basis="extrapolated" if groups or borrowed else _basis([target, *models_of(drafter)]),
+        assumed=bool(groups or borrowed),
         notes=(),
         groups=groups,
     )
@@ -503,25 +510,6 @@ def _runs_marlin(scenario: Scenario, chip: Chip) -> bool:
         return engine.moe_backend == "marlin"
     dtypes = resolve_weight_dtypes(load_architecture(scenario.model), scenario.weights_dtype)
     return dtypes["expert"] == "mxfp4" and chip.vendor == "nvidia" and "fp4" not in chip.compute.dense_flops_per_s
-
-
-def _basis(deployments: Sequence[Deployment]) -> str:
-    """The weakest ground that the kernels of these models rest on, in the dtypes that they run in.
-
-    Routers are left out: their work is a thousandth of a layer's.
-    """
-    found = set()
-    for deployment in deployments:
-        dtypes = deployment.weight_dtypes
-        mlps = [group.layer.mlp for group in deployment.architecture.layer_groups]
-        parts = {"attention", "lm_head"} | {"expert" if isinstance(mlp, MoeMlp) else "mlp" for mlp in mlps}
-        parts |= {"shared_expert" for mlp in mlps if isinstance(mlp, MoeMlp) and mlp.shared_intermediate_size}
-        kernels = deployment.kernels
-        found |= {kernels.basis("moe" if part == "expert" else "gemm", dtypes[part]) for part in parts}
-        found |= {kernels.basis(f"attention_{phase}", deployment.kv_dtype) for phase in ("prefill", "decode")}
-        if deployment.group_chips > 1:
-            found.add(kernels.basis("collective", "any"))
-    return max(found, key=BASIS_ORDER.index)
 
 
 def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwprofiles import Chip
+from hwprofiles import Chip, weakest
 from simulator.assumptions import Factors
-from simulator.build import Build, PoolBuild, build_run
+from simulator.build import EXTRAPOLATED, Build, PoolBuild, build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError, LawBrokenError, StalledError
 from simulator.invariants import Outcome, StepAudit, broken
@@ -38,7 +38,7 @@ from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory
 from simulator.step_rows import StepDetail, StepRows, StepTotals, step_detail
 from simulator.tables import Table
-from simulator.timing import MemoryPlan, ModelTimer
+from simulator.timing import Evidence, MemoryPlan, ModelTimer
 from simulator.workload import RequestStream, generate_requests
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class RunResult(Result):
     speculation: SpeculationCounters | None
     engine: EngineCounters
     basis: str
+    """The weakest ground that carries more than a twentieth of its device time."""
+    evidence: Evidence
     """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
     notes: tuple[str, ...]
     chips: int
@@ -252,7 +254,8 @@ def _result(
             cpu_s=time.process_time() - cpu,
             wall_s=time.perf_counter() - wall,
         ),
-        basis=build.basis,
+        basis=_basis(build, totals),
+        evidence=Evidence.of(totals),
         notes=(*build.notes, *log.stream.notes, *_notes(build, log, steps), *_kv_notes(kv)),
         chips=build.chips,
         pools=tuple(map(PoolFacts.of, build.pools)),
@@ -262,6 +265,12 @@ def _result(
         detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
         steps_kept=keep_steps,
     )
+
+
+def _basis(build: Build, totals: StepTotals) -> str:
+    """What a run rests on: its kernels, and what else was assumed."""
+    found = Evidence.of(totals).basis
+    return weakest((found, EXTRAPOLATED)) if any(pool.assumed for pool in build.pools) else found
 
 
 def _notes(build: Build, log: RunLog, steps: StepRecords) -> Iterator[str]:

@@ -25,14 +25,15 @@ MOST_GROUPS = 16 * GROUPS
 """Sums beyond which neighbours are joined again."""
 SUMS = (
     "seconds", "prefill_seqs", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s",
-    "latency_s", "host_s", "extrapolated_s", "datasheet_s", "light_s", "flops", "bytes", "steps",
+    "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "light_s",
+    "flops", "bytes", "steps",
 )  # fmt: skip
 COUNTED = (
     "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
     "kv_blocks", "steps",
 )  # fmt: skip
 """Columns that a run has counted."""
-SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "extrapolated_s", "datasheet_s")
+SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s")
 MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
 
 
@@ -61,6 +62,7 @@ class StepTotals:
     interconnect_s: FloatArray
     latency_s: FloatArray
     host_s: FloatArray
+    calibrated_s: FloatArray
     extrapolated_s: FloatArray
     datasheet_s: FloatArray
     flops: FloatArray
@@ -114,7 +116,7 @@ class StepTotals:
 
 STEP_SUMS = (
     "steps", "seconds", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s", "latency_s",
-    "host_s", "extrapolated_s", "datasheet_s", "flops", "bytes",
+    "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "flops", "bytes",
 )  # fmt: skip
 """Totals that are sums of the column of their name."""
 COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")

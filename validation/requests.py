@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hwprofiles import weakest
 from simulator.errors import ForerunError
 from simulator.replay.requests import RequestReplay, Start, replay_requests
 from simulator.replay.serving_names import framework_name, framework_of_version
@@ -108,8 +109,7 @@ def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:
     stem = Path(name).name.split(".")[0]
     engines = engine_constants([outcome.run for outcome in replay.outcomes if outcome.skipped is None])
     bases = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
-    order = ("calibrated", "datasheet", "extrapolated")
-    basis = max((b for b in bases if b in order), key=order.index, default=None)
+    basis = weakest(bases) if bases else None
     return [
         ErrorRow(
             "requests",

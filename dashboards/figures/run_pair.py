@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from dashboards.figures.latency import NAMES, LatencyCurve, latency_data
 from dashboards.figures.theme import GREY, RUN_COLOURS, captioned
+from hwprofiles import weakest
 from simulator.metrics.run_folder import Run
 
 METRICS = {
@@ -21,7 +22,6 @@ METRICS = {
     "p99_e2el_ms": ("p99 E2E latency", False),
 }
 """Keys of ``summary``: their words, and whether more is better."""
-WEAKNESS = ("calibrated", "datasheet", "extrapolated")
 
 
 class Change(NamedTuple):
@@ -57,7 +57,7 @@ def comparison_data(first: Run, second: Run, names: tuple[str, str], latency: st
         if one and two is not None:
             changes.append(Change(key, label, one, two, better))
     curves = [{curve.name: curve for curve in latency_data(run).curves}.get(latency) for run in (first, second)]
-    basis = max((first.basis, second.basis), key=WEAKNESS.index)
+    basis = weakest((first.basis, second.basis))
     return ComparisonData(names, tuple(changes), latency, (curves[0], curves[1]), basis)
 
 

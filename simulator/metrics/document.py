@@ -44,6 +44,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "interval_level": None,
         "slo": slo_report(result, summary),
         "basis": result.basis,
+        "evidence": result.evidence._asdict(),
         "bottleneck": bottleneck_shares(result.totals, len(result.replicas), duration_s),
         "kv_cache": kv_cache_section(result.kv, result.requests),
         "replicas": [replica_section(use, duration_s) for use in result.replicas],

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from math import fsum
 from typing import Any
 
+from hwprofiles import weakest
 from simulator.metrics.document import SINGLE_RUN_NOTE
 from simulator.metrics.statistics import mean_interval
 
 LEVEL = 0.95
 """Coverage of the intervals in a summary."""
-
-BASIS_ORDER = ("calibrated", "datasheet", "extrapolated")
-"""From the firmest ground to the least: a combined document stands on its weakest run."""
 
 
 def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEVEL) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEV
     combined |= {
         "intervals": _intervals(summaries, level),
         "interval_level": level,
-        "basis": max((document["basis"] for document in documents), key=BASIS_ORDER.index),
+        "basis": weakest(document["basis"] for document in documents),
         "slo": _combine_slo(documents),
         "engine": {key: sum(document["engine"][key] for document in documents) for key in first["engine"]},
         "scenario": first["scenario"],

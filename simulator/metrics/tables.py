@@ -39,7 +39,8 @@ def run_facts(document: Document) -> str:
     """What the numbers of a run document rest on."""
     runs = document["replications"]
     count = f" · mean of {runs} runs, {document['interval_level']:.0%} intervals" if runs > 1 else ""
-    return f"basis: {document['basis']} · seed {document['seed']}{count}"
+    shares = " + ".join(f"{share:.0%} {name}" for name, share in document["evidence"].items() if share >= 0.005)
+    return f"basis: {document['basis']} ({shares}) · seed {document['seed']}{count}"
 
 
 def serving_table(document: Document) -> Table:

@@ -19,7 +19,7 @@ from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit, FittedOn
 from simulator.errors import ForerunError
-from simulator.replay.evidence import conformal_intervals, inside_ranges, interval_ends, seen_ranges
+from simulator.replay.evidence import conformal_intervals, interval_ends, rows_inside, seen_ranges
 from simulator.replay.fit import FEW_ROWS, fit, loss
 from simulator.replay.fit_mixed import mixed_structure
 from simulator.replay.fit_problem import FitProblem, core_rows, family_rows, make_problem
@@ -225,7 +225,7 @@ def _judged(
     if few:
         predicted = _folded(rows, chip, family, dtype, parameters, seed)
     ratio = rows.measured_s / predicted
-    inside = inside_ranges(ranges, rows)
+    inside = rows_inside(ranges, rows)
     held_out = np.ones(len(rows), dtype=bool) if few else ~training
     half = training_rows(rows, INTERVAL_SPLIT)
     calibration, judged = (held_out, held_out) if few else (held_out & half, held_out & ~half)
@@ -277,7 +277,7 @@ def _learned(
     Residuals({("fit", family, dtype): correction}).apply(rows, corrected, kernels)
     ratio = rows.measured_s / corrected.seconds
     calibration = ~training & half
-    inside = inside_ranges(parameters.fit.ranges if parameters.fit is not None else correction.ranges, rows)
+    inside = rows_inside(parameters.fit.ranges if parameters.fit is not None else correction.ranges, rows)
     intervals = conformal_intervals(ratio[calibration], corrected.regime[calibration], inside[calibration])
     error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0)
     return Correction(correction.trees, correction.names, correction.ranges, intervals), error

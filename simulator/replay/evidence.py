@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import KernelLibrary
-from simulator.replay.predict import BASES, REGIMES, Prediction
+from hwprofiles import BASES, KernelLibrary
+from hwprofiles.choice import inside_ranges
+from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import OPS, KernelTable
 
 FloatArray = NDArray[np.float64]
@@ -29,13 +30,10 @@ def seen_ranges(op: str, table: KernelTable) -> Ranges:
     }
 
 
-def inside_ranges(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -> NDArray[np.bool_]:
+def rows_inside(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -> NDArray[np.bool_]:
     """Rows whose every size lies in its range."""
-    inside = np.ones(len(table), dtype=bool)
-    for name, (low, high) in ranges.items():
-        values = table.size(name)
-        inside &= (values >= low) & (values <= high)
-    return inside
+    inside = inside_ranges(ranges, {name: table.size(name) for name in ranges})
+    return np.broadcast_to(np.asarray(inside), len(table))
 
 
 def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: NDArray[np.bool_]) -> Intervals:
@@ -77,7 +75,7 @@ def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLi
         fit = kernels.parameters(family, dtype).fit
         if fit is None:
             continue
-        inside = inside_ranges(fit.ranges, table.where(rows))
+        inside = rows_inside(fit.ranges, table.where(rows))
         weaker = ~inside & (prediction.basis[rows] == BASES.index("calibrated"))
         prediction.basis[rows[weaker]] = BASES.index("extrapolated")
         put_intervals(prediction, rows, fit.intervals, inside)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import KernelLibrary
+from hwprofiles import BASES, KernelLibrary
 from hwprofiles.choice import PORTABLE
 from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.gate import ALL
 from simulator.replay.light_speed import impossible_rows
-from simulator.replay.predict import BASES, REGIMES, Prediction, predict_table
+from simulator.replay.predict import REGIMES, Prediction, predict_table
 from simulator.replay.residual import Residuals
 from simulator.replay.scores import Score, all_scores, dtype_labels, overall_score
 from simulator.replay.split import Split, training_rows
@@ -57,7 +57,7 @@ class ReplayReport:
     @property
     def basis(self) -> str:
         """The weakest basis among the scored rows."""
-        return BASES[int(self.prediction.basis.min())]
+        return BASES[int(self.prediction.basis.max())]
 
     @property
     def gated(self) -> list[tuple[str, str, Score]]:

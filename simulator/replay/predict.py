@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
+from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
 from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.numeric import ARRAY
@@ -22,7 +22,6 @@ FloatArray = NDArray[np.float64]
 
 REGIMES = ("latency", "memory", "compute")
 """What bounds a kernel; a collective is bound by latency or by the link, which counts as memory."""
-BASES = ("datasheet", "extrapolated", "calibrated")
 COPY = "copy"
 FAMILIES = {
     "gemm": "gemm",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hwprofiles import ProfileError
+from hwprofiles import ProfileError, weakest
 from simulator.errors import ForerunError, did_you_mean
 from simulator.replay.gate import ALL
 from simulator.replay.rerun import rerun
@@ -309,8 +309,8 @@ def _row(outcome: RunOutcome) -> dict[str, Any]:
 
 
 def _weakest(replay: RequestReplay) -> str | None:
-    order = ("calibrated", "datasheet", "extrapolated")
-    return max((o.basis for o in replay.outcomes if o.basis in order), key=order.index, default=None)
+    found = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
+    return weakest(found) if found else None
 
 
 def _fact(run: MeasuredRun, name: str) -> Any:

@@ -17,7 +17,7 @@ from hwprofiles.dtypes import format_of
 from hwprofiles.parameters import FAMILIES
 from simulator.errors import ForerunError
 from simulator.replay.boosted_trees import Trees, fit_trees
-from simulator.replay.evidence import Intervals, Ranges, inside_ranges, put_intervals, seen_ranges, stored_rows
+from simulator.replay.evidence import Intervals, Ranges, put_intervals, rows_inside, seen_ranges, stored_rows
 from simulator.replay.features import feature_matrix, feature_names
 from simulator.replay.light_speed import light_seconds
 from simulator.replay.predict import Prediction
@@ -56,7 +56,7 @@ class Correction:
         """Logarithm of what physics must be multiplied with; 0 outside the shapes it was learned on."""
         matrix = _matrix(self.names, table, chip, prediction)
         factors = np.clip(self.trees(matrix), -LARGEST, LARGEST)
-        return np.where(inside_ranges(self.ranges, table), factors, 0.0)
+        return np.where(rows_inside(self.ranges, table), factors, 0.0)
 
 
 def learn(
@@ -108,8 +108,8 @@ class Residuals:
             prediction.seconds[rows] = corrected
             fit = kernels.parameters(family, dtype).fit
             fitted = correction.ranges if fit is None else fit.ranges
-            learned = inside_ranges(correction.ranges, part)  # the others stay as physics has them, interval and all
-            put_intervals(prediction, rows[learned], correction.intervals, inside_ranges(fitted, part)[learned])
+            learned = rows_inside(correction.ranges, part)  # the others stay as physics has them, interval and all
+            put_intervals(prediction, rows[learned], correction.intervals, rows_inside(fitted, part)[learned])
 
     def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
         """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hwprofiles import weakest
 from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.replay.scores import Score, score
@@ -70,7 +71,7 @@ def _replay(table: StepTable, scenario: Scenario) -> StepReplay:
         if (part := kind == name).any()
     )
     overall = score("all", "all", "", table.measured_s, predicted, none)
-    return StepReplay(table, predicted, costs, kind, found, overall, build.basis, scenario)
+    return StepReplay(table, predicted, costs, kind, found, overall, costs.evidence.basis, scenario)
 
 
 def step_kinds(table: StepTable) -> NDArray[np.str_]:
@@ -135,7 +136,6 @@ def steps_document(replays: Sequence[StepReplay]) -> dict[str, Any]:
     for replay in replays:
         for reason, count in replay.table.skipped.items():
             skipped[reason] = skipped.get(reason, 0) + count
-    order = ("calibrated", "datasheet", "extrapolated")
     return {
         "sources": [replay.table.source for replay in replays],
         "groups": [_figures(group) for group in groups],
@@ -143,7 +143,7 @@ def steps_document(replays: Sequence[StepReplay]) -> dict[str, Any]:
         "steps": rows,
         "worst": sorted(rows, key=lambda row: -row["ape"])[:WORST_ROWS],
         "skipped": skipped,
-        "basis": max((replay.basis for replay in replays), key=order.index),
+        "basis": weakest(replay.basis for replay in replays),
         "scenario": scenario_document(replays[0].scenario),
         "version": forerun_version(),
     }

@@ -68,8 +68,10 @@ class StepRecords:
     interconnect_s: FloatArray
     latency_s: FloatArray
     host_s: FloatArray
+    calibrated_s: FloatArray
+    """Part of the seconds on the device whose kernels were fitted on the chip at such shapes."""
     extrapolated_s: FloatArray
-    """Part of the seconds on the device whose kernels have shapes that no fit has seen."""
+    """Part of them whose kernels have shapes or formats that no fit has seen."""
     datasheet_s: FloatArray
     """Part of them whose kernels were never measured on the chip."""
     light_s: FloatArray

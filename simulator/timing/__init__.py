@@ -25,10 +25,10 @@ from simulator.timing.drafters import (
 )
 from simulator.timing.engine import EngineTimer, ModelTimer, PipelineTimer, StagedTimer, longest_asked, stage_timers
 from simulator.timing.framework import VLLM_2025, DraftOverhead, Framework, load_draft_overhead, load_framework
-from simulator.timing.kernels import Costs, Kernel, running
+from simulator.timing.kernels import Costs, Evidence, Kernel, running
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
 from simulator.timing.step import StepTables, StepTimer
-from simulator.timing.work import StepWork, causal_pairs, keys_read, one_step, some_steps
+from simulator.timing.work import StepWork, causal_pairs, keys_read, one_step, some_steps, usual_steps
 
 __all__ = [
     "ACTIVATION_BYTES",
@@ -43,6 +43,7 @@ __all__ = [
     "DraftTable",
     "Drafter",
     "EngineTimer",
+    "Evidence",
     "Framework",
     "HardwareConfig",
     "HeadsDrafter",
@@ -78,4 +79,5 @@ __all__ = [
     "running",
     "some_steps",
     "stage_timers",
+    "usual_steps",
 ]

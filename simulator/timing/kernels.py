@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import AttentionShape, KernelLibrary, KernelTime
+from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, weakest
 from hwprofiles.numeric import ARRAY
 from hwprofiles.routing import read_routing, slowest_rank_factor
 from simulator.llm.layers import Layer, MoeMlp
@@ -37,6 +37,8 @@ OWN_EXPERTS = 0.54
 Four tokens in a row touch 2.5 times the experts of one (Cohere, "Why MoE models get more from speculative decoding",
 2026-04; 38 % of a token's experts are those of the token before it). With 8 of 128 experts, independent tokens would
 touch 3.64 times as many, and 2.63 of them 2.5 times: (2.63 - 1) / 3."""
+NEGLIGIBLE = 0.05
+"""Share of device time that does not yet decide what a run rests on."""
 CELL_TOKENS_PER_SEQUENCE = 16
 MAX_CELL_TOKENS = 256
 """Distance of the contexts between which decode attention is interpolated: 16 tokens per sequence, at most 256 in all.
@@ -118,6 +120,26 @@ def elsewhere_s(name: str, family: str, seconds: Num, present: Num = 1) -> Kerne
     return Kernel(name, family, "", present, KernelTime(seconds, 0.0, 0.0, seconds, 0.0, 0.0))
 
 
+class Evidence(NamedTuple):
+    """Shares of device time by what the kernels rest on; they add up to 1."""
+
+    calibrated: float
+    extrapolated: float
+    datasheet: float
+
+    @classmethod
+    def of(cls, sums: Any) -> Evidence:
+        """Of anything with ``calibrated_s``, ``extrapolated_s`` and ``datasheet_s``; firm ground where nothing ran."""
+        seconds = [float(np.sum(getattr(sums, f"{name}_s"))) for name in cls._fields]
+        total = sum(seconds)
+        return cls(*(part / total for part in seconds)) if total > 0 else cls(1.0, 0.0, 0.0)
+
+    @property
+    def basis(self) -> str:
+        """The weakest ground that carries more than ``NEGLIGIBLE`` of the time."""
+        return weakest(name for name, share in self._asdict().items() if share > NEGLIGIBLE)
+
+
 @dataclass(slots=True)
 class Costs:
     """Seconds by bound, useful work and evidence, summed over kernels; every entry an array over the same steps."""
@@ -129,8 +151,10 @@ class Costs:
     host_s: FloatArray
     flops: FloatArray
     bytes: FloatArray
+    calibrated_s: FloatArray
+    """Part of the seconds on the device whose kernels were fitted on the chip, at shapes among those that were seen."""
     extrapolated_s: FloatArray
-    """Part of the seconds on the device whose kernels have shapes outside what was fitted."""
+    """Part of them whose kernels have other shapes, or operands in another format, than what was fitted."""
     datasheet_s: FloatArray
     """Part of them whose kernels were never measured on the chip."""
     light_s: FloatArray
@@ -156,8 +180,8 @@ class Costs:
         if kernel.family == "host":
             self.host_s += seconds
             return
-        self.extrapolated_s += np.where(np.equal(kernel.basis, 1), seconds, 0.0)
-        self.datasheet_s += np.where(np.equal(kernel.basis, 2), seconds, 0.0)
+        for code, name in enumerate(BASES):
+            getattr(self, f"{name}_s").__iadd__(np.where(np.equal(kernel.basis, code), seconds, 0.0))
         self.light_s += count * np.asarray(kernel.light_s)
         if kernel.family == "collective":
             self.interconnect_s += seconds
@@ -174,6 +198,11 @@ class Costs:
     def device_s(self) -> FloatArray:
         """Seconds on the device."""
         return self.compute_s + self.memory_s + self.interconnect_s + self.latency_s
+
+    @property
+    def evidence(self) -> Evidence:
+        """What all of it together rests on."""
+        return Evidence.of(self)
 
     def add(self, other: Costs, times: FloatArray | float = 1.0) -> None:
         """Add all of ``other``, ``times`` over."""
@@ -476,38 +505,39 @@ class CostTable:
     """Largest count."""
     costs: Costs = field(init=False)
     """One row per count, from 0; rows of blocks that nobody asked for are empty."""
-    _seconds: list[float | None] = field(init=False)
+    known: list[float | None] = field(init=False)
+    """Device seconds by count; None where nobody asked for the block."""
 
     BLOCK: ClassVar[int] = 256
 
     def __post_init__(self) -> None:
         self.costs = Costs.zeros(self.most + 1)
-        self._seconds = [None] * (self.most + 1)
+        self.known = [None] * (self.most + 1)
 
     def seconds(self, count: int) -> float:
         """Device seconds at ``count``."""
-        found = self._seconds[count]
+        found = self.known[count]
         if found is None:
             self._fill(count // self.BLOCK)
-            found = self._seconds[count]
+            found = self.known[count]
             assert found is not None
         return found
 
     def rows(self, counts: IntArray) -> Costs:
         """Costs at many counts."""
         for block in np.unique(counts // self.BLOCK).tolist():
-            if self._seconds[block * self.BLOCK] is None:
+            if self.known[block * self.BLOCK] is None:
                 self._fill(block)
         return self.costs.rows(counts)
 
     def column(self) -> FloatArray:
         """Device seconds at every count."""
         self.rows(np.arange(0, self.most + 1, self.BLOCK))
-        return np.asarray(self._seconds, dtype=np.float64)
+        return np.asarray(self.known, dtype=np.float64)
 
     def _fill(self, block: int) -> None:
         first = block * self.BLOCK
         counts = np.arange(first, min(first + self.BLOCK, self.most + 1), dtype=np.int64)
         found = self.price(counts)
         self.costs.put(counts, found)
-        self._seconds[first : first + len(counts)] = found.device_s.tolist()
+        self.known[first : first + len(counts)] = found.device_s.tolist()

@@ -323,13 +323,19 @@ class StepTimer:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
             logit_rows: as ``kernels`` takes them.
         """
-        seen, everyone, logit_rows = self._seen(work, logit_rows) if self._experts else (work, 0, logit_rows)
+        seen, everyone = work, 0
+        if self._experts is not None:
+            seen, everyone, logit_rows = self._seen(work, logit_rows)
         decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
         tokens = seen.prefill_tokens + decoding * seen.query_len
         if logit_rows is None:
             logit_rows = decoding * seen.query_len + seen.sampled_prefills
-        query_len = int(seen.query_len) if self._routed and decoding and not prefilling else 1
-        total: Any = self._layer_table(query_len).seconds(tokens) + self._head.seconds(logit_rows)
+        together = self._routed and decoding and not prefilling and seen.query_len > 1
+        layers = self._layer_table(int(seen.query_len)) if together else self._layers[1]
+        # Most counts have been asked for before: a list is looked up faster than a function called.
+        layers_s, head_s = layers.known[tokens], self._head.known[logit_rows]
+        total: Any = layers.seconds(tokens) if layers_s is None else layers_s
+        total += self._head.seconds(logit_rows) if head_s is None else head_s
         total += self._attention_seconds(seen)
         if self._experts is not None:
             total += self._experts.seconds(max(everyone, int(self._padded[tokens])))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 Number = TypeVar("Number")
+IntArray = NDArray[np.int64]
 
 
 class StepWork(NamedTuple, Generic[Number]):
@@ -132,3 +134,36 @@ def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[A
         read = work.query_len * total - earlier
         keys.append(read if window is None else np.minimum(read, rows * window))
     return work._replace(decode_seqs=rows, query_len=0 * work.query_len + 1, decode_kv_tokens=tuple(keys))
+
+
+USUAL_BATCH, USUAL_TOKENS = 32, 1024
+"""Sequences of a usual step, and tokens of each."""
+
+
+def usual_steps(
+    windows: tuple[int | None, ...], query_len: int, most_seqs: int, most_tokens: int
+) -> StepWork[IntArray]:
+    """Two steps that stand for a deployment before anything has run: a fresh prompt, and a batch that decodes.
+
+    Args:
+        windows: attention windows of the model.
+        query_len: tokens that each sequence of the batch verifies.
+        most_seqs, most_tokens: of a step.
+    """
+    prompt = min(USUAL_TOKENS, most_tokens)
+    seqs = max(1, min(USUAL_BATCH, most_seqs, most_tokens // query_len))
+
+    def each(first: Any, second: Any) -> IntArray:
+        return np.array([first, second], dtype=np.int64)
+
+    return StepWork(
+        each(1, 0),
+        each(prompt, 0),
+        tuple(each(causal_pairs(prompt, 0, window), 0) for window in windows),
+        tuple(each(keys_read(prompt, prompt, window), 0) for window in windows),
+        each(1, 0),
+        tuple(each(keys_read(prompt + 1, 1, window), 0) for window in windows),
+        each(0, seqs),
+        each(query_len, query_len),
+        tuple(each(0, seqs * keys_read(USUAL_TOKENS + query_len, query_len, window)) for window in windows),
+    )

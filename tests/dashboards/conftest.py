@@ -104,6 +104,7 @@ def _steps(rng: np.random.Generator, end_s: float) -> StepRecords:
         interconnect_s=flat * 0.04,
         latency_s=flat * 0.08,
         host_s=flat * 0.11,
+        calibrated_s=flat * 0.79,
         extrapolated_s=flat * 0.1,
         datasheet_s=flat * 0.0,
         light_s=flat * 0.5,

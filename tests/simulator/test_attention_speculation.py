@@ -60,7 +60,8 @@ def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
     step = target(build_alone(scenario({"hit_rate": float(outcome), "reading": reading}), 0))
     plain = target(build_alone(serial(), 0))
     attention = SpeculativeAttention(scenario({"hit_rate": 1.0, "reading": reading}).attention_speculation, plain)
-    ((shape, _, layers),) = step._attention
+    (kind,) = step._kinds
+    shape, layers = kind.shape, kind.layers
     for seqs, query_len, keys in ((1, 1, 32768), (4, 1, 65536), (8, 4, 16384)):
         times = attention.layer_times(shape, seqs, query_len, keys)
         events = simulate_pass(times, [outcome] * layers, reading).seconds

@@ -190,7 +190,7 @@ def test_shared_step_rows_keep_the_sums():
 @pytest.mark.parametrize(
     ("changes", "basis"),
     [
-        ({}, "calibrated"),
+        ({}, "extrapolated"),  # a fifth of the weights is the LM head, whose vocabulary no fit has seen
         ({"weights_dtype": "int4"}, "extrapolated"),
         ({"hardware": {"chip": "a100-sxm-80gb"}, "weights_dtype": "fp8"}, "extrapolated"),
         ({"hardware": {"chip": "rtx-4090"}, "weights_dtype": "bf16"}, "calibrated"),

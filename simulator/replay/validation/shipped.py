@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hwprofiles import KernelLibrary, load_chip
+from hwprofiles import KernelLibrary, load_chip, weakest
 from simulator.replay.calibrate import calibrate
 from simulator.replay.kernels import replay_kernels
 from simulator.replay.scores import Score
@@ -145,7 +145,7 @@ def table_errors(comparisons: Sequence[Comparison]) -> list[ErrorRow]:
     if not comparisons:
         return []
     bases = {comparison.basis for comparison in comparisons}
-    basis = next((name for name in ("extrapolated", "datasheet", "calibrated") if name in bases), None)
+    basis = weakest(base for base in bases if base is not None) if any(bases) else None
     group = comparisons[0].row.group
     signed = [comparison.error for comparison in comparisons]
     constants = {name for comparison in comparisons for name in comparison.constants}

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
 from simulator.metrics import combine_replications, forerun_version, jsonable, scenario_document
 from simulator.metrics.document import SINGLE_RUN_NOTE
-from simulator.metrics.replications import BASIS_ORDER
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
@@ -170,7 +170,7 @@ def compare(
         "seed": seed,
         "replications": runs,
         "version": forerun_version(),
-        "basis": max((run["basis"] for run in combined.values()), key=BASIS_ORDER.index),
+        "basis": weakest(run["basis"] for run in combined.values()),
         "notes": notes,
     }
     document["conclusion"] = compare_sentence(document) + _borrowed_words(variants)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from math import inf, isfinite
 from typing import Any
 
+from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
-from simulator.metrics.replications import BASIS_ORDER
 from simulator.metrics.usage import main_bottleneck, usd_per_million_tokens
 from simulator.result import StudyResult, Summary
 from simulator.scenario import scenario_from
@@ -245,7 +245,7 @@ def plan_document(plan: Plan) -> Document:
     """The contract's ``plan`` JSON."""
     candidates = [candidate_document(plan, candidate) for candidate in plan.candidates]
     judged = [c.verdict.observation.basis for c in plan.candidates if c.verdict is not None]
-    basis = max(judged, key=BASIS_ORDER.index) if judged else None
+    basis = weakest(judged) if judged else None
     notes = [note for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
     best = plan.best
     cheaper = next_cheaper(plan)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hwprofiles import weakest
 from simulator.errors import ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
-from simulator.metrics.replications import BASIS_ORDER
 from simulator.result import StudyResult, Summary
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, checked_metric, metric_words
 from simulator.studies.study_file import (
@@ -307,7 +307,7 @@ class Study:
                 "seed": self.seed,
                 "replications": self.replications,
                 "version": forerun_version(),
-                "basis": max(bases, key=BASIS_ORDER.index) if bases else None,
+                "basis": weakest(bases) if bases else None,
                 "notes": notes,
                 "metric": metric,
             }

@@ -14,6 +14,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from hwprofiles import weakest
 from simulator.build import Build, build_alone
 from simulator.errors import ArgumentError
 from simulator.scenario import Scenario
@@ -192,7 +193,7 @@ def find_drafts(
     winners = np.argmax(speedups, axis=0)
     spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
     drafted = build_alone(choices[-1].scenario, 0)
-    basis = max(basis, drafted.basis, key=("calibrated", "datasheet", "extrapolated").index)
+    basis = weakest((basis, drafted.basis))
     notes += [note for note in drafted.notes if note not in notes]
     capacity = drafted.memory.num_blocks * drafted.memory.block_size
     cells = []
