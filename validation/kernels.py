@@ -11,7 +11,7 @@ import numpy as np
 from hwprofiles import KernelLibrary, ProfileError, chip_names
 from simulator.errors import ForerunError
 from simulator.replay.kernels import replay_kernels
-from simulator.replay.serving_names import chip_name
+from simulator.replay.rerun import chip_name
 from simulator.replay.validation.errors import ErrorRow
 from simulator.replay.validation.shipped import SPLIT, kernel_row
 from traces import TraceError

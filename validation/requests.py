@@ -9,7 +9,7 @@ from pathlib import Path
 from hwprofiles import weakest
 from simulator.errors import ForerunError
 from simulator.replay.requests import RequestReplay, Start, replay_requests
-from simulator.replay.serving_names import framework_name, framework_of_version
+from simulator.replay.rerun import framework_name, framework_of_version
 from simulator.replay.split import Split
 from simulator.replay.validation.errors import ErrorRow
 from simulator.replay.validation.facts import fitted_words

@@ -136,8 +136,8 @@ def requests(
     from simulator.cli.replay_tables import request_tables
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
-    from simulator.replay.gate import exceeded, parse_limit
     from simulator.replay.requests import replay_requests, requests_document
+    from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.split import parse_split
     from simulator.scenario import load_scenario
     from simulator.workers import Workers, cores
@@ -191,7 +191,7 @@ def steps(
     from simulator.cli.replay_tables import step_tables
     from simulator.metrics.document import json_text
     from simulator.metrics.files import write_text_atomically
-    from simulator.replay.gate import exceeded, parse_limit
+    from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.steps import replay_steps, steps_document
     from simulator.scenario import load_scenario
     from traces.steps import read_steps

@@ -119,7 +119,7 @@ def speculation(
     from simulator.errors import ForerunError, did_you_mean
     from simulator.metrics.document import forerun_version
     from simulator.replay import speculation as published
-    from simulator.replay.gate import exceeded, parse_limit
+    from simulator.replay.scores import exceeded, parse_limit
 
     rows = published.load_published()
     known = sorted({row.group for row in rows})

@@ -1,11 +1,10 @@
 """Predictions against measurements: kernels, and the calibration that follows from them."""
 
 from simulator.replay.calibrate import Calibration, FamilyFit, calibrate, calibration_document, write_profile
-from simulator.replay.gate import Limit, exceeded, parse_limit
 from simulator.replay.kernels import ReplayReport, replay_kernels, report_document, worst_rows
 from simulator.replay.predict import Prediction, predict_table
 from simulator.replay.residual import Residuals, load_residuals, residual_path, save_residuals
-from simulator.replay.scores import Score
+from simulator.replay.scores import Limit, Score, exceeded, parse_limit
 from simulator.replay.split import Split, parse_split, training_rows
 
 __all__ = [

@@ -20,13 +20,10 @@ from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit, FittedOn
 from simulator.errors import ForerunError
 from simulator.replay.evidence import conformal_intervals, interval_ends, rows_inside, seen_ranges
-from simulator.replay.fit import FEW_ROWS, fit, loss
-from simulator.replay.fit_mixed import mixed_structure
-from simulator.replay.fit_problem import FitProblem, core_rows, family_rows, make_problem
-from simulator.replay.groups import IndexArray
+from simulator.replay.fit import FEW_ROWS, FitProblem, core_rows, family_rows, fit, loss, make_problem, mixed_structure
 from simulator.replay.kernels import check_devices
 from simulator.replay.light_speed import impossible_rows
-from simulator.replay.predict import REGIMES, predict_table
+from simulator.replay.predict import REGIMES, IndexArray, predict_table
 from simulator.replay.residual import Correction, Key, Residuals, learn, save_residuals
 from simulator.replay.split import Split, training_rows
 from traces.kernels import KernelTable
@@ -266,7 +263,7 @@ def _learned(
     judged: NDArray[np.bool_],
     seed: int,
 ) -> tuple[Correction | None, float | None]:
-    from simulator.replay.fit_problem import chip_with
+    from simulator.replay.fit import chip_with
 
     kernels = KernelLibrary(chip_with(chip, family, dtype, parameters), "fit")
     prediction = predict_table(rows, kernels)

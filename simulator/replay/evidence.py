@@ -105,7 +105,7 @@ def interval_ends(
 
 def stored_rows(table: KernelTable, prediction: Prediction) -> dict[tuple[str, str], NDArray[np.intp]]:
     """Predicted rows by family and format of the stored operand."""
-    from simulator.replay.fit_problem import family_rows
+    from simulator.replay.fit import family_rows
 
     known = np.isfinite(prediction.seconds)
     return {key: rows[known[rows]] for key, rows in family_rows(table).items() if known[rows].any()}

@@ -1,19 +1,161 @@
-"""Robust least squares on the logarithm of the error: a few physical parameters of one kernel family."""
+"""Robust least squares on the logarithm of the error: the few physical parameters of one kernel family, and how mixed
+batches are served."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwprofiles import Chip, KernelLibrary, KernelTime, load_link
 from hwprofiles.decode_kernel import UnpackedKernel
 from hwprofiles.dtypes import format_of
 from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters
-from simulator.replay.fit_problem import FitProblem
+from simulator.replay.predict import (
+    FAMILIES,
+    IndexArray,
+    attention_rows,
+    equal_rows,
+    gemm_rows,
+    moe_rows,
+    pass_rows,
+    predict_table,
+    stored_format,
+    stored_pass,
+)
+from simulator.replay.split import Split, training_rows
+from traces.kernels import COLLECTIVES, KernelTable
 
 FloatArray = NDArray[np.float64]
+
+CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "gemm": {"n": (1024, 1 << 40), "k": (1024, 1 << 40)},
+    "attention_prefill": {"head_dim": (128, 128), "window": (0, 0)},
+    "attention_decode": {"head_dim": (128, 128), "window": (0, 0)},
+    "collective": {"message_bytes": (1 << 20, 1 << 60)},
+}
+"""Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
+MIN_CORE_ROWS = 16
+
+_WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class FitProblem:
+    """Rows of one family and stored format on one chip.
+
+    Attributes:
+        chip: whose limits bound the physics.
+        family: of kernel parameters.
+        dtype: of the stored operand; ``any`` for families that have none.
+        table: the rows.
+        parts: rows that one call of the library predicts, each with its call.
+    """
+
+    chip: Chip
+    family: str
+    dtype: str
+    table: KernelTable
+    parts: tuple[tuple[IndexArray, Callable[[KernelLibrary], Any]], ...]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def seconds(self, parameters: FamilyParameters) -> FloatArray:
+        """Predicted seconds of every row under ``parameters``."""
+        return self.times(parameters)[0]
+
+    def times(self, parameters: FamilyParameters) -> tuple[FloatArray, NDArray[np.str_]]:
+        """Predicted seconds of every row, and what bounds it."""
+        kernels = KernelLibrary(chip_with(self.chip, self.family, self.dtype, parameters), "fit")
+        seconds = np.empty(len(self.table))
+        bound = np.empty(len(self.table), dtype="<U7")
+        for rows, call in self.parts:
+            time = call(kernels)
+            seconds[rows] = time.seconds
+            bound[rows] = time.bound if isinstance(time, KernelTime) else _collective_bound(time)
+        return seconds, bound
+
+    def where(self, rows: NDArray[Any]) -> FitProblem:
+        """The same fit on some of its rows."""
+        return make_problem(self.chip, self.family, self.dtype, self.table.where(rows))
+
+
+def chip_with(chip: Chip, family: str, dtype: str, parameters: FamilyParameters) -> Chip:
+    """``chip`` with one parameter set only, under the library name ``fit``."""
+    return chip.model_copy(update={"kernels": {"fit": {family: {dtype: parameters}}}})
+
+
+def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> FitProblem:
+    """Prepare the calls that predict ``table``, whose rows all belong to ``family`` and ``dtype``."""
+    columns: list[NDArray[Any]] = [table.word(name).codes for name in _WORDS]
+    if family == "collective":
+        columns.append(table.size("world_size"))
+    if family == "elementwise":
+        columns.append(table.word("name").codes)
+    if family == "moe":
+        columns += [table.size("projections") == 2, table.size("activated_experts") > 0]
+    parts = tuple((rows, _call(chip, family, table, rows)) for rows in equal_rows(columns))
+    return FitProblem(chip, family, dtype, table, parts)
+
+
+def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Callable[[KernelLibrary], Any]:
+    if family == "gemm":
+        return lambda kernels: gemm_rows(table, kernels, rows)
+    if family == "moe":
+        return lambda kernels: moe_rows(table, kernels, rows)
+    if family.startswith("attention"):
+        return lambda kernels: attention_rows(table, kernels, rows)
+    if family == "elementwise":
+        return lambda kernels: pass_rows(table, kernels, rows)
+    op = table.word("op")
+    name = op.names[op.codes[rows[0]]]
+    size = table.size("message_bytes")[rows].astype(np.float64)
+    world = int(table.size("world_size")[rows[0]])
+    link = load_link(chip.links.scale_up or "")
+    return lambda kernels: kernels.collective(name, size, world, link)
+
+
+def _collective_bound(time: Any) -> NDArray[np.str_]:
+    return np.where(time.latency_s >= time.transfer_s, "latency", "memory")
+
+
+def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
+    """Row indices by family and stored format, for every operation that has parameters of its own; kernels of routed
+    experts apart, by the name the trace gives them."""
+    op, dtype, kv = table.word("op"), table.word("dtype"), table.word("kv_dtype")
+    kernel = np.full(len(table), -1, dtype=np.int64)
+    for operation, column in (("moe", "source"), ("elementwise", "name")):
+        own = op.equals(operation)
+        kernel[own] = table.word(column).codes[own]
+    found: dict[tuple[str, str], list[IndexArray]] = {}
+    for rows in equal_rows([op.codes, dtype.codes, kv.codes, kernel]):
+        name = op.names[op.codes[rows[0]]]
+        if name not in FAMILIES or name == "attention_mixed":
+            continue
+        family = FAMILIES[name]
+        stored = dtype.names[dtype.codes[rows[0]]]
+        if family.startswith("attention"):
+            stored = kv.names[kv.codes[rows[0]]] or stored
+        if name in COLLECTIVES:
+            stored = "any"
+        if family in ("moe", "elementwise"):
+            stored = (stored_format if family == "moe" else stored_pass)(table, rows[0])
+        found.setdefault((family, {"fp16": "bf16"}.get(stored, stored)), []).append(rows)
+    return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
+
+
+def core_rows(family: str, table: KernelTable) -> NDArray[np.bool_]:
+    """Rows of today's model shapes; all rows where the trace has too few of those."""
+    core = np.ones(len(table), dtype=bool)
+    for name, (low, high) in CORE.get(family, {}).items():
+        values = table.size(name)
+        core &= (values >= low) & (values <= high)
+    return core if core.sum() >= MIN_CORE_ROWS else np.ones(len(table), dtype=bool)
+
 
 SEARCH_ROWS = 500
 """Rows on which the alternatives of a family's structure are compared."""
@@ -243,8 +385,6 @@ def _solve(
     problem: FitProblem, start: FamilyParameters, prior: FamilyParameters, nested: bool | None = None
 ) -> FamilyParameters:
     """Least squares from ``start``, over the parameters of one kernel of two (``nested``) or over all."""
-    from scipy.optimize import least_squares
-
     moved = coordinates(start, problem.chip.kind)
     if nested is not None:
         moved = tuple(coordinate for coordinate in moved if coordinate.name.startswith(NESTED) is nested)
@@ -259,15 +399,112 @@ def _solve(
         predicted = np.log(problem.seconds(parameters_at(position)))
         return np.concatenate([predicted - measured, PRIOR * (position - centre)])
 
-    first = np.array([coordinate.scaled(float(_field(start, coordinate.name))) for coordinate in moved])
-    first = np.clip(first, 1e-3, 1.0 - 1e-3)
+    first = [coordinate.scaled(float(_field(start, coordinate.name))) for coordinate in moved]
+    return parameters_at(_least_squares(errors, first, _EVALUATIONS))
+
+
+def _least_squares(errors: Callable[[FloatArray], FloatArray], first: Sequence[float], evaluations: int) -> FloatArray:
+    """The position between 0 and 1 in every coordinate at which the robust sum of squared errors is least."""
+    from scipy.optimize import least_squares
+
     found = least_squares(
         errors,
-        first,
+        np.clip(np.array(first), 1e-3, 1.0 - 1e-3),
         bounds=(0.0, 1.0),
         loss="soft_l1",
         f_scale=ROBUST_SCALE,
-        diff_step=np.full(len(moved), 1e-3),
-        max_nfev=_EVALUATIONS,
+        diff_step=np.full(len(first), 1e-3),
+        max_nfev=evaluations,
     )
-    return parameters_at(np.asarray(found.x, dtype=np.float64))
+    return np.asarray(found.x, dtype=np.float64)
+
+
+MIXED_ROWS = 2000
+MIXED_SEARCH_ROWS = 400
+"""Rows on which the shares of the on-chip store are compared."""
+KEPT_SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Shares of the on-chip store that are tried for batches of prompt chunks and single queries."""
+MIXED_MOVED = (
+    Coordinate("mixed_efficiency", 0.2, 1.0),
+    Coordinate("mixed_overlap", 1.0, 10.0),
+    Coordinate("idle_tile_s", 0.0, 1e-8),
+)
+"""What a fit of one pass over both moves."""
+MIXED_START = {"mixed_efficiency": 0.9, "mixed_overlap": 2.0, "idle_tile_s": 1e-9}
+
+
+def mixed_structure(
+    table: KernelTable,
+    chip: Chip,
+    fitted: dict[str, FamilyParameters],
+    decode: dict[str, FamilyParameters],
+    split: Split,
+    least_rows: int,
+) -> dict[str, FamilyParameters]:
+    """How batches of prompt chunks and single queries run, for every fitted prefill set the trace has such batches of.
+
+    Args:
+        table: measured kernels.
+        chip: whose limits they obey.
+        fitted: prefill sets by format.
+        decode: decode sets by format.
+        split: which shapes a fit may see.
+        least_rows: fewest mixed rows worth a fit.
+
+    Returns:
+        Prefill sets, by format, with the structure that explains the mixed rows of the training split best: two
+        kernels, or one pass with its own bandwidth, overlap and time per idle tile.
+    """
+    rows = table.where(table.word("op").equals("attention_mixed"))
+    found = {}
+    for dtype, prefill in fitted.items():
+        part = rows.where(rows.word("kv_dtype").equals(dtype) | rows.word("dtype").equals(dtype))
+        part = part.where(training_rows(part, split))
+        if len(part) < least_rows:
+            continue
+        part = _spread(part, MIXED_ROWS)
+        some = _spread(part, MIXED_SEARCH_ROWS)
+        start = prefill.model_copy(update={"mixed": "one-pass", **MIXED_START})
+        tried = [
+            _solve_mixed(some, chip, dtype, decode, start.model_copy(update={"kept_share": share}))
+            for share in KEPT_SHARES
+        ]
+        best = min(tried, key=lambda one: _mean_error(some, chip, dtype, decode, one))
+        best = _solve_mixed(part, chip, dtype, decode, best)
+        apart = prefill.model_copy(update={"mixed": "separate"})
+        found[dtype] = min((apart, best), key=lambda one: _mean_error(part, chip, dtype, decode, one))
+    return found
+
+
+def _spread(part: KernelTable, rows: int) -> KernelTable:
+    """At most so many rows, evenly chosen."""
+    return part.where(np.linspace(0, len(part) - 1, min(len(part), rows)).astype(np.int64))
+
+
+def _errors(
+    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], prefill: FamilyParameters
+) -> FloatArray:
+    """Logarithm of predicted over measured."""
+    own = {"generic": {"attention_prefill": {dtype: prefill}, "attention_decode": decode}}
+    kernels = KernelLibrary(chip.model_copy(update={"kernels": own}))
+    return np.log(predict_table(part, kernels).seconds / part.measured_s)
+
+
+def _mean_error(
+    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], prefill: FamilyParameters
+) -> float:
+    return float(np.mean(np.abs(_errors(part, chip, dtype, decode, prefill))))
+
+
+def _solve_mixed(
+    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], start: FamilyParameters
+) -> FamilyParameters:
+    def parameters_at(position: FloatArray) -> FamilyParameters:
+        values = {one.name: one.value(float(x)) for one, x in zip(MIXED_MOVED, position, strict=True)}
+        return start.model_copy(update=values)
+
+    def errors(position: FloatArray) -> FloatArray:
+        return _errors(part, chip, dtype, decode, parameters_at(position))
+
+    first = [one.scaled(float(getattr(start, one.name))) for one in MIXED_MOVED]
+    return parameters_at(_least_squares(errors, first, 30))

@@ -13,11 +13,10 @@ from hwprofiles import BASES, KernelLibrary
 from hwprofiles.choice import PORTABLE
 from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
-from simulator.replay.gate import ALL
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, Prediction, predict_table
 from simulator.replay.residual import Residuals
-from simulator.replay.scores import Score, all_scores, dtype_labels, overall_score
+from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.split import Split, training_rows
 from traces.kernels import OPS, SIZES, WORDS, KernelTable
 

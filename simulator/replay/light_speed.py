@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from hwprofiles import Chip
 from simulator.errors import ForerunError
-from simulator.replay.groups import equal_rows
-from simulator.replay.predict import Prediction
+from simulator.replay.predict import Prediction, equal_rows
 from traces.kernels import KernelTable
 
 FloatArray = NDArray[np.float64]

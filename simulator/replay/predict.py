@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,8 +15,24 @@ from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.numeric import ARRAY
 from simulator.errors import ForerunError
-from simulator.replay.groups import IndexArray, equal_rows
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
+
+IndexArray = NDArray[np.intp]
+
+
+def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[IndexArray]:
+    """Indices of the rows of each combination of values that occurs; nothing for empty columns."""
+    rows = len(columns[0])
+    if not rows:
+        return
+    key: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        _, key = np.unique(key * len(values) + inverse, return_inverse=True)
+    order = np.argsort(key, kind="stable")
+    bounds = np.flatnonzero(np.diff(key[order])) + 1
+    yield from np.split(order, bounds)
+
 
 FloatArray = NDArray[np.float64]
 

@@ -16,9 +16,8 @@ from hwprofiles import Chip, KernelLibrary
 from hwprofiles.dtypes import format_of
 from hwprofiles.parameters import FAMILIES
 from simulator.errors import ForerunError
-from simulator.replay.boosted_trees import Trees, fit_trees
+from simulator.replay.correction import Trees, feature_matrix, feature_names, fit_trees
 from simulator.replay.evidence import Intervals, Ranges, put_intervals, rows_inside, seen_ranges, stored_rows
-from simulator.replay.features import feature_matrix, feature_names
 from simulator.replay.light_speed import light_seconds
 from simulator.replay.predict import Prediction
 from traces.kernels import KernelTable

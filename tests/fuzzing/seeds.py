@@ -173,8 +173,7 @@ ERRORS = json.dumps(
 @cache
 def corrections() -> bytes:
     """A small file of learned corrections."""
-    from simulator.replay.boosted_trees import Trees
-    from simulator.replay.features import feature_names
+    from simulator.replay.correction import Trees, feature_names
     from simulator.replay.residual import Correction, Residuals, save_residuals
 
     trees = Trees(np.array([[0, 1], [2, 0]], np.int16), np.ones((2, 2), np.float32), np.ones((2, 4), np.float32))

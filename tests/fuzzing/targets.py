@@ -16,7 +16,7 @@ from hwprofiles import ProfileError, load_chip, load_link
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.llm import load_architecture
-from simulator.replay.features import feature_names
+from simulator.replay.correction import feature_names
 from simulator.replay.residual import SUFFIX, load_residuals
 from simulator.replay.validation.errors import read_errors
 from simulator.scenario import load_scenario

@@ -6,7 +6,7 @@ from made_kernels import gemm_rows, measured
 
 from hwprofiles import load_chip
 from simulator.errors import ForerunError
-from simulator.replay.features import feature_matrix, feature_names
+from simulator.replay.correction import feature_matrix, feature_names
 from simulator.replay.speculation import CurveScore, compare_published, load_published
 from simulator.replay.validation.shipped import curve_errors, table_errors
 from traces.kernels import KernelTable, make_table, words, write_kernels

@@ -6,7 +6,7 @@ import pytest
 
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.dtypes import format_of
-from simulator.replay.fit_problem import core_rows, family_rows
+from simulator.replay.fit import core_rows, family_rows
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import predict_table
 from simulator.replay.speculation import compare_published, curve_scores, group_scores, load_published

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hwprofiles import chip_names, load_chip
 from simulator.llm import load_architecture
-from simulator.replay.serving_names import chip_name, model_name
+from simulator.replay.rerun import chip_name, model_name
 from simulator.replay.speculation.published import FOLDER, PublishedSpeedup, constants_of
 from simulator.speculation import expected_tokens, load_curve
 from simulator.speculation.config import DRAFT_FIELDS

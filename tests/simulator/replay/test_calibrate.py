@@ -17,7 +17,7 @@ from simulator.replay import (
     replay_kernels,
     write_profile,
 )
-from simulator.replay.boosted_trees import fit_trees
+from simulator.replay.correction import fit_trees
 from simulator.replay.evidence import conformal_intervals
 from simulator.replay.light_speed import light_seconds
 from traces.kernels import KernelTable, concatenate, make_table

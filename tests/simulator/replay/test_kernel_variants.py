@@ -7,7 +7,7 @@ from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.choice import find_parameters
 from hwprofiles.dtypes import DTYPES, dtype_bytes, format_of
 from simulator.replay import calibrate, replay_kernels
-from simulator.replay.fit_problem import family_rows
+from simulator.replay.fit import family_rows
 from traces.kernels.table import concatenate, make_table
 
 FAST, SLOW = "fast_experts", "slow_experts"

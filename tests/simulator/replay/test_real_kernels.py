@@ -8,7 +8,7 @@ import pytest
 
 from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import Split, calibrate, load_residuals, replay_kernels
-from simulator.replay.fit_problem import core_rows, family_rows
+from simulator.replay.fit import core_rows, family_rows
 from simulator.replay.kernels import trace_library
 from traces.kernels import concatenate, read_kernels
 

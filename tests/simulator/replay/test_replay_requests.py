@@ -11,10 +11,9 @@ from hwprofiles import chip_names
 from simulator.cli.app import main
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
-from simulator.replay.gate import exceeded, parse_limit
 from simulator.replay.requests import in_training, parse_condition, replay_requests, requests_document
-from simulator.replay.rerun import pool_hashes, rerun, run_scenario
-from simulator.replay.serving_names import chip_name, dtype_name, framework_name, model_name
+from simulator.replay.rerun import chip_name, dtype_name, framework_name, model_name, pool_hashes, rerun, run_scenario
+from simulator.replay.scores import exceeded, parse_limit
 from simulator.replay.split import Split
 from simulator.run import simulate
 from simulator.scenario import Scenario

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulator.replay.run_intervals import LEAST_CONFIGURATIONS, coverage90, run_intervals
+from simulator.replay.requests import LEAST_CONFIGURATIONS, coverage90, run_intervals
 from traces.servings import MeasuredRun
 
 METRIC = "mean_tpot_ms"

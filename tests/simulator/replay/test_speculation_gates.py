@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.errors import ForerunError
-from simulator.replay.gate import exceeded, parse_limit
+from simulator.replay.scores import exceeded, parse_limit
 from simulator.replay.speculation import compare_published, compare_row, group_scores, load_published
 
 GROUPS = ["gptoss_h200", "magicdec"]

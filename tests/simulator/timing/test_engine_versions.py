@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
 from simulator.llm import load_architecture
-from simulator.replay.serving_names import dtype_name, framework_of_version, model_name
+from simulator.replay.rerun import dtype_name, framework_of_version, model_name
 from simulator.timing import Deployment, StepTimer, StepWork, load_framework, plan_memory, resolve_weight_dtypes
 
 
