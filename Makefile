@@ -38,7 +38,10 @@ mutants: .venv/ready-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray==8.7.*' 'coverage>=7.6'
 	nice $(BIN)/python tests/mutation/sample.py --count $(MUTANTS) --seed $(SEED)
 
-.venv/ready: pyproject.toml
+# The engine is compiled anew when its source changes; without a C compiler it is interpreted.
+ENGINE := setup.py simulator/serving/engine.py
+
+.venv/ready: pyproject.toml $(ENGINE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Forerun needs Python 3.11 or newer (make PYTHON=python3.12 ...)")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .

@@ -116,7 +116,6 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
         "output_tokens_per_cpu_s": document["summary"]["total_output_tokens"] / cpu,
         "peak_mb": own["peak_kb"] / 1024,
         "steps": document["engine"]["steps"],
-        "spans": document["engine"]["spans"],
         "exact_steps": document["engine"]["exact_steps"],
     }
 
@@ -146,16 +145,14 @@ def main() -> None:
             print(
                 f"{name:28} {row['cpu_s']:8.2f} {row['requests_per_cpu_s']:10.0f} "
                 f"{row['output_tokens_per_cpu_s']:12.0f} {row['peak_mb']:7.0f} {row['steps']:9.0f} "
-                f"{row['spans']:9.0f} {row['exact_steps']:6.0f}",
+                f"{row['exact_steps']:6.0f}",
                 flush=True,
             )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-HEADER = (
-    f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'spans':>9} {'exact':>6}"
-)
+HEADER = f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'exact':>6}"
 
 
 if __name__ == "__main__":

@@ -65,8 +65,6 @@ HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic"
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
 prompt token again ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
 
-SLOW = "failures and prompts handed between pools are beyond the fast path: every step was simulated one by one"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBuild(Pool):
@@ -178,8 +176,6 @@ def build_run(
         faults=Faults(scenario.faults, seed) if scenario.faults is not None else None,
     )
     notes = [note for pool in pools for note in pool.notes]
-    if not fleet.fast and any(pool.stepping == "fast" and _alone(pool).fast for pool in pools):
-        notes.append(SLOW)
     return Build(fleet, pools, tuple(dict.fromkeys(notes)))
 
 
@@ -207,11 +203,6 @@ def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBu
     if config.role != "both" and not pool.rules.continuous:
         raise ForerunError(f"pools.{name}.engine.scheduler: a static batch cannot share requests with another pool")
     return replace(pool, name=name, role=config.role, usd_per_chip_hour=config.usd_per_chip_hour or usd)
-
-
-def _alone(pool: Pool) -> Pool:
-    """A pool that does all of the work itself."""
-    return replace(pool, role="both")
 
 
 class _Machine(NamedTuple):
@@ -408,7 +399,6 @@ def _notes(
     scenario: Scenario, architecture: Architecture, pool: PoolBuild, drafter: Drafter | None, borrowed: str | None
 ) -> Iterator[str]:
     """What is to be said of replicas before they run."""
-    engine, rule = scenario.engine, pool.rule
     yield from (f"{architecture.name}: {note}" for note in architecture.notes)
     if scenario.speculation is not None:
         yield from drafting_notes(scenario.speculation)
@@ -424,10 +414,6 @@ def _notes(
         yield from pool.groups.notes
     if scenario.hardware.pipeline_parallel > 1:
         yield "pipeline: batches in flight are simulated one by one, as many as there are stages"
-    elif engine.stepping == "fast" and not pool.fast:
-        learns = rule is not None and not rule.by_batch_alone
-        why = "a policy that learns" if learns else "this scheduler, swapping or these limits"
-        yield f"the fast path does not cover {why}: every step was simulated one by one"
 
 
 @contextmanager

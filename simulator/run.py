@@ -36,7 +36,7 @@ from simulator.serving.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory
-from simulator.step_rows import StepDetail, StepRows, StepTotals, step_detail
+from simulator.step_rows import StepDetail, StepRows, StepTotals, run_gaps, step_detail
 from simulator.tables import Table
 from simulator.timing import Evidence, MemoryPlan, ModelTimer
 from simulator.workload import RequestStream, generate_requests
@@ -243,12 +243,11 @@ def _result(
         requests=requests,
         steps=steps,
         totals=totals,
-        gaps=rows.gaps(log, build.fleet.fast),
+        gaps=run_gaps(log),
         kv=kv,
         speculation=speculation_counters(log, build.main) if build.main.sampler is not None else None,
         engine=EngineCounters(
             steps=int(totals.steps.sum()),
-            spans=log.steps.spans,
             exact_steps=log.exact_steps,
             simulated_s=simulated_s,
             cpu_s=time.process_time() - cpu,

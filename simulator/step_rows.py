@@ -136,16 +136,11 @@ class StepRows:
     look: Callable[[StepRecords], None]
     keep: bool
     parts: list[StepRecords] = field(default_factory=list)
-    gap_s: list[FloatArray] = field(default_factory=list)
-    gap_counts: list[IntArray] = field(default_factory=list)
 
     def take(self, log: StepLog) -> None:
         """Price the rows that ``log`` holds; unless they are kept, it forgets them."""
         steps = price_steps(log, self.build)
         self.look(steps)
-        gap_s, counts = step_gaps(log)
-        self.gap_s.append(gap_s)
-        self.gap_counts.append(counts)
         if self.keep:
             self.parts.append(steps)
             return
@@ -157,14 +152,6 @@ class StepRows:
     def steps(self) -> StepRecords:
         """What was kept, sums in the order of replicas and time."""
         return joined(self.parts)
-
-    def gaps(self, log: RunLog, fast: bool) -> GapCounts:
-        """All gaps between token deliveries of a run: those within steps, where a fast run leaves them there, too."""
-        explicit = np.asarray(log.gaps_s)
-        ones = np.ones(len(explicit), dtype=np.int64)
-        if not fast:
-            return GapCounts(explicit, ones)
-        return GapCounts(np.concatenate((*self.gap_s, explicit)), np.concatenate((*self.gap_counts, ones)))
 
 
 def price_steps(steps: StepLog, build: Build) -> StepRecords:
@@ -199,12 +186,13 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     return StepRecords(decode_kv_tokens=keys, **columns)
 
 
-def step_gaps(steps: StepLog) -> tuple[FloatArray, IntArray]:
-    """Gaps between token deliveries that are the engine's steps themselves: seconds, and requests that saw them."""
-    decoding = steps.integers("decode_seqs")
-    single = (decoding > 0) & (steps.column("steps") == 1)
-    gap_s, counts = steps.merged_gaps()
-    return np.concatenate((steps.column("seconds")[single], gap_s)), np.concatenate((decoding[single], counts))
+def run_gaps(log: RunLog) -> GapCounts:
+    """All gaps between token deliveries of a run: those that last as long as a step, then the others."""
+    others = np.asarray(log.gaps_s)
+    return GapCounts(
+        np.concatenate((np.asarray(log.step_gaps_s), others)),
+        np.concatenate((np.asarray(log.step_gap_counts), np.ones(len(others), dtype=np.int64))),
+    )
 
 
 def summed(steps: StepRecords, size: int) -> StepRecords:

@@ -52,6 +52,7 @@ def run(
     from simulator.errors import ForerunError
     from simulator.metrics.tables import run_facts, run_tables, run_title
     from simulator.scenario import load_scenario
+    from simulator.serving.compiled import why_interpreted
 
     loaded = load_scenario(scenario, tuple(set_values or ()))
     with checked_outputs(out, json_file):
@@ -64,6 +65,9 @@ def run(
         if out is not None:
             document = write_outputs(out, first, document)
     emit(document, json_file, printed(run_title(document), run_facts(document), run_tables(document), document))
+    slow = why_interpreted()
+    if slow is not None:
+        print(f"note: {slow}", file=sys.stderr)
     if out is not None:
         print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
     if alarm is not None:

@@ -20,7 +20,8 @@ class EngineConfig(Section):
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its
     requests are done."""
     stepping: Literal["fast", "exact-steps"] = "fast"
-    """``fast`` advances equal steps together; ``exact-steps`` runs one event per engine step (the oracle)."""
+    """``fast`` runs the engine compiled, where it is; ``exact-steps`` its source interpreted, with every step priced by
+    formula (the oracle). Results are the same."""
     max_num_seqs: PositiveInt = 256
     """Most requests in a step."""
     max_num_batched_tokens: PositiveInt = 8192

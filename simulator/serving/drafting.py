@@ -20,11 +20,6 @@ class DraftingRule:
     follows: bool = False
     """Whether the drafter keeps its cache up to date in steps that draft nothing, instead of catching up later."""
 
-    @property
-    def by_batch_alone(self) -> bool:
-        """Whether the number of requests in a step decides, so that equal steps can be advanced together."""
-        return self.make_policy().by_batch_alone
-
 
 class ReplicaDrafting:
     """The present choice of one replica's policy.

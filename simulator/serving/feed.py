@@ -213,7 +213,7 @@ class RoutedFeed:
         self.prefix_cache: Callable[[], NoPrefixCache] = NoPrefixCache
         """The replica's prefix cache as it is now."""
         self.process: simpy.Process | None = None
-        """The process to interrupt when a request arrives while it advances through a span."""
+        """What runs the replica."""
         self.down = False
         """Whether the replica has failed and is not back yet."""
         self._env = env
@@ -232,10 +232,7 @@ class RoutedFeed:
         """Hand over a request now."""
         self._due.add(request, self._env.now)
         self.outstanding += 1
-        if self._wake is not None:
-            self.wake()
-        elif self.process is not None and self.process.is_alive:
-            self.process.interrupt()
+        self.wake()
 
     def wake(self) -> None:
         """Let an idle replica look again."""

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import simpy
 
 from simulator.errors import ForerunError, StalledError
-from simulator.serving.exact import ExactReplica
-from simulator.serving.fast import FastReplica
 from simulator.serving.faults import Faults, break_down
 from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
 from simulator.serving.fleet_config import Role, RouterConfig
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
-from simulator.serving.pipeline import PipelinedReplica
 from simulator.serving.pool import Pool
+from simulator.serving.replica import PipelinedReplica, Replica
 from simulator.serving.router import Router
 from simulator.serving.routing import policy
-from simulator.serving.sequence import Sequence
 from simulator.serving.transfer import KvLink, Transfers
 from simulator.workload import RequestStream
+
+if TYPE_CHECKING:
+    from simulator.serving.engine import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,6 @@ class Fleet:
     links: Mapping[tuple[str, str], KvLink] = field(default_factory=dict)
     """What carries KV from a prefill pool to a decode pool, by their names."""
     faults: Faults | None = None
-
-    @property
-    def fast(self) -> bool:
-        """Whether the fast path can run every pool."""
-        return self.faults is None and all(pool.fast for pool in self.pools)
 
     def mixed(self, *roles: Role) -> bool:
         """Whether some replicas of these roles can hold what others cannot."""
@@ -96,16 +92,15 @@ class Fleet:
             return True
         return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
-    def _run_apart(self, log: RunLog, served: list[int]) -> list[FastReplica | ExactReplica]:
+    def _run_apart(self, log: RunLog, served: list[int]) -> list[Replica]:
         """Run replicas that have nothing to do with each other: each gets its requests in turn."""
-        (pool,), env = self.pools, simpy.Environment()
+        (pool,) = self.pools
         replicas = []
         for index in range(pool.replicas):
             own, most = served[index :: pool.replicas], log.stream.max_concurrency
             feed = OpenFeed(own, log, pool.limits) if most is None else ClosedFeed(own, most, log, pool.limits)
-            replicas.append(pool.replica(env, index, feed, log, pool.fast))
-            env.process(replicas[-1].serve())
-        env.run()
+            replicas.append(pool.replica(simpy.Environment(), index, feed, log))
+            replicas[-1].run()
         return replicas
 
 
@@ -114,9 +109,7 @@ class FleetRun:
 
     def __init__(self, fleet: Fleet, log: RunLog, served: list[int]) -> None:
         self.log = log
-        self.replicas: list[FastReplica | ExactReplica] = []
-        self.exact: dict[int, ExactReplica] = {}
-        """Replicas on the step-by-step path, by number."""
+        self.replicas: list[Replica] = []
         self._env = env = simpy.Environment()
         self._resumed: dict[int, Sequence] = {}
         mixed = fleet.mixed("both", "prefill")
@@ -126,7 +119,7 @@ class FleetRun:
         roles = [pool.role for pool in fleet.replicas]
         if self._transfers is not None:
             decode = [feed for feed, role in zip(self._feeds, roles, strict=True) if role == "decode"]
-            self._transfers.start(self._feeds, decode, self.exact)
+            self._transfers.start(self._feeds, decode, self.replicas)
         self._router.start([feed for feed, role in zip(self._feeds, roles, strict=True) if role != "decode"])
         if fleet.faults is not None:
             for index in range(len(self._feeds)):
@@ -154,16 +147,14 @@ class FleetRun:
         env, log, router, transfers = self._env, self.log, self._router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else router.left
         feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
-        replica = pool.replica(env, index, feed, log, fleet.fast, self._resumed, transfers)
-        if isinstance(replica, ExactReplica):
-            self.exact[index] = replica
+        replica = pool.replica(env, index, feed, log, self._resumed, transfers)
         self.replicas.append(replica)
         feed.prefix_cache = replica.prefix_cache
         feed.process = env.process(replica.serve())
         return feed
 
     def _break_down(self, faults: Faults, index: int) -> None:
-        feed, replica = self._feeds[index], self.exact[index]
+        feed, replica = self._feeds[index], self.replicas[index]
         if isinstance(replica, PipelinedReplica):
             raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
 

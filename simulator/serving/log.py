@@ -43,14 +43,8 @@ SCALARS = (
 DRAFT_SCALARS = 4
 """Counts of a ``DraftStep`` before those by window."""
 
-COUNTED_TOGETHER = 4096
-"""Requests whose drafts are counted at once."""
-
-
 FULL_ROWS = 1_000_000
 """Rows up to which every engine step has its own."""
-MERGED_STEPS = 64
-"""Beyond, so many consecutive decode steps of one unchanged batch share a row."""
 CONDENSED_AT = 1 << 17
 """Rows at which they are handed over where none are to be kept."""
 Condense = Callable[["StepLog"], None]
@@ -60,7 +54,7 @@ Condense = Callable[["StepLog"], None]
 class StepLog:
     """One row of floats per engine step, in a growing table.
 
-    Past ``full_rows`` rows, decode steps of one unchanged batch share rows, at most ``MERGED_STEPS`` to a row: seconds
+    Past ``full_rows`` rows, decode steps of one unchanged batch share rows, at most 64 to a row: seconds
     and tokens are summed, keys and waiting requests averaged, blocks as of the last step.
     """
 
@@ -68,126 +62,38 @@ class StepLog:
         self, windows: int, full_rows: int = FULL_ROWS, drafting: bool = False, condense: Condense | None = None
     ) -> None:
         self._windows = windows
-        self._drafts = np.empty((1024, DRAFT_SCALARS + 2 * windows), dtype=np.int64) if drafting else None
-        """What the drafter did in each row's steps, where a policy decides it."""
         self._full_rows = full_rows
         self._condense = condense
-        self._table = np.empty((1024, len(SCALARS) + 4 * windows))
+        self._draft_at = len(SCALARS) + 4 * windows if drafting else None
+        """First column of what the drafter did in each row's step, where a policy decides it."""
+        self.width = len(SCALARS) + 4 * windows + (DRAFT_SCALARS + 2 * windows if drafting else 0)
+        """Columns."""
+        self._table = np.empty((1024, self.width))
         self._rows = 0
-        self._merged: list[tuple[FloatArray, int]] = []
-        """Seconds of the steps that share rows, and the requests that decoded in each."""
-        self.spans = 0
-        """Calls that wrote: advances of simulated time."""
 
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def room(self) -> int:
+        """Rows after which steps of an unchanged batch are to share one."""
+        return self._full_rows - self._rows
+
     def forget(self) -> None:
         """Drop all rows."""
         self._rows = 0
-        self._merged = []
 
-    def step(
-        self,
-        replica: int,
-        start_s: float,
-        seconds: float,
-        output_tokens: int,
-        running: int,
-        waiting: int,
-        kv_blocks: int,
-        work: StepWork[int],
-        draft: DraftStep[int] | None = None,
-        copies_s: float = 0.0,
-    ) -> None:
-        """Append one step; ``copies_s`` of its seconds went into copies between chips and host."""
+    def extend(self, rows: FloatArray) -> None:
+        """Append rows; columns as ``SCALARS``, then four for each window, then those of the drafter."""
         if self._condense is not None and self._rows >= CONDENSED_AT:
             self._condense(self)
-        if self._rows == len(self._table):
-            self._grow(1)
-        if draft is not None:
-            self._note_draft(draft, 1)
-        prefill_seqs, prefill_tokens, pairs, prefill_kv, sampled, sampled_kv = work[:6]
-        decode_seqs, query_len, decode_kv, longest_kv, beyond_kv = work[6:]
-        self._table[self._rows] = (
-            replica,
-            start_s,
-            seconds,
-            output_tokens,
-            running,
-            waiting,
-            kv_blocks,
-            1,
-            prefill_seqs,
-            prefill_tokens,
-            sampled,
-            decode_seqs,
-            query_len,
-            copies_s,
-            longest_kv,
-            beyond_kv,
-            *pairs,
-            *prefill_kv,
-            *sampled_kv,
-            *decode_kv,
-        )
-        self._rows += 1
-        self.spans += 1
-
-    def span(
-        self,
-        replica: int,
-        start_s: FloatArray,
-        seconds: FloatArray,
-        output_tokens: Any,
-        running: int,
-        waiting: IntArray,
-        kv_blocks: IntArray,
-        decode_seqs: int,
-        query_len: int,
-        decode_kv: tuple[IntArray, ...],
-        draft: DraftStep[int] | None = None,
-        longest_kv: int = 0,
-        beyond_kv: float = 0.0,
-    ) -> None:
-        """Append a run of pure decode steps of one batch, the first with that longest context (0 = not told)."""
-        longest = longest_kv + np.arange(len(seconds)) if longest_kv else np.zeros(len(seconds), dtype=np.int64)
-        if self._condense is not None and self._rows >= CONDENSED_AT:
-            self._condense(self)
-        count = len(seconds)
-        self.spans += 1
-        steps: Any = 1
-        if self._rows + count > self._full_rows and count > 1:
-            firsts = np.arange(0, count, MERGED_STEPS)
-            steps = np.diff(np.append(firsts, count))
-            self._merged.append((seconds[:-1] if steps[-1] == 1 else seconds, decode_seqs))
-            output_tokens = np.add.reduceat(np.broadcast_to(output_tokens, count), firsts)
-            start_s, seconds = start_s[firsts], np.add.reduceat(seconds, firsts)
-            waiting, kv_blocks = np.add.reduceat(waiting, firsts) // steps, kv_blocks[firsts + steps - 1]
-            decode_kv = tuple(np.add.reduceat(keys, firsts) // steps for keys in decode_kv)
-            longest = longest[firsts]
-            count = len(firsts)
-        if self._rows + count > len(self._table):
-            self._grow(count)
-        if draft is not None:
-            self._note_draft(draft, count)
-        rows = self._table[self._rows : self._rows + count]
-        rows[:] = 0.0
-        rows[:, 0] = replica
-        rows[:, 1] = start_s
-        rows[:, 2] = seconds
-        rows[:, 3] = output_tokens
-        rows[:, 4] = running
-        rows[:, 5] = waiting
-        rows[:, 6] = kv_blocks
-        rows[:, 7] = steps
-        rows[:, 11] = decode_seqs
-        rows[:, 12] = query_len
-        rows[:, SCALARS.index("longest_kv")] = longest
-        rows[:, SCALARS.index("beyond_kv")] = beyond_kv
-        for window, keys in enumerate(decode_kv):
-            rows[:, len(SCALARS) + 3 * self._windows + window] = keys
-        self._rows += count
+        count = self._rows + len(rows)
+        if count > len(self._table):
+            table = np.empty((max(2 * len(self._table), count), self.width))
+            table[: self._rows] = self._table[: self._rows]
+            self._table = table
+        self._table[self._rows : count] = rows
+        self._rows = count
 
     def column(self, name: str) -> FloatArray:
         """One scalar column."""
@@ -197,17 +103,14 @@ class StepLog:
         """One scalar column that counts something."""
         return self.column(name).astype(np.int64)
 
-    def merged_gaps(self) -> tuple[FloatArray, IntArray]:
-        """Seconds of each of the steps that share rows, and the requests that decoded in it."""
-        counts = [np.full(len(seconds), seqs) for seconds, seqs in self._merged]
-        empty = np.zeros(0)
-        seconds = np.concatenate([empty, *(seconds for seconds, _ in self._merged)])
-        return seconds, np.concatenate([empty.astype(np.int64), *counts])
-
     def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
         """The work of the chosen steps."""
         rows = self._table[: self._rows][chosen]
-        keys = rows[:, len(SCALARS) :].astype(np.int64).reshape(len(rows), 4, self._windows)
+        keys = (
+            rows[:, len(SCALARS) : len(SCALARS) + 4 * self._windows]
+            .astype(np.int64)
+            .reshape(len(rows), 4, self._windows)
+        )
         by_window = [tuple(keys[:, kind, w] for w in range(self._windows)) for kind in range(4)]
         count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[8:13]}
         return StepWork(
@@ -226,26 +129,12 @@ class StepLog:
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
         """What the drafter did in the chosen steps; None where no policy decides it."""
-        if self._drafts is None:
+        if self._draft_at is None:
             return None
-        columns = self._drafts[: self._rows][chosen].T
+        columns = self._table[: self._rows, self._draft_at :][chosen].astype(np.int64).T
         by_window = columns[DRAFT_SCALARS:].reshape(2, self._windows, -1)
         tokens, switched, seqs, skipped = columns[:DRAFT_SCALARS]
         return DraftStep(tokens, switched, seqs, skipped, tuple(by_window[0]), tuple(by_window[1]))
-
-    def _note_draft(self, draft: DraftStep[int], count: int) -> None:
-        """What the drafter does in the next ``count`` rows."""
-        assert self._drafts is not None
-        if self._rows + count > len(self._drafts):
-            table = np.empty((max(2 * len(self._drafts), self._rows + count), self._drafts.shape[1]), dtype=np.int64)
-            table[: self._rows] = self._drafts[: self._rows]
-            self._drafts = table
-        self._drafts[self._rows : self._rows + count] = (*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)
-
-    def _grow(self, count: int) -> None:
-        table = np.empty((max(2 * len(self._table), self._rows + count), self._table.shape[1]))
-        table[: self._rows] = self._table[: self._rows]
-        self._table = table
 
 
 COUNTED = ("replica", "preemptions", "drafts", "accepted_tokens", "draft_tokens", "failed", "cached_tokens")
@@ -279,8 +168,10 @@ class RunLog:
     restarts: array[int] = field(init=False)
     """Times that a request started again because its replica failed."""
     gaps_s: array[float] = field(init=False)
-    """Gaps between token deliveries written one by one: all of them by the step-by-step path; by the fast path only
-    those that span more than one engine step, the others being the steps themselves."""
+    """Gaps between token deliveries that span more than one engine step, each by itself."""
+    step_gaps_s: array[float] = field(init=False)
+    """The others, which last as long as a step: its seconds, and in ``step_gap_counts`` the requests that saw it."""
+    step_gap_counts: array[int] = field(init=False)
     accepted_counts: IntArray = field(init=False)
     """Verify steps by number of accepted tokens, 0..K."""
     refusals: Counter[str] = field(init=False)
@@ -306,8 +197,8 @@ class RunLog:
     """Seconds that pipeline stages worked, over all stages."""
     stage_open_s: float = 0.0
     """Seconds of all pipeline stages while any batch was in flight."""
-    _drafting: list[int] = field(default_factory=list)
-    _accepted: list[IntArray] = field(default_factory=list)
+    shared: dict[Any, Any] = field(default_factory=dict)
+    """What the replicas of a run have in common: prices, draws, buffers of step rows."""
 
     def __post_init__(self) -> None:
         count = len(self.stream)
@@ -321,7 +212,7 @@ class RunLog:
             setattr(self, name, array("q", [0]) * count)
         self.restarts = array("q", [0]) * count
         self.prompt_replica = array("q", [-1]) * count
-        self.gaps_s = array("d")
+        self.gaps_s, self.step_gaps_s, self.step_gap_counts = array("d"), array("d"), array("q")
         self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)
         self.refusals = Counter()
 
@@ -351,26 +242,11 @@ class RunLog:
         self.finished_s[request] = now
         self._ended()
 
-    def count_drafts(self, request: int, accepted: IntArray) -> None:
-        """Verify steps of a request and how many draft tokens each accepted."""
-        self._drafting.append(request)
-        self._accepted.append(accepted)
-        if len(self._drafting) >= COUNTED_TOGETHER:
-            self.settle()
-
     def settle(self) -> None:
-        """Count the verify steps noted since the last time."""
-        if not self._drafting:
-            return
-        lengths = np.array([len(steps) for steps in self._accepted])
-        accepted = np.concatenate(self._accepted)
-        requests = np.array(self._drafting)
-        np.add.at(np.frombuffer(self.drafts, dtype=np.int64), requests, lengths)
-        starts = np.cumsum(lengths) - lengths
-        totals = np.add.reduceat(np.append(accepted, 0), starts) * (lengths > 0)
-        np.add.at(np.frombuffer(self.accepted_tokens, dtype=np.int64), requests, totals)
-        self.accepted_counts += np.bincount(accepted, minlength=self.positions + 1)
-        self._drafting, self._accepted = [], []
+        """The run has ended: take in the step rows that are still on their way."""
+        for (what, *_), made in self.shared.items():
+            if what == "rows":
+                made.flush()
 
     def _ended(self) -> None:
         self.completed += 1

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from simulator.errors import ForerunError
-from simulator.serving.drafting import DraftingRule
-from simulator.serving.exact import ExactReplica, Handover
-from simulator.serving.fast import FastReplica
+from simulator.serving.compiled import engine_module
+from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
 from simulator.serving.fleet_config import Role
 from simulator.serving.host_cache import HostCache, OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
-from simulator.serving.pipeline import PipelinedReplica, PipelinedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
-from simulator.serving.rules import SCHEDULERS, SchedulerFacts, made
-from simulator.serving.scheduler import Scheduler
-from simulator.serving.sequence import Sequence
+from simulator.serving.prices import prices_of
+from simulator.serving.replica import Handover, PipelinedReplica, Replica
+from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer, StagedTimer
+from simulator.timing import EngineTimer, StagedTimer, longest_asked
+
+if TYPE_CHECKING:
+    from simulator.serving.engine import Engine, Scheduler, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +53,6 @@ class Pool:
         """What is to be known of the batching rule."""
         return SCHEDULERS[self.scheduler]
 
-    @property
-    def fast(self) -> bool:
-        """Whether the fast path can run these replicas."""
-        limits = self.limits
-        return (
-            self.stepping == "fast"
-            and self.rules.fast
-            and self.swap is None
-            and self.role == "both"
-            and not isinstance(self.timer, StagedTimer)
-            and (self.rule is None or self.rule.by_batch_alone)
-            and limits.max_num_seqs * limits.query_len <= limits.max_num_batched_tokens
-        )
-
     def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
         """Why a request can never be served here, or None when it can."""
         if self.role != "prefill":
@@ -77,55 +66,71 @@ class Pool:
         index: int,
         feed: Feed,
         log: RunLog,
-        fast: bool,
         resumed: dict[int, Sequence] | None = None,
         handover: Handover | None = None,
-    ) -> FastReplica | ExactReplica:
+    ) -> Replica:
         """One of the replicas.
 
         Args:
             env: simulated time.
             index: its number.
             feed: where its requests come from.
-            log: of the run.
-            fast: whether it advances from event to event; else step by step, with pipeline stages batch by batch.
+            log: where results go.
             resumed: requests that start again after a failure, with what they have delivered.
             handover: the way from prefill to decode replicas, where they are apart.
 
         Raises:
             ForerunError: replicas with pipeline stages have no part in hand-over, failures or swapping.
         """
-        if fast:
-            cache, rule = self._cache(log, index), self.rule
-            return FastReplica(env, index, feed, self.timer, self.limits, self.sampler, cache, log, rule, self.offload)
-        if isinstance(self.timer, StagedTimer):
-            if handover is not None or self.swap is not None or self.rule is not None or self.role != "both":
-                raise ForerunError(
-                    f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
-                    f"number of tokens and recompute what they preempt"
-                )
-            scheduler = PipelinedScheduler(self.limits, self._cache(log, index))
-            return PipelinedReplica(env, index, feed, scheduler, self.timer, self.limits, self.sampler, log)
+        oracle = self.stepping == "exact-steps"
+        engine = engine_module(interpreted=oracle or self._plain)
+        timer, staged = self.timer, isinstance(self.timer, StagedTimer)
+        if staged and (handover is not None or self.swap is not None or self.rule is not None or self.role != "both"):
+            raise ForerunError(
+                f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
+                f"number of tokens and recompute what they preempt"
+            )
+
+        make = "PipelinedScheduler" if staged else self.rules.make
 
         def make_scheduler() -> Scheduler:
-            found: Scheduler = made(self.rules.make, self.limits, self._cache(log, index), self.swap)
+            rule = getattr(engine, make) if isinstance(make, str) else make
+            made: Scheduler = rule(self.limits, self._cache(log, index), self.swap)
+            return made
+
+        def shared(what: str, owner: object, make: Callable[[], Any]) -> Any:
+            found = log.shared.get((what, engine.SOURCE, id(owner)))
+            if found is None:
+                found = log.shared[what, engine.SOURCE, id(owner)] = make()
             return found
 
-        return ExactReplica(
-            env,
-            index,
-            feed,
-            make_scheduler,
-            self.timer,
-            self.limits,
-            self.sampler,
-            log,
-            self.rule,
-            resumed,
-            self.role == "prefill",
-            handover,
-            self.offload,
+        core: Engine = engine.Engine(
+            index=index,
+            feed=feed,
+            scheduler=make_scheduler(),
+            # The oracle asks the timing model itself, so that the tables are held against it too.
+            prices=shared("prices", timer, lambda: engine.Prices(timer) if oracle else prices_of(timer, engine)),
+            limits=self.limits,
+            draws=shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler)),
+            log=log,
+            rows=shared("rows", log.steps, lambda: engine.RowBuffer(log.steps)),
+            longest=0 if self.sampler is not None else longest_asked(timer),
+            drafting=None if self.rule is None else ReplicaDrafting(self.rule, self.limits, timer.windows),
+            resumed=resumed,
+            handover=handover,
+            prefill_only=self.role == "prefill",
+            offload=self.offload,
+            counted=oracle,
         )
+        if isinstance(timer, StagedTimer):
+            return PipelinedReplica(env, core, feed, make_scheduler, timer, log)
+        return Replica(env, core, feed, make_scheduler)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the batching rule is one of your own that builds on the interpreted engine's."""
+        make = self.rules.make
+        return isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
 
     def _cache(self, log: RunLog, replica: int) -> NoPrefixCache:
         hashes = log.stream.prefix_hashes

@@ -194,10 +194,8 @@ class EngineCounters:
     """How the simulation itself went."""
 
     steps: int
-    spans: int
-    """Advances of simulated time; one span holds one or more engine steps."""
     exact_steps: int
-    """Engine steps that the fast path handed to the step-by-step path."""
+    """Those of them that the interpreted oracle ran (``engine.stepping: exact-steps``)."""
     simulated_s: float
     cpu_s: float
     wall_s: float

@@ -21,7 +21,8 @@ class SchedulerFacts:
     """What the rest of the simulator has to know of a batching rule."""
 
     make: str | Callable[..., Any]
-    """Makes a ``Scheduler`` from limits, prefix cache and swap space; a text names module and class."""
+    """Makes a ``Scheduler`` from limits, prefix cache and swap space: a class of your own that builds on one of
+    ``simulator.serving.engine``, or the name of a class there."""
     mixes: bool = True
     """Whether a step may compute prompts beside the sequences that decode; if not, prompts go first."""
     cuts_prompts: bool = True
@@ -36,20 +37,14 @@ class SchedulerFacts:
     """Whether it can fill pipeline stages with several batches."""
     by_priority: bool = False
     """Whether it looks at the priorities of requests."""
-    fast: bool = False
-    """Whether the fast path has it."""
 
 
 SCHEDULERS: dict[str, SchedulerFacts] = {
-    "vllm-v1": SchedulerFacts("simulator.serving.batching:UnifiedScheduler", swaps=True, pipelines=True, fast=True),
-    "priority": SchedulerFacts("simulator.serving.batching:PriorityScheduler", by_priority=True),
-    "prefill-first": SchedulerFacts(
-        "simulator.serving.batching:PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False
-    ),
-    "sglang": SchedulerFacts("simulator.serving.batching:SglangScheduler", mixes=False, budgets_decodes=False),
-    "static": SchedulerFacts(
-        "simulator.serving.batching:StaticScheduler", mixes=False, budgets_decodes=False, continuous=False
-    ),
+    "vllm-v1": SchedulerFacts("UnifiedScheduler", swaps=True, pipelines=True),
+    "priority": SchedulerFacts("PriorityScheduler", by_priority=True),
+    "prefill-first": SchedulerFacts("PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False),
+    "sglang": SchedulerFacts("SglangScheduler", mixes=False, budgets_decodes=False),
+    "static": SchedulerFacts("StaticScheduler", mixes=False, budgets_decodes=False, continuous=False),
 }
 ROUTING: dict[str, str | Callable[..., Any]] = {
     "round-robin": "simulator.serving.routing:RoundRobin",

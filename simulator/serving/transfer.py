@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import simpy
 
 from simulator.serving.clock import ROUTE, Phase, on_grid
-from simulator.serving.exact import ExactReplica
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.log import RunLog
 from simulator.serving.routing import Policy
-from simulator.serving.sequence import Sequence
+
+if TYPE_CHECKING:
+    from simulator.serving.engine import Engine, Sequence
+    from simulator.serving.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class KvLink:
 class _Journey:
     """One prompt on its way from a prefill replica to a decode replica."""
 
-    source: ExactReplica
+    source: Engine
     sequence: Sequence
     """As the source holds it."""
     ready_s: float
@@ -81,7 +84,7 @@ class Transfers:
         self._link_of = link_of
         self._policy = policy
         self._ports: list[RoutedFeed] = []
-        self._replicas: dict[int, ExactReplica] = {}
+        self._replicas: Seq[Replica] = ()
         self._feeds: Seq[RoutedFeed] = ()
         self._waiting: list[_Journey] = []
         """Prompts without reserved blocks, in the order in which they were done."""
@@ -90,7 +93,7 @@ class Transfers:
         """When the link of each prefill replica is free."""
         self._called = False
 
-    def start(self, feeds: Seq[RoutedFeed], decode: Iterable[RoutedFeed], replicas: dict[int, ExactReplica]) -> None:
+    def start(self, feeds: Seq[RoutedFeed], decode: Iterable[RoutedFeed], replicas: Seq[Replica]) -> None:
         """Serve these replicas."""
         self._feeds = feeds
         self._ports = list(decode)
@@ -100,13 +103,13 @@ class Transfers:
         """A request no longer occupies a decode replica."""
         self._policy.left(request, port)
 
-    def prompt_done(self, source: ExactReplica, sequence: Sequence) -> None:
+    def prompt_done(self, source: Engine, sequence: Sequence) -> None:
         """The KV of a prompt is complete and waits in ``source``."""
         self._feeds[source.index].left(sequence.index)
         self._waiting.append(_Journey(source, sequence, self._env.now))
         self._call()
 
-    def blocks_freed(self, replica: ExactReplica) -> None:
+    def blocks_freed(self, replica: Engine) -> None:
         """A decode replica may have room for another."""
         if self._waiting:
             self._call()

@@ -270,7 +270,7 @@ class AcceptanceSampler:
 
     def __init__(self, survival: FloatArray, seed: int, spread: float = 0.0, drift: ContextDrift | None = None) -> None:
         self.num_speculative_tokens = len(survival)
-        self._key = int(np.random.SeedSequence([seed, 0x5EC]).generate_state(1, np.uint64)[0])
+        self.key = int(np.random.SeedSequence([seed, 0x5EC]).generate_state(1, np.uint64)[0])
         self.drift = drift
         self._rates = request_classes(survival, spread) if spread else survival
         self._cells = {-1: _shares_of_range(self._rates)}
@@ -278,7 +278,7 @@ class AcceptanceSampler:
         self._spread = bool(spread)
         self._steps_per_token = 1.15 / (1.0 + float(np.sum(survival)))
         """Verify steps drawn at first per token needed: somewhat more than the mean."""
-        self._class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
+        self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
     def path(
         self, request: int, tokens: int, first_step: int = 0, most: int | None = None, context: int = 0
@@ -316,7 +316,7 @@ class AcceptanceSampler:
             return np.zeros(tokens, dtype=np.int64)
         steps = min(tokens, int(tokens * self._steps_per_token) + 8)
         while True:
-            bits = counter_bits(self._key, request, first_step, steps)
+            bits = counter_bits(self.key, request, first_step, steps)
             accepted = self.num_speculative_tokens - np.searchsorted(self._of(request, cell), bits, side="right")
             if most is not None:
                 accepted = np.minimum(accepted, most)
@@ -328,19 +328,25 @@ class AcceptanceSampler:
     def draws(self, request: int, first_step: int, steps: int, context: int = 0) -> IntArray:
         """Tokens accepted in ``steps`` verify steps of a request at one context if all that can be drafted is."""
         cell = -1 if self.drift is None else self.drift.cell(context)
-        bits = counter_bits(self._key, request, first_step, steps)
+        bits = counter_bits(self.key, request, first_step, steps)
         return self.num_speculative_tokens - np.searchsorted(self._of(request, cell), bits, side="right")
 
-    def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
-        """Ascending acceptance thresholds of a request, as shares of 2^64."""
+    def thresholds(self, cell: int) -> NDArray[np.uint64]:
+        """Ascending acceptance thresholds as shares of 2^64, in a cell of the drift (-1: the usual ones); one row per
+        class of requests where they differ."""
         thresholds = self._cells.get(cell)
         if thresholds is None:
             assert self.drift is not None
             falls = self.drift.factor(cell) ** np.arange(1, self.num_speculative_tokens + 1)
             thresholds = self._cells[cell] = _shares_of_range(self._rates * falls)
+        return thresholds
+
+    def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
+        """Those of a request."""
+        thresholds = self.thresholds(cell)
         if not self._spread:
             return thresholds
-        row = int(counter_uniforms(self._class_key, request, 0, 1)[0] * CLASSES)
+        row = int(counter_uniforms(self.class_key, request, 0, 1)[0] * CLASSES)
         own: NDArray[np.uint64] = thresholds[row]
         return own
 

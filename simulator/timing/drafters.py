@@ -303,7 +303,7 @@ class SequentialDrafter:
     over one token each."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
-    _groups: tuple[tuple[int, int, int], ...] = field(init=False)
+    pass_groups: tuple[tuple[int, int, int], ...] = field(init=False)
     """Passes of equal width: (width, passes, tokens drafted before and in the middle one)."""
 
     def __post_init__(self) -> None:
@@ -313,15 +313,15 @@ class SequentialDrafter:
         for width in dict.fromkeys(self.pass_widths):
             of_width = [total for total, w in zip(drafted, self.pass_widths, strict=True) if w == width]
             groups.append((width, len(of_width), sum(of_width) // len(of_width)))
-        self._groups = tuple(groups)
+        self.pass_groups = tuple(groups)
 
     @property
     def pass_tokens(self) -> tuple[int, ...]:
         """Tokens per decoding sequence of every pass."""
         if self.reads_target_cache:
             return (1,) * self.depth
-        caught_up = (self._longest + 1,)
-        return caught_up * self._modules if self.separate_modules else caught_up + self.pass_widths
+        caught_up = (self.longest_path + 1,)
+        return caught_up * self.modules if self.separate_modules else caught_up + self.pass_widths
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
         """Its passes in a step, and the host around them."""
@@ -334,38 +334,39 @@ class SequentialDrafter:
                 yield self.overhead.part(drafting, self.depth)
             return
         seen = self._caught_up(work)
-        first = 1 + (self._modules - 1) * present
+        first = 1 + (self.modules - 1) * present
         yield Part(first, self.step, (seen, drafting if self.depth else 0 * drafting))
         if self.fusion is not None:
             yield Part(first, self.fusion, (seen.prefill_tokens + seen.decode_seqs * seen.query_len,))
         if not self.separate_modules:
-            for width, passes, grown in self._groups:
+            for width, passes, grown in self.pass_groups:
                 one = self._pass(seen, drafting, width, grown)
                 yield Part(passes * present, self.step, (one, drafting * width))
         yield self.overhead.part(drafting, len(self.pass_tokens))
 
     def with_tokens(self, count: int) -> SequentialDrafter:
         """The same drafter for a chain of ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
-        return replace(self, depth=count, pass_widths=(1,) * (count - 1), longest_accepted=self._longest)
+        return replace(self, depth=count, pass_widths=(1,) * (count - 1), longest_accepted=self.longest_path)
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
         """Passes over the tokens skipped while it rested, in every module."""
         if not self.reads_target_cache:
-            yield from skipped_parts(self.step, self.fusion, draft, self._modules)
+            yield from skipped_parts(self.step, self.fusion, draft, self.modules)
 
     @property
-    def _longest(self) -> int:
+    def longest_path(self) -> int:
+        """Most draft tokens that the step itself can have accepted."""
         return self.depth if self.longest_accepted is None else self.longest_accepted
 
     @property
-    def _modules(self) -> int:
+    def modules(self) -> int:
         """Modules that keep a cache of their own."""
         return max(1, self.depth) if self.separate_modules else 1
 
     def _caught_up(self, work: StepWork[Any]) -> StepWork[Any]:
         """The step without the verified tokens that no accepted path can hold."""
         query_len = work.query_len
-        longest = self._longest + 1
+        longest = self.longest_path + 1
         if isinstance(query_len, np.ndarray):
             kept: Any = np.minimum(query_len, longest)
         else:
@@ -469,10 +470,11 @@ class HeadsDrafter:
     pass_tokens: tuple[int, ...] = field(init=False, default=(1,))
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     kv_bytes_per_token: float = field(init=False, default=0.0)
-    _table: DraftTable = field(init=False)
+    table: DraftTable = field(init=False)
+    """All heads by drafting sequences."""
 
     def __post_init__(self) -> None:
-        self._table = DraftTable(self.target, self._head_calls, self.max_seqs)
+        self.table = DraftTable(self.target, self._head_calls, self.max_seqs)
 
     @property
     def weight_bytes(self) -> float:
@@ -485,7 +487,7 @@ class HeadsDrafter:
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
         """All heads in a step, and the host around them."""
         drafting = drafting_sequences(work)
-        yield Part(drafting > 0, self._table, (drafting,))
+        yield Part(drafting > 0, self.table, (drafting,))
         yield self.overhead.part(drafting, 1)
 
     def with_tokens(self, count: int) -> HeadsDrafter:

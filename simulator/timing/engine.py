@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from simulator.timing.drafters import (
     drafting_seconds,
 )
 from simulator.timing.kernels import Call, Costs, Kernel, elsewhere_s, price
-from simulator.timing.step import StepTimer, attention_windows
+from simulator.timing.step import StepTables, StepTimer, attention_windows
 from simulator.timing.work import StepWork, expanded, fullest_group
 
 FloatArray = NDArray[np.float64]
@@ -51,6 +51,20 @@ class EngineTimer(Protocol):
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps: seconds by bound, and work per chip."""
+
+
+class EngineTables(NamedTuple):
+    """What ``ModelTimer.seconds`` adds up beside the drafter, for a loop that does so itself."""
+
+    target: StepTables
+    overlap: float
+    """Share of the drafting that runs beside the target's pass."""
+    step_s: float
+    per_sequence_s: float
+    per_prompt_s: float
+    beside_s: float
+    """Host work beside the device: a step lasts at least as long."""
+    beside_per_sequence_s: float
 
 
 @dataclass(slots=True)
@@ -121,6 +135,15 @@ class ModelTimer:
             return total
         beside = self._beside_s + self._beside_per_sequence_s * sequences
         return np.maximum(total, beside) if isinstance(total, np.ndarray) else max(total, beside)
+
+    @property
+    def tables(self) -> EngineTables | None:
+        """What ``seconds`` adds up beside drafting; None where it takes more than tables."""
+        target = self.target.tables
+        if target is None or self._expands:
+            return None
+        exposed = (self._step_s, self._per_sequence_s, self._per_prompt_s)
+        return EngineTables(target, self._overlap, *exposed, self._beside_s, self._beside_per_sequence_s)
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""

@@ -136,12 +136,12 @@ class AttentionPrices(NamedTuple):
 class StepTables(NamedTuple):
     """What ``StepTimer.seconds`` looks up, as arrays, for a loop that does so itself."""
 
-    layers: FloatArray
-    """Seconds of all layers but for attention, by tokens of the step."""
-    verified: Callable[[int], FloatArray] | None
+    layers: CostTable
+    """All layers but for attention, by tokens of the step."""
+    verified: Callable[[int], CostTable] | None
     """The same by tokens of each sequence, in steps without prompts; None where it makes no difference."""
-    head: FloatArray
-    """Seconds by rows of logits."""
+    head: CostTable
+    """By rows of logits."""
     uncaptured: NDArray[np.bool_]
     """Whether a step of so many tokens runs outside captured graphs."""
     floor_s: float
@@ -230,19 +230,15 @@ class StepTimer:
             self._experts = CostTable(self._expert_costs, max(self.max_tokens, int(self._padded.max())))
 
     @property
-    def tables(self) -> StepTables:
-        """What single steps are made of, as arrays.
-
-        Raises:
-            ValueError: steps need more than tables and attention (attention groups that share experts, one kernel for
-                mixed batches).
-        """
+    def tables(self) -> StepTables | None:
+        """What single steps are made of; None where they need more than tables and attention (attention groups that
+        share experts, one kernel for mixed batches)."""
         if self._experts is not None or any(kind.one_pass for kind in self._kinds):
-            raise ValueError("the steps of this deployment are not made of tables alone")
+            return None
         return StepTables(
-            self._layers[1].column(),
-            (lambda query_len: self._layer_table(query_len).column()) if self._routed else None,
-            self._head.column(),
+            self._layers[1],
+            self._layer_table if self._routed else None,
+            self._head,
             np.asarray(self._eager),
             self._floor_s,
             self._decode_graphs,

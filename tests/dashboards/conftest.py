@@ -131,7 +131,7 @@ def hand_made_document(result: Any) -> dict[str, Any]:
         "chips": 2,
         "cost_usd": 0.05,
         "usd_per_million_output_tokens": 1.37,
-        "engine": {"steps": 4000, "spans": 600, "exact_steps": 12, "simulated_s": 32.0, "cpu_s": 0.21, "wall_s": 0.22},
+        "engine": {"steps": 4000, "exact_steps": 12, "simulated_s": 32.0, "cpu_s": 0.21, "wall_s": 0.22},
         "scenario": SCENARIO,
         "seed": result.seed,
         "replications": 1,

@@ -163,7 +163,6 @@ def test_a_budget_smaller_than_the_batch_is_served_step_by_step(scheduler, name,
     engine = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "scheduler": scheduler}
     engine["enable_chunked_prefill"] = scheduler != "prefill-first"
     result = simulate(scenario(name, engine=engine, workload=work))
-    assert result.engine.exact_steps == result.engine.steps
     assert np.isfinite(result.requests.finished_s).all()
     assert result.steps.output_tokens.sum() == 64 * 50
     if scheduler == "vllm-v1":

@@ -1,5 +1,7 @@
 """Whole runs: determinism, physics, and what the summary of a scenario must show."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -7,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import Scenario
+from simulator.serving import compiled as engine_choice
 from simulator.speculation import expected_tokens
 
 SPECULATION = {
@@ -64,7 +67,6 @@ def test_fast_and_exact_stepping_agree(speculation):
     assert fast.speculation == exact.speculation
     assert (fast.engine.steps, fast.engine.exact_steps) == (exact.engine.steps, 0)
     assert exact.engine.exact_steps == exact.engine.steps
-    assert fast.engine.spans <= exact.engine.spans
 
 
 def test_bounds_divide_every_step():
@@ -143,10 +145,18 @@ def test_too_long_requests_are_counted_as_failed_with_a_note():
     assert_array_equal(np.isnan(result.requests.finished_s), result.requests.failed)
 
 
-def test_slow_rules_say_so():
-    result = simulate(scenario(engine={"scheduler": "prefill-first"}))
-    assert result.engine.exact_steps == result.engine.steps
-    assert "one by one" in result.notes[0]
+def test_an_engine_that_is_not_compiled_says_so(monkeypatch):
+    """A stale build is as none: the source as it stands decides."""
+    monkeypatch.setattr(engine_choice, "SOURCE_FILE", Path(__file__))
+    engine_choice._compiled.cache_clear()
+    reason = engine_choice.why_interpreted()
+    interpreted = simulate(scenario(engine={"scheduler": "prefill-first"}))
+    monkeypatch.undo()
+    engine_choice._compiled.cache_clear()
+    assert reason is not None
+    assert "setup.py build_ext --inplace" in reason
+    either = simulate(scenario(engine={"scheduler": "prefill-first"}))
+    assert_array_equal(either.requests.finished_s, interpreted.requests.finished_s)
 
 
 def test_continuous_batching_beats_static_batching():

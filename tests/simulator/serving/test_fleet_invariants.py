@@ -10,8 +10,8 @@ from stub_timers import LinearTimer
 from test_fast_equals_exact import conversations
 
 from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, Pool, RouterConfig, RunLog, StepLog
+from simulator.serving.engine import Scheduler
 from simulator.serving.fleet import FleetRun
-from simulator.serving.scheduler import Scheduler
 from simulator.serving.swap import SwapSpace
 from simulator.serving.transfer import KvLink
 from simulator.speculation import AcceptanceSampler
@@ -31,7 +31,7 @@ def conserved_at_every_plan():
         assert len({id(s) for s in known}) == len(known)
         assert self._held_blocks == sum(s.blocks for s in known)
         assert 0 <= self.used_blocks <= self.limits.num_blocks
-        assert self.used_blocks + self._cache.idle_blocks <= self.limits.num_blocks
+        assert self.used_blocks + self.cache.idle_blocks <= self.limits.num_blocks
         assert self.swapped_blocks == sum(s.swapped_blocks for s in known)
         assert self.swapped_blocks <= (self.swap.num_blocks if self.swap else 0)
         assert len(self.running) <= self.limits.max_num_seqs
@@ -142,13 +142,14 @@ def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
     assert (first[served] <= finished[served]).all()
     assert log.steps.integers("output_tokens").sum() == stream.output_tokens[served].sum(), "lost or served twice"
     if not positions:
-        assert len(log.gaps_s) == (stream.output_tokens[served] - 1).sum()
+        assert sum(log.step_gap_counts) + len(log.gaps_s) == (stream.output_tokens[served] - 1).sum()
         spans = np.bincount(log.replica, minlength=1) if served.all() else None
         assert spans is None or spans.sum() == len(stream)
-    assert np.isclose(sum(log.gaps_s), (finished - first)[served].sum()), "gaps fill the time from first to last token"
-    for replica in run.exact.values():
+    gaps_s = sum(log.gaps_s) + np.dot(log.step_gaps_s, log.step_gap_counts)
+    assert np.isclose(gaps_s, (finished - first)[served].sum()), "gaps fill the time from first to last token"
+    for replica in run.replicas:
         scheduler = replica.scheduler
         assert scheduler.everything() == []
         assert scheduler.used_blocks == scheduler.swapped_blocks == 0
-        assert scheduler._cache.shared_blocks == 0
+        assert scheduler.cache.shared_blocks == 0
     assert all(feed.outstanding == 0 for feed in run._feeds)

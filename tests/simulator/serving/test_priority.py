@@ -9,11 +9,10 @@ from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.serving import EngineLimits, rules
-from simulator.serving.batching import PriorityScheduler, UnifiedScheduler
+from simulator.serving.engine import PriorityScheduler, Sequence, UnifiedScheduler
 from simulator.serving.prefix_cache import NoPrefixCache
 from simulator.serving.router import QueueWhenFull
 from simulator.serving.routing import LeastOutstanding
-from simulator.serving.sequence import Sequence
 
 
 def engine(**changes):

@@ -4,9 +4,8 @@ import pytest
 from planned_steps import step
 
 from simulator.serving import EngineLimits
-from simulator.serving.batching import SglangScheduler
+from simulator.serving.engine import Sequence, SglangScheduler
 from simulator.serving.prefix_cache import NoPrefixCache
-from simulator.serving.sequence import Sequence
 
 
 def scheduler(**changes):

@@ -1,4 +1,4 @@
-"""vLLM V1's documented scheduling rules, one test each; the fast path is held to the same scheduler elsewhere.
+"""vLLM V1's documented scheduling rules, one test each, on the interpreted engine.
 
 Documents: [optimization] "Optimization and Tuning", docs.vllm.ai/en/stable/configuration/optimization;
 [prefix] "Automatic Prefix Caching", docs.vllm.ai/en/stable/design/prefix_caching; [guide] "vLLM V1" user guide,
@@ -13,10 +13,9 @@ import pytest
 from planned_steps import step
 
 from simulator.serving import EngineLimits
-from simulator.serving.batching import UnifiedScheduler
+from simulator.serving.engine import Sequence, UnifiedScheduler
 from simulator.serving.host_cache import HostCache
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
-from simulator.serving.sequence import Sequence
 from traces import PrefixHashes
 
 

@@ -1,0 +1,39 @@
+"""Which engine runs: ``engine.py`` compiled, or the same source interpreted."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+COMPILED = "simulator.serving._engine"
+SOURCE_FILE = Path(__file__).with_name("engine.py")
+HOW_TO_BUILD = "python setup.py build_ext --inplace builds it where there is a C compiler"
+
+
+def engine_module(interpreted: bool = False) -> Any:
+    """The engine's classes: compiled where that was built from the source as it stands, unless told otherwise."""
+    found = None if interpreted else _compiled()[0]
+    return importlib.import_module("simulator.serving.engine") if found is None else found
+
+
+def why_interpreted() -> str | None:
+    """Why the engine cannot run compiled, and what to do about it; None where it can."""
+    return _compiled()[1]
+
+
+@cache
+def _compiled() -> tuple[Any, str | None]:
+    try:
+        module = importlib.import_module(COMPILED)
+    except ImportError:
+        return None, f"the engine runs interpreted, some thirty times slower: it is not compiled here ({HOW_TO_BUILD})"
+    checksum = hashlib.sha256(SOURCE_FILE.read_bytes()).hexdigest()
+    if checksum != module.SOURCE:
+        return None, (
+            f"the engine runs interpreted, some thirty times slower: what is compiled here is not the source beside it "
+            f"({HOW_TO_BUILD})"
+        )
+    return module, None

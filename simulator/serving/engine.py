@@ -1,0 +1,1902 @@
+"""One replica's engine, step by step: queue, batch, KV blocks, preemption, prompts in chunks, drafts, tokens.
+
+The rules are written once, as one reads them in a serving engine's scheduler, and Cython compiles this very file (its
+pure-Python mode; ``simulator.serving.compiled`` says which of the two runs). Interpreted it gives the same results, bit
+for bit, and is what the tests of the rules and the oracle of the compiled engine run.
+
+The life of a request: ``Engine.collect`` puts it in the queue, ``Scheduler.plan`` gives it blocks and tokens of a step,
+``Prices.seconds`` says how long the step lasts, ``Engine.commit`` hands out its tokens and lets it go at the last.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from collections import deque
+from math import inf, isnan
+from typing import Any
+
+import numpy as np
+
+from simulator.serving.host_cache import exposed_load_s
+from simulator.serving.prefix_cache import PrefixCache
+from simulator.speculation import Batch
+from simulator.timing import StepWork, causal_pairs, keys_read
+
+try:
+    import cython
+except ImportError:  # nothing is compiled here; the names only say types
+    from simulator.serving import plain as cython
+
+SOURCE = "interpreted"
+"""The compiled module holds the checksum of this file in its place."""
+
+NEW_TOKEN_RATIO = 0.7
+"""Share of the output still to come that SGLang keeps room for (``SGLANG_INIT_NEW_TOKEN_RATIO``)."""
+MERGED_STEPS = 64
+"""Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
+BUFFERED_ROWS = 1024
+
+TICKS_PER_S = 2.0**40
+EXACT_S = 2.0**53 / TICKS_PER_S
+TO_WHOLE = 1.5 * 2.0**52
+"""Added and taken away again it rounds a double below 2^51 to a whole number, half to even, as ``round`` does."""
+NAN = float("nan")
+
+
+@cython.cfunc
+def _on_grid(seconds: cython.double) -> cython.double:
+    """A step's seconds in whole ticks of simulated time; see ``simulator.serving.clock``."""
+    ticks: cython.double = seconds * TICKS_PER_S
+    if ticks < 2.0**51:
+        return (ticks + TO_WHOLE - TO_WHOLE) / TICKS_PER_S
+    return round(ticks) / TICKS_PER_S
+
+
+@cython.cfunc
+def _by_clock(now: cython.double, seconds: cython.double) -> cython.double:
+    """A step's seconds as simulated time counts them; see ``simulator.serving.clock``."""
+    end: cython.double = now + seconds
+    return seconds if end <= EXACT_S else end - now
+
+
+@cython.cclass
+class Sequence:
+    """One request in a queue or in the batch: how far its cache and its answer have come."""
+
+    index = cython.declare(cython.longlong, visibility="public")
+    input_tokens = cython.declare(cython.longlong, visibility="public")
+    output_tokens = cython.declare(cython.longlong, visibility="public")
+    priority = cython.declare(cython.longlong, visibility="public")
+    """Lower goes first, where the scheduler asks."""
+    arrival_s = cython.declare(cython.double, visibility="public")
+    generated_tokens = cython.declare(cython.longlong, visibility="public")
+    computed_tokens = cython.declare(cython.longlong, visibility="public")
+    """Tokens whose KV is in the cache."""
+    blocks = cython.declare(cython.longlong, visibility="public")
+    units = cython.declare(list, visibility="public")
+    """Prefix-cache units that it holds."""
+    cached_tokens = cython.declare(cython.longlong, visibility="public")
+    """Prompt tokens found in the prefix cache when it first ran; -1 before."""
+    host_tokens = cython.declare(cython.longlong, visibility="public")
+    """Of these, tokens that came from host memory."""
+    in_flight = cython.declare(cython.longlong, visibility="public")
+    """Batches in a pipeline that it is part of."""
+    decoding = cython.declare(cython.bint, visibility="public")
+    """The prompt (and what was generated before a preemption) is in the cache."""
+    last_token_s = cython.declare(cython.double, visibility="public")
+    """When its latest token was delivered; NaN before the first."""
+    verify_steps = cython.declare(cython.longlong, visibility="public")
+    """Verify steps so far; draws of the acceptance sampler already used."""
+    drafter_tokens = cython.declare(cython.longlong, visibility="public")
+    """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
+    swapped_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks of it in host memory."""
+    ready_s = cython.declare(cython.double, visibility="public")
+    """When its KV arrived from another replica."""
+
+    def __init__(
+        self,
+        index: cython.longlong,
+        input_tokens: cython.longlong,
+        output_tokens: cython.longlong,
+        priority: cython.longlong = 0,
+        arrival_s: cython.double = 0.0,
+    ) -> None:
+        self.index = index
+        self.input_tokens = input_tokens
+        self.output_tokens = output_tokens
+        self.priority = priority
+        self.arrival_s = arrival_s
+        self.generated_tokens = 0
+        self.computed_tokens = 0
+        self.blocks = 0
+        self.units = []
+        self.cached_tokens = -1
+        self.host_tokens = 0
+        self.in_flight = 0
+        self.decoding = False
+        self.last_token_s = NAN
+        self.verify_steps = 0
+        self.drafter_tokens = 0
+        self.swapped_blocks = 0
+        self.ready_s = 0.0
+
+    def restarted(self) -> Sequence:
+        """The same request with what it has delivered and nothing in any cache: all of it is computed again."""
+        again = Sequence(self.index, self.input_tokens, self.output_tokens, self.priority, self.arrival_s)
+        again.generated_tokens = self.generated_tokens
+        again.cached_tokens = self.cached_tokens
+        again.last_token_s = self.last_token_s
+        again.verify_steps = self.verify_steps
+        return again
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return self.input_tokens + self.generated_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to generate."""
+        return self.output_tokens - self.generated_tokens
+
+
+@cython.cfunc
+def _drop(sequences: list[Any], sequence: Sequence) -> None:
+    """Take a sequence out of a list that holds it."""
+    place: cython.longlong = 0
+    while sequences[place] is not sequence:
+        place += 1
+    del sequences[place]
+
+
+@cython.cclass
+class StepPlan:
+    """What one engine step does."""
+
+    chunks = cython.declare(list, visibility="public")
+    """(Sequence in prefill, its tokens in this step)."""
+    decodes = cython.declare(list, visibility="public")
+    padding = cython.declare(list, visibility="public")
+    """Finished sequences that a static batch still computes."""
+    blocks_out = cython.declare(cython.longlong, visibility="public")
+    """KV blocks copied to host memory before the step."""
+    blocks_in = cython.declare(cython.longlong, visibility="public")
+    """KV blocks copied back from host memory before the step."""
+
+    def __init__(self) -> None:
+        self.chunks = []
+        self.decodes = []
+        self.padding = []
+        self.blocks_out = 0
+        self.blocks_in = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.decodes)
+
+
+@cython.cclass
+class Work:
+    """What one engine step computes: the fields of ``StepWork``, with an entry per attention window in each column.
+
+    Args:
+        windows: attention windows of the timing model; None = full attention.
+    """
+
+    windows: cython.longlong[::1]
+    """-1 = full attention."""
+    kinds: cython.longlong
+    """Number of windows."""
+    prefill_seqs: cython.longlong
+    prefill_tokens: cython.longlong
+    prefill_pairs: cython.longlong[::1]
+    prefill_kv_tokens: cython.longlong[::1]
+    sampled_prefills: cython.longlong
+    sampled_kv_tokens: cython.longlong[::1]
+    decode_seqs: cython.longlong
+    query_len: cython.longlong
+    decode_kv_tokens: cython.longlong[::1]
+    longest_kv: cython.longlong
+    beyond_kv: cython.double
+
+    def __init__(self, windows: tuple[Any, ...]) -> None:
+        none = [0] * len(windows)
+        self.windows = array("q", [-1 if window is None else window for window in windows])
+        self.kinds = len(windows)
+        self.prefill_pairs = array("q", none)
+        self.prefill_kv_tokens = array("q", none)
+        self.sampled_kv_tokens = array("q", none)
+        self.decode_kv_tokens = array("q", none)
+        self.prefill_seqs = self.prefill_tokens = self.sampled_prefills = self.decode_seqs = self.longest_kv = 0
+        self.query_len = 1
+        self.beyond_kv = 0.0
+
+    @cython.ccall
+    def measure(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
+        """Take in a plan; call before the step's tokens are committed.
+
+        Args:
+            plan: of the step.
+            query_len: tokens of a decoding sequence.
+            longest: how many of the longest decoding sequences timing asks for.
+        """
+        sequence: Sequence
+        tokens: cython.longlong
+        w: cython.longlong
+        after: cython.longlong
+        sampled: cython.bint
+        self.prefill_seqs = len(plan.chunks)
+        self.prefill_tokens = self.sampled_prefills = 0
+        for w in range(self.kinds):
+            self.prefill_pairs[w] = self.prefill_kv_tokens[w] = self.sampled_kv_tokens[w] = 0
+        for sequence, tokens in plan.chunks:
+            self.prefill_tokens += tokens
+            after = sequence.computed_tokens + tokens
+            sampled = after == sequence.input_tokens + sequence.generated_tokens
+            self.sampled_prefills += sampled
+            for w in range(self.kinds):
+                window = None if self.windows[w] < 0 else self.windows[w]
+                self.prefill_pairs[w] += causal_pairs(tokens, sequence.computed_tokens, window)
+                self.prefill_kv_tokens[w] += keys_read(after, tokens, window)
+                if sampled:
+                    self.sampled_kv_tokens[w] += keys_read(after + 1, 1, window)
+        self.query_len = query_len
+        self.decode_seqs = len(plan.decodes) + len(plan.padding)
+        for w in range(self.kinds):
+            self.decode_kv_tokens[w] = self._keys(plan.decodes, w) + self._keys(plan.padding, w)
+        self.longest_kv = 0
+        self.beyond_kv = 0.0
+        if longest and self.decode_seqs:
+            batch = [one.computed_tokens + query_len for one in [*plan.decodes, *plan.padding]]
+            contexts = sorted(batch, reverse=True)[:longest]
+            self.longest_kv = contexts[0]
+            self.beyond_kv = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
+
+    @cython.cfunc
+    def _keys(self, sequences: list[Any], w: cython.longlong) -> cython.longlong:
+        """Keys that decoding sequences read within a window."""
+        sequence: Sequence
+        total: cython.longlong = 0
+        most: cython.longlong
+        if self.windows[w] < 0:
+            for sequence in sequences:
+                total += sequence.computed_tokens
+            return total + len(sequences) * self.query_len
+        most = self.windows[w] + self.query_len - 1
+        for sequence in sequences:
+            total += min(sequence.computed_tokens + self.query_len, most)
+        return total
+
+    def step_work(self) -> StepWork[int]:
+        """The same as timing models take it."""
+        return StepWork(
+            self.prefill_seqs,
+            self.prefill_tokens,
+            tuple([self.prefill_pairs[w] for w in range(self.kinds)]),
+            tuple([self.prefill_kv_tokens[w] for w in range(self.kinds)]),
+            self.sampled_prefills,
+            tuple([self.sampled_kv_tokens[w] for w in range(self.kinds)]),
+            self.decode_seqs,
+            self.query_len,
+            tuple([self.decode_kv_tokens[w] for w in range(self.kinds)]),
+            self.longest_kv,
+            self.beyond_kv,
+        )
+
+
+@cython.cclass
+class Prices:
+    """Seconds of a step: here whatever the timing model says when it is asked."""
+
+    timer = cython.declare(object, visibility="public")
+
+    def __init__(self, timer: Any) -> None:
+        self.timer = timer
+
+    @cython.ccall
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds of one step."""
+        return self.timer.seconds(work.step_work())
+
+    @cython.ccall
+    def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
+        """Seconds of one step in which a policy decides what the drafter does."""
+        return self.timer.seconds(work.step_work(), draft)
+
+
+@cython.cclass
+class Column:
+    """Seconds by a count: a column of numbers, or a ``CostTable``, asked once for each count."""
+
+    table: Any
+    values: cython.double[::1]
+    size: cython.longlong
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        known = np.full(table.most + 1, NAN) if hasattr(table, "most") else table
+        self.values = np.ascontiguousarray(known, dtype=np.float64)
+        self.size = len(known)
+
+    @cython.ccall
+    def at(self, count: cython.longlong) -> cython.double:
+        """Seconds for ``count``."""
+        if count < 0 or count >= self.size:
+            raise IndexError(f"no price for {count}: the table ends at {self.size - 1}")
+        if isnan(self.values[count]):
+            self.values[count] = self.table.seconds(count)
+        return self.values[count]
+
+
+@cython.cclass
+class DecodeRow:
+    """Decode attention of one batch size by keys: values at equally spaced contexts, as ``DecodeTable`` keeps them."""
+
+    width: cython.longlong
+    reach: cython.longlong
+    """Keys beyond which the row ends."""
+    points: cython.double[::1]
+
+    def __init__(self, width: int, points: Any) -> None:
+        self.width = width
+        self.points = points
+        self.reach = (len(points) - 1) * width
+
+
+@cython.cclass
+class DecodePrices:
+    """Decode attention of one kind of layer, interpolated between the values of a ``DecodeTable``."""
+
+    table: Any
+    rows: dict[Any, Any]
+    """By tokens of each sequence: rows by sequences."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self.rows = {}
+
+    @cython.cfunc
+    def at(self, seqs: cython.longlong, query_len: cython.longlong, keys: cython.longlong) -> cython.double:
+        """Seconds for ``keys`` keys in all."""
+        cell: cython.longlong
+        low: cython.double
+        row: DecodeRow
+        of_length: list[Any] | None = self.rows.get(query_len)
+        if of_length is None:
+            of_length = self.rows[query_len] = []
+        while len(of_length) <= seqs:
+            of_length.append(None)
+        row = of_length[seqs]
+        if row is None or keys >= row.reach:
+            row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
+        cell = keys // row.width
+        low = row.points[cell]
+        return low + (keys - cell * row.width) * ((row.points[cell + 1] - low) / row.width)
+
+
+@cython.cclass
+class Attention:
+    """Attention of one kind of layer: decoding, prompts, one fresh prompt by its length."""
+
+    decode: DecodePrices
+    overlapped: DecodePrices
+    """What is exposed of decode attention in steps without prompts, all layers; asked only where some is hidden."""
+    prefill: Any
+    """Seconds of (sequences, new tokens, pairs, keys)."""
+    fresh: Column
+    window: cython.longlong
+    layers: cython.double
+
+    def __init__(self, decode: Any, prefill: Any, fresh: Any, window: int, layers: int, overlapped: Any) -> None:
+        self.decode = DecodePrices(decode)
+        self.overlapped = DecodePrices(overlapped)
+        self.prefill = prefill
+        self.fresh = Column(fresh)
+        self.window = window
+        self.layers = layers
+
+
+@cython.cclass
+class ModelPrices:
+    """A pass of one model over a step, looked up in the tables of its ``StepTimer``; the same sums in the same order.
+
+    Args:
+        tables: ``StepTables`` of the timer.
+    """
+
+    tables: Any
+    attention: list[Any]
+    layers: Column
+    verified: dict[Any, Any]
+    """``layers`` by tokens of each sequence, where experts make a difference."""
+    head: Column
+    uncaptured: Column
+    """1 where a step of so many tokens runs outside captured graphs."""
+    floor_s: cython.double
+    prompts_uncaptured: cython.bint
+    overlaps: cython.bint
+    alone: Any
+    """Seconds per key of the longest sequences by (sequences, queries of each), where it costs any."""
+
+    def __init__(self, tables: Any) -> None:
+        self.tables = tables
+        self.attention = [Attention(*kind) for kind in tables.attention]
+        self.layers = Column(tables.layers)
+        self.verified = {1: self.layers}
+        self.head = Column(tables.head)
+        self.uncaptured = Column(tables.uncaptured)
+        self.floor_s = tables.floor_s
+        self.prompts_uncaptured = tables.prompts_uncaptured
+        self.overlaps = any(kind.overlapped is not None for kind in tables.attention)
+        self.alone = tables.alone
+
+    @cython.cfunc
+    def seconds(self, work: Work, logit_rows: cython.longlong) -> cython.double:
+        """Device seconds of a pass that computes ``logit_rows`` rows of logits."""
+        tokens: cython.longlong = work.prefill_tokens + work.decode_seqs * work.query_len
+        layers: Column = self.layers
+        if work.query_len > 1 and work.decode_seqs and not work.prefill_seqs and self.tables.verified is not None:
+            if work.query_len not in self.verified:
+                self.verified[work.query_len] = Column(self.tables.verified(work.query_len))
+            layers = self.verified[work.query_len]
+        total: cython.double = layers.at(tokens) + self.head.at(logit_rows)
+        total += self._attention(work)
+        if self.uncaptured.values[tokens] or (self.prompts_uncaptured and work.prefill_seqs):
+            return max(total, self.floor_s)
+        return total
+
+    @cython.cfunc
+    def _attention(self, work: Work) -> cython.double:
+        """Attention of all layers, prompts and decoding in kernels of their own."""
+        kind: Attention
+        total: cython.double = 0.0
+        keys: cython.longlong
+        decoding: cython.longlong = work.decode_seqs
+        if self.overlaps and decoding and not work.prefill_seqs:
+            for kind in self.attention:
+                total += kind.overlapped.at(decoding, work.query_len, work.decode_kv_tokens[kind.window])
+            decoding = 0
+        if decoding and work.beyond_kv and self.alone is not None:
+            total += work.beyond_kv * self.alone(decoding, work.query_len)
+        for kind in self.attention:
+            if decoding:
+                total += kind.layers * kind.decode.at(decoding, work.query_len, work.decode_kv_tokens[kind.window])
+            if work.prefill_seqs:
+                keys = work.prefill_kv_tokens[kind.window]
+                if work.prefill_seqs == 1 and keys == work.prefill_tokens:
+                    total += kind.layers * kind.fresh.at(keys)
+                else:
+                    pairs = work.prefill_pairs[kind.window]
+                    total += kind.layers * kind.prefill(work.prefill_seqs, work.prefill_tokens, pairs, keys)
+        return total
+
+
+@cython.cclass
+class DraftPrices:
+    """What a drafter adds to a step.
+
+    Args:
+        order: where the windows of the drafter stand among those of the engine.
+        windows: of the drafter.
+        overhead: host seconds that no kernel hides.
+        passes: sequential ones of a step.
+    """
+
+    order: cython.longlong[::1]
+    kinds: cython.longlong
+    seen: Work
+    """The step as the drafter sees it."""
+    scratch: Work
+    step_s: cython.double
+    per_sequence_s: cython.double
+
+    def __init__(self, order: Any, windows: tuple[Any, ...], overhead: Any, passes: int) -> None:
+        self.order = array("q", order)
+        self.kinds = len(windows)
+        self.seen = Work(windows)
+        self.scratch = Work(windows)
+        self.step_s = 0.0 if overhead is None else overhead.step_s + passes * overhead.pass_s
+        self.per_sequence_s = 0.0 if overhead is None else overhead.per_sequence_s
+
+    @cython.cfunc
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds that drafting adds to one step."""
+        raise NotImplementedError
+
+    @cython.cfunc
+    def _look(self, work: Work) -> None:
+        """Take the step in, its windows in the drafter's order."""
+        w: cython.longlong
+        seen: Work = self.seen
+        seen.prefill_seqs, seen.prefill_tokens = work.prefill_seqs, work.prefill_tokens
+        seen.sampled_prefills, seen.decode_seqs = work.sampled_prefills, work.decode_seqs
+        seen.query_len, seen.beyond_kv = work.query_len, work.beyond_kv
+        for w in range(self.kinds):
+            seen.prefill_pairs[w] = work.prefill_pairs[self.order[w]]
+            seen.prefill_kv_tokens[w] = work.prefill_kv_tokens[self.order[w]]
+            seen.sampled_kv_tokens[w] = work.sampled_kv_tokens[self.order[w]]
+            seen.decode_kv_tokens[w] = work.decode_kv_tokens[self.order[w]]
+
+    @cython.cfunc
+    def _overhead(self, drafting: cython.longlong) -> cython.double:
+        """Host seconds; see ``HostOverhead``."""
+        return self.step_s + self.per_sequence_s * drafting
+
+
+@cython.cclass
+class SequentialDraft(DraftPrices):
+    """See ``SequentialDrafter``."""
+
+    model: ModelPrices
+    fusion: Column | None
+    depth: cython.longlong
+    longest: cython.longlong
+    """Tokens of each sequence that the first pass may have to catch up on."""
+    modules: cython.longlong
+    """Where each keeps a cache of its own, else 0."""
+    own_cache: cython.bint
+    passes: list[Any]
+
+    def __init__(
+        self,
+        order: Any,
+        windows: tuple[Any, ...],
+        overhead: Any,
+        tables: Any,
+        fusion: Any,
+        depth: int,
+        longest: int,
+        modules: int,
+        reads_target_cache: bool,
+        launches: int,
+        passes: list[Any],
+    ) -> None:
+        DraftPrices.__init__(self, order, windows, overhead, launches)
+        self.model = ModelPrices(tables)
+        self.fusion = None if fusion is None else Column(fusion)
+        self.depth = depth
+        self.longest = longest
+        self.modules = modules
+        self.own_cache = not reads_target_cache
+        self.passes = passes
+
+    @cython.cfunc
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds that drafting adds to one step."""
+        width: cython.longlong
+        passes: cython.longlong
+        drafted: cython.longlong
+        w: cython.longlong
+        drafting: cython.longlong = work.decode_seqs + work.sampled_prefills
+        self._look(work)
+        seen: Work = self.seen
+        if not self.own_cache:
+            if not drafting or not self.depth:
+                return 0.0
+            return self.depth * self._pass(drafting, 1, (self.depth - 1) // 2) + self._overhead(drafting)
+        if seen.query_len > self.longest:
+            for w in range(self.kinds):
+                if seen.windows[w] < 0:
+                    seen.decode_kv_tokens[w] -= seen.decode_seqs * (seen.query_len - self.longest)
+            seen.query_len = self.longest
+        times: cython.longlong = self.modules if drafting and self.modules else 1
+        total: cython.double = times * self.model.seconds(seen, drafting if self.depth else 0)
+        if self.fusion is not None:
+            total += times * self.fusion.at(seen.prefill_tokens + seen.decode_seqs * seen.query_len)
+        if not drafting:
+            return total
+        if not self.modules:
+            for width, passes, drafted in self.passes:
+                total += passes * self._pass(drafting, width, drafted)
+        return total + self._overhead(drafting)
+
+    @cython.cfunc
+    def _pass(self, drafting: cython.longlong, width: cython.longlong, drafted: cython.longlong) -> cython.double:
+        """One pass over ``width`` tokens of each drafting sequence, ``drafted`` tokens after the step's own."""
+        w: cython.longlong
+        one: Work = self.scratch
+        one.decode_seqs, one.query_len = drafting, width
+        for w in range(self.kinds):
+            one.decode_kv_tokens[w] = self.seen.decode_kv_tokens[w] + self.seen.sampled_kv_tokens[w]
+            if one.windows[w] < 0:
+                one.decode_kv_tokens[w] += drafting * drafted
+        return self.model.seconds(one, drafting * width)
+
+
+@cython.cclass
+class ParallelDraft(DraftPrices):
+    """See ``ParallelDrafter``."""
+
+    model: ModelPrices
+    fusion: Column | None
+    proposed: cython.longlong
+
+    def __init__(
+        self, order: Any, windows: tuple[Any, ...], overhead: Any, tables: Any, fusion: Any, proposed: int
+    ) -> None:
+        DraftPrices.__init__(self, order, windows, overhead, 1)
+        self.model = ModelPrices(tables)
+        self.fusion = None if fusion is None else Column(fusion)
+        self.proposed = proposed
+
+    @cython.cfunc
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds that drafting adds to one step."""
+        w: cython.longlong
+        drafting: cython.longlong = work.decode_seqs + work.sampled_prefills
+        masked: cython.longlong = max(0, self.proposed - 1)
+        added: cython.longlong = work.sampled_prefills * masked
+        self._look(work)
+        seen: Work = self.seen
+        for w in range(self.kinds):
+            seen.prefill_pairs[w] += masked * seen.sampled_kv_tokens[w]
+            seen.prefill_pairs[w] += work.sampled_prefills * (masked * (masked - 1) // 2)
+            seen.prefill_kv_tokens[w] += added
+            seen.decode_kv_tokens[w] += work.decode_seqs * masked
+        seen.prefill_tokens += added
+        seen.query_len += masked
+        total: cython.double = self.model.seconds(seen, drafting * self.proposed)
+        if self.fusion is not None:
+            total += self.fusion.at(work.prefill_tokens + work.decode_seqs * work.query_len)
+        return total + self._overhead(drafting) if drafting else total
+
+
+@cython.cclass
+class TabulatedDraft(DraftPrices):
+    """See ``HeadsDrafter`` and ``HostDrafter``: by drafting sequences, and by tokens that are scanned."""
+
+    by_seqs: Column | None
+    per_context_token_s: cython.double
+
+    def __init__(
+        self, order: Any, windows: tuple[Any, ...], overhead: Any, passes: int, by_seqs: Any, scanned_s: float
+    ) -> None:
+        DraftPrices.__init__(self, order, windows, overhead, passes)
+        self.by_seqs = None if by_seqs is None else Column(by_seqs)
+        self.per_context_token_s = scanned_s
+
+    @cython.cfunc
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds that drafting adds to one step."""
+        first: cython.longlong
+        drafting: cython.longlong = work.decode_seqs + work.sampled_prefills
+        if not drafting:
+            return 0.0
+        if self.by_seqs is not None:
+            return self.by_seqs.at(drafting) + self._overhead(drafting)
+        first = self.order[0]
+        return self._overhead(drafting) + self.per_context_token_s * (
+            work.decode_kv_tokens[first] + work.sampled_kv_tokens[first]
+        )
+
+
+@cython.cclass
+class TabulatedPrices(Prices):
+    """A step's seconds from tables: target, drafter and host as ``ModelTimer.seconds`` adds them up."""
+
+    target: ModelPrices
+    draft: DraftPrices
+    overlap: cython.double
+    step_s: cython.double
+    per_sequence_s: cython.double
+    per_prompt_s: cython.double
+    beside_s: cython.double
+    beside_per_sequence_s: cython.double
+
+    def __init__(self, timer: Any, tables: Any, draft: Any) -> None:
+        Prices.__init__(self, timer)
+        self.target = ModelPrices(tables.target)
+        self.draft = draft
+        self.overlap = tables.overlap
+        self.step_s, self.per_sequence_s, self.per_prompt_s = tables.step_s, tables.per_sequence_s, tables.per_prompt_s
+        self.beside_s, self.beside_per_sequence_s = tables.beside_s, tables.beside_per_sequence_s
+
+    @cython.ccall
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds of one step, host included."""
+        sequences: cython.longlong = work.decode_seqs + work.prefill_seqs
+        drafting: cython.double
+        rows: cython.longlong = work.decode_seqs * work.query_len + work.sampled_prefills
+        target_s: cython.double = self.target.seconds(work, rows)
+        exposed: cython.double = self.step_s + self.per_sequence_s * sequences + self.per_prompt_s * work.prefill_seqs
+        total: cython.double = target_s + exposed
+        if self.draft is not None:
+            drafting = self.draft.seconds(work)
+            total += drafting
+            if self.overlap:
+                total -= self.overlap * min(drafting, target_s)
+        if self.beside_s or self.beside_per_sequence_s:
+            return max(total, self.beside_s + self.beside_per_sequence_s * sequences)
+        return total
+
+
+@cython.cclass
+class Thresholds:
+    """Draws below which so many draft tokens are accepted, ascending; one row per class of requests."""
+
+    values: cython.ulonglong[:, ::1]
+    classes: cython.longlong
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.ascontiguousarray(np.atleast_2d(values))
+        self.classes = len(self.values)
+
+
+@cython.cclass
+class Draws:
+    """Accepted draft tokens of each verify step: the draws of an ``AcceptanceSampler``, one by one."""
+
+    sampler: Any
+    drift: Any
+    drift_start: cython.double
+    cells: dict[Any, Any]
+    usual: Thresholds
+    positions: cython.longlong
+    key: cython.ulonglong
+    class_key: cython.ulonglong
+    golden: cython.ulonglong
+    first_mix: cython.ulonglong
+    second_mix: cython.ulonglong
+    mask: cython.ulonglong
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.drift = sampler.drift
+        self.positions = sampler.num_speculative_tokens
+        self.usual = Thresholds(sampler.thresholds(-1))
+        self.cells = {-1: self.usual}
+        self.key, self.class_key = sampler.key, sampler.class_key
+        self.golden, self.first_mix, self.second_mix = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+        self.mask = 0xFFFFFFFFFFFFFFFF
+
+    @cython.ccall
+    def accepted(self, request: cython.longlong, step: cython.longlong, context: cython.longlong) -> cython.longlong:
+        """Draft tokens that a request accepts in its ``step``-th verify step, with so many tokens in its cache."""
+        table: Thresholds = self.usual
+        row: cython.longlong = 0
+        taken: cython.longlong = self.positions
+        place: cython.longlong
+        bits: cython.ulonglong
+        if self.drift is not None:
+            table = self._of_cell(self.drift.cell(context))
+        if table.classes > 1:
+            bits = self._bits(self.class_key, request, 0)
+            row = int((bits >> 11) * 2.0**-53 * table.classes)
+        bits = self._bits(self.key, request, step)
+        for place in range(self.positions):
+            if table.values[row, place] <= bits:
+                taken -= 1
+        return taken
+
+    @cython.cfunc
+    def _of_cell(self, cell: Any) -> Thresholds:
+        table = self.cells.get(cell)
+        if table is None:
+            table = self.cells[cell] = Thresholds(self.sampler.thresholds(cell))
+        return table
+
+    @cython.cfunc
+    def _bits(self, key: cython.ulonglong, stream: cython.ulonglong, position: cython.ulonglong) -> cython.ulonglong:
+        """64 random bits at one position of a stream; see ``simulator.speculation.draws``."""
+        state: cython.ulonglong = (key + (stream + 1) * self.golden) & self.mask
+        state = self._mixed(state)
+        return self._mixed((state + (position + 1) * self.golden) & self.mask)
+
+    @cython.cfunc
+    def _mixed(self, state: cython.ulonglong) -> cython.ulonglong:
+        state = ((state ^ (state >> 30)) * self.first_mix) & self.mask
+        state = ((state ^ (state >> 27)) * self.second_mix) & self.mask
+        return state ^ (state >> 31)
+
+
+@cython.cclass
+class Scheduler:
+    """Waiting queue, batch and block pool of one replica: what all batching rules share.
+
+    Args:
+        limits: tokens, sequences, blocks.
+        cache: the prefix cache, or its stand-in.
+        swap: host memory for preempted sequences; None recomputes them.
+    """
+
+    limits = cython.declare(object, visibility="public")
+    waiting = cython.declare(object, visibility="public")
+    running = cython.declare(list, visibility="public")
+    preempted = cython.declare(list, visibility="public")
+    """Sequences thrown out by the latest plan."""
+    query_len = cython.declare(cython.longlong, visibility="public")
+    """Tokens of a decoding sequence in the next step; a policy changes it from step to step."""
+    swap = cython.declare(object, visibility="public")
+    swapped = cython.declare(object, visibility="public")
+    """Sequences in host memory, the first to come back first."""
+    swapped_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks in host memory."""
+    incoming = cython.declare(list, visibility="public")
+    """Sequences whose KV is on its way here, their blocks reserved."""
+    ready = cython.declare(object, visibility="public")
+    """Sequences whose KV has arrived from another replica, in that order."""
+    seen_s = cython.declare(cython.double, visibility="public")
+    """Time up to which the next step knows what has arrived."""
+    held = cython.declare(list, visibility="public")
+    """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
+    cache = cython.declare(object, visibility="public")
+    _held_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks of all running sequences; a block that several share is counted by each."""
+    _caching: cython.bint
+    _block_size: cython.longlong
+    _num_blocks: cython.longlong
+    _watermark: cython.longlong
+    _max_num_seqs: cython.longlong
+    _budget: cython.longlong
+    _chunked: cython.bint
+    _reserved: cython.longlong
+    """Tokens beyond those in the cache that a decoding sequence has blocks for: a full proposal and the next one."""
+
+    def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
+        self.limits = limits
+        self.waiting = deque()
+        self.running = []
+        self.preempted = []
+        self.query_len = limits.query_len
+        self.swap = swap
+        self.swapped = deque()
+        self.swapped_blocks = 0
+        self.incoming = []
+        self.ready = deque()
+        self.seen_s = 0.0
+        self.held = []
+        self.cache = cache
+        self._caching = isinstance(cache, PrefixCache)
+        self._held_blocks = 0
+        self._block_size = limits.block_size
+        self._num_blocks = limits.num_blocks
+        self._watermark = limits.watermark_blocks
+        self._max_num_seqs = limits.max_num_seqs
+        self._budget = limits.max_num_batched_tokens
+        self._chunked = limits.chunked_prefill
+        self._reserved = limits.query_len + limits.lookahead_tokens
+
+    @cython.ccall
+    def add(self, sequence: Sequence) -> None:
+        """A request joins the queue."""
+        self.waiting.append(sequence)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that running sequences hold, shared ones counted once."""
+        return self._used()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.waiting or self.running or self.ready or self.swapped)
+
+    def everything(self) -> list[Sequence]:
+        """All sequences that this replica would lose if it failed."""
+        return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.held]
+
+    def take_loaded(self) -> int:
+        """Blocks that the latest plan brings from the host's prefix cache."""
+        return self.cache.take_loaded()
+
+    def cached_tokens(self, request: int, tokens: int) -> int:
+        """Tokens at the start of a request that the prefix cache holds now."""
+        found: int = self.cache.match(request, tokens)[1]
+        return found
+
+    def hold(self, sequence: Sequence) -> None:
+        """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
+        _drop(self.running, sequence)
+        self.held.append(sequence)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """The KV of a held sequence has been fetched."""
+        _drop(self.held, sequence)
+        self._free(sequence)
+
+    def reserve(self, sequence: Sequence) -> int | None:
+        """Blocks for a sequence whose KV another replica sends, behind those that wait here already.
+
+        Returns:
+            Tokens that the prefix cache spares the transfer, or None when there is no room now.
+        """
+        if self.waiting or self.swapped:
+            return None
+        self._evict_idle()
+        units, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
+        blocks = self._blocks(sequence.known_tokens)
+        if self._used() + blocks - in_use > self._num_blocks - self._watermark:
+            return None
+        self.cache.hold(units)
+        sequence.units = units
+        sequence.blocks = blocks
+        self._held_blocks += blocks
+        self._evict_idle()
+        self.incoming.append(sequence)
+        return cached
+
+    def cancel(self, sequence: Sequence) -> None:
+        """The KV of an incoming sequence will not come."""
+        _drop(self.incoming, sequence)
+        self._free(sequence)
+
+    def arrive(self, sequence: Sequence, now: float) -> None:
+        """The KV of an incoming sequence is here, but for its last token, which the next step computes."""
+        _drop(self.incoming, sequence)
+        sequence.ready_s = now
+        sequence.computed_tokens = sequence.drafter_tokens = sequence.known_tokens - 1
+        self._cache_prompt(sequence, sequence.computed_tokens)
+        self.ready.append(sequence)
+
+    @cython.ccall
+    def plan(self) -> StepPlan:
+        """The next step, its blocks allocated; what is cached and unused makes room for them."""
+        plan: StepPlan
+        swapped: cython.longlong = self.swapped_blocks
+        self.preempted = []
+        plan = self._plan()
+        plan.blocks_out = self.swapped_blocks + plan.blocks_in - swapped
+        self._evict_idle()
+        return plan
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """What the batching rule puts in the next step. Empty only when there is nothing to do."""
+        raise NotImplementedError
+
+    @cython.ccall
+    def in_step(self, plan: StepPlan) -> list[Any]:
+        """The batch by whose size a policy chooses: what is running, though a step may leave some of it out."""
+        return self.running
+
+    @cython.ccall
+    def release(self, sequence: Sequence) -> None:
+        """A finished sequence leaves the batch and gives its blocks back."""
+        _drop(self.running, sequence)
+        self._end(sequence)
+
+    @cython.cfunc
+    def _end(self, sequence: Sequence) -> None:
+        """What a sequence has computed may be kept for later ones; its blocks are free."""
+        if self._caching:
+            self.cache.finish(sequence.index, sequence.units)
+            sequence.units = []
+        self._free(sequence)
+
+    @cython.cfunc
+    def _used(self) -> cython.longlong:
+        if not self._caching:
+            return self._held_blocks
+        shared: cython.longlong = self.cache.shared_blocks
+        return self._held_blocks - shared
+
+    @cython.cfunc
+    def _blocks(self, tokens: cython.longlong) -> cython.longlong:
+        """KV blocks that hold ``tokens`` tokens."""
+        return -(-tokens // self._block_size)
+
+    @cython.cfunc
+    def _grow(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
+        """Give ``sequence`` ``blocks`` blocks in all, if there are enough."""
+        needed: cython.longlong = max(0, blocks - sequence.blocks)
+        if self._used() + needed > self._num_blocks:
+            return False
+        self._held_blocks += needed
+        sequence.blocks += needed
+        return True
+
+    @cython.cfunc
+    def _free(self, sequence: Sequence) -> None:
+        if self._caching:
+            self.cache.release(sequence.units)
+            sequence.units = []
+        self._held_blocks -= sequence.blocks
+        sequence.blocks = 0
+
+    @cython.cfunc
+    def _evict_idle(self) -> None:
+        """Evict cached blocks that no sequence uses for those that sequences do use."""
+        if self._caching:
+            self.cache.shrink(self._num_blocks - self._used())
+
+    @cython.cfunc
+    def _preempt_last(self) -> Sequence:
+        """Throw the latest sequence out of the batch.
+
+        Its cache is copied to host memory where there is room for it, and recomputed otherwise when the sequence comes
+        back, first in the queue.
+        """
+        victim: Sequence = self.running.pop()
+        blocks: cython.longlong
+        if self._caching:
+            self.cache.shrink(0)
+        self._free(victim)
+        self.preempted.append(victim)
+        blocks = self._blocks(victim.computed_tokens)
+        if self.swap is not None and blocks and self.swapped_blocks + blocks <= self.swap.num_blocks:
+            victim.swapped_blocks = blocks
+            self.swapped_blocks += blocks
+            self.swapped.appendleft(victim)
+            return victim
+        victim.computed_tokens = 0
+        victim.decoding = False
+        self.waiting.appendleft(victim)
+        return victim
+
+    @cython.cfunc
+    def _allocate_decode(self, sequence: Sequence) -> cython.bint:
+        """Blocks for a decode step, preempting from the end of the batch; False when the sequence itself had to go."""
+        tokens: cython.longlong = sequence.computed_tokens + self._reserved
+        if tokens <= sequence.blocks * self._block_size and self._used() <= self._num_blocks:
+            return True
+        return self._allocate(sequence, self._blocks(tokens))
+
+    @cython.cfunc
+    def _allocate(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
+        while not self._grow(sequence, blocks):
+            if self._preempt_last() is sequence:
+                return False
+        return True
+
+    @cython.cfunc
+    def _admit(self, plan: StepPlan, budget: cython.longlong, whole_prompts: cython.bint) -> None:
+        """Move requests from the queue into the batch, in order, while tokens, places and blocks last."""
+        sequence: Sequence
+        known: cython.longlong
+        cached: cython.longlong = 0
+        in_use: cython.longlong = 0
+        chunk: cython.longlong
+        blocks: cython.longlong
+        units: list[Any] = []
+        if self.ready or self.swapped:
+            budget = self._resume(plan, budget)
+            if self.swapped:
+                # Nothing new is admitted while host memory holds any (vLLM V0's rule).
+                return
+        while budget > 0 and self.waiting and len(self.running) < self._max_num_seqs:
+            sequence = self.waiting[0]
+            known = sequence.input_tokens + sequence.generated_tokens
+            if self._caching:
+                self._evict_idle()
+                units, cached, in_use = self.cache.match(sequence.index, known)
+            if whole_prompts and known - cached > budget:
+                break
+            chunk = min(known - cached, budget)
+            blocks = self._blocks(cached + chunk)
+            room = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
+            if self._used() + blocks - in_use > room:
+                break
+            self.waiting.popleft()
+            self._start(sequence, units, cached, blocks)
+            self._cache_prompt(sequence, cached + chunk)
+            plan.chunks.append((sequence, chunk))
+            budget -= chunk
+
+    @cython.cfunc
+    def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
+        """Blocks that admission leaves free for what the batch, and the sequence beyond ``blocks``, still need."""
+        return 0
+
+    @cython.cfunc
+    def _resume(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
+        """Take in sequences with their KV: from other replicas, then from host memory; returns the tokens left."""
+        sequence: Sequence
+        tokens: cython.longlong
+        blocks: cython.longlong
+        while self.ready and budget > 0 and len(self.running) < self._max_num_seqs:
+            sequence = self.ready[0]
+            if sequence.ready_s > self.seen_s:
+                break
+            self.ready.popleft()
+            self.running.append(sequence)
+            plan.chunks.append((sequence, 1))
+            budget -= 1
+        while self.swapped and budget > 0 and len(self.running) < self._max_num_seqs:
+            sequence = self.swapped[0]
+            self._evict_idle()
+            tokens = sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens
+            if sequence.decoding:
+                tokens = self.query_len
+            tokens = min(tokens, budget)
+            blocks = self._blocks(sequence.computed_tokens + (self._reserved if sequence.decoding else tokens))
+            if self._used() + blocks > self._num_blocks - self._watermark:
+                break
+            self.swapped.popleft()
+            self.running.append(sequence)
+            sequence.blocks = blocks
+            self._held_blocks += blocks
+            plan.blocks_in += sequence.swapped_blocks
+            self.swapped_blocks -= sequence.swapped_blocks
+            sequence.swapped_blocks = 0
+            if sequence.decoding:
+                plan.decodes.append(sequence)
+            else:
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+                plan.chunks.append((sequence, tokens))
+            budget -= tokens
+        return budget
+
+    @cython.cfunc
+    def _start(self, sequence: Sequence, units: list[Any], cached: cython.longlong, blocks: cython.longlong) -> None:
+        """A sequence joins the batch with the cached start of its prompt."""
+        if self._caching:
+            self.cache.hold(units)
+            sequence.units = units
+        sequence.computed_tokens = sequence.drafter_tokens = cached
+        if sequence.cached_tokens < 0:
+            sequence.cached_tokens = cached
+            sequence.host_tokens = self.cache.host_tokens
+        sequence.blocks = blocks
+        self._held_blocks += blocks
+        self.running.append(sequence)
+
+    @cython.cfunc
+    def _cache_prompt(self, sequence: Sequence, computed_tokens: cython.longlong) -> None:
+        """Offer the prompt blocks that this step completes to later requests."""
+        if self._caching:
+            self.cache.add(sequence.index, sequence.units, computed_tokens)
+
+
+@cython.cclass
+class UnifiedScheduler(Scheduler):
+    """vLLM V1: one token budget per step, running requests first, then new ones.
+
+    Source: vLLM documentation and ``vllm/v1/core/sched/scheduler.py`` (v0.9 to v0.11): decodes and unfinished prompts
+    in order of admission, preemption from the end, no admission in a step that preempted.
+    """
+
+    @cython.ccall
+    def in_step(self, plan: StepPlan) -> list[Any]:
+        """The sequences that the step schedules, as vLLM looks its table up by ``len(num_scheduled_tokens)``."""
+        return [*plan.decodes, *[sequence for sequence, _ in plan.chunks]]
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """Decodes, then the unfinished prompt, then new prompts, until the budget is spent.
+
+        What a pipeline has in flight waits, but for the next chunk of a prompt.
+        """
+        sequence: Sequence
+        tokens: cython.longlong
+        plan: StepPlan = StepPlan()
+        budget: cython.longlong = self._budget
+        for sequence in list(self.running):
+            if budget <= 0:
+                break
+            if self.preempted and sequence in self.preempted:
+                continue
+            tokens = self.query_len
+            if not sequence.decoding:
+                tokens = sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens
+            if sequence.in_flight and (sequence.decoding or not tokens):
+                continue
+            tokens = min(tokens, budget)
+            if sequence.decoding:
+                if not self._allocate_decode(sequence):
+                    break
+                plan.decodes.append(sequence)
+            else:
+                if not self._allocate(sequence, self._blocks(sequence.computed_tokens + tokens)):
+                    break
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+                plan.chunks.append((sequence, tokens))
+            budget -= tokens
+        if not self.preempted:
+            self._admit(plan, budget, not self._chunked)
+        return plan
+
+
+def _rank(sequence: Sequence) -> tuple[int, float, int]:
+    """Sorts the first to be served first."""
+    return sequence.priority, sequence.arrival_s, sequence.index
+
+
+@cython.cclass
+class PriorityScheduler(UnifiedScheduler):
+    """vLLM V1's rule with ``--scheduling-policy priority``: of two requests the one with the lower priority value goes
+    first, of equals the one that arrived first; what makes room is the last in that order.
+
+    Source: ``PriorityRequestQueue`` of vllm/v1/core/sched/request_queue.py and ``Scheduler.schedule`` (v0.11): a victim
+    that the step had planned already gives its tokens back.
+    """
+
+    @cython.ccall
+    def add(self, sequence: Sequence) -> None:
+        """A request joins the queue at its place."""
+        insort(self.waiting, sequence, key=_rank)
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """As always; what is thrown out on the way is not computed."""
+        plan: StepPlan = UnifiedScheduler._plan(self)
+        if self.preempted:
+            plan.decodes = [sequence for sequence in plan.decodes if sequence not in self.preempted]
+            plan.chunks = [chunk for chunk in plan.chunks if chunk[0] not in self.preempted]
+        return plan
+
+    @cython.cfunc
+    def _allocate(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
+        while not self._grow(sequence, blocks):
+            victim: Sequence = max(self.running, key=_rank)
+            _drop(self.running, victim)
+            self.running.append(victim)
+            self._preempt_last()
+            insort(self.waiting, self.waiting.popleft(), key=_rank)
+            if victim is sequence:
+                return False
+        return True
+
+
+@cython.cclass
+class PipelinedScheduler(UnifiedScheduler):
+    """vLLM V1's rule where earlier batches have not come out yet.
+
+    A decoding sequence waits for its token; the next chunk of a prompt may follow the one before through the
+    pipeline. A sequence in flight is not preempted. Blocks, budget and order are those of ``UnifiedScheduler``; the
+    budget and ``max_num_seqs`` hold for each batch and for all running sequences, as in vLLM.
+
+    Source: ``Scheduler.schedule`` and ``EngineCore.step_with_batch_queue`` of vLLM V1 (v0.9 to v0.11).
+    """
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """What can run now beside the batches in flight; may be empty."""
+        sequence: Sequence
+        plan: StepPlan = UnifiedScheduler._plan(self)
+        for sequence in self.in_step(plan):
+            sequence.in_flight += 1
+        return plan
+
+    @cython.cfunc
+    def _allocate(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
+        """Blocks for a sequence, preempting from the end, up to itself, those that are not in flight."""
+        victim: Sequence
+        place: cython.longlong
+        while not self._grow(sequence, blocks):
+            place = len(self.running) - 1
+            victim = self.running[place]
+            while victim is not sequence and victim.in_flight:
+                place -= 1
+                victim = self.running[place]
+            if victim.in_flight:
+                return False
+            _drop(self.running, victim)
+            self.running.append(victim)
+            self._preempt_last()
+            if victim is sequence:
+                return False
+        return True
+
+
+@cython.cclass
+class PrefillFirstScheduler(Scheduler):
+    """vLLM V0's rule: a step either prefills whole prompts or decodes the batch; prompts go first."""
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """New prompts if any fit, else one decode step of the whole batch."""
+        plan: StepPlan = StepPlan()
+        self._admit(plan, self._budget, True)
+        return plan if plan.chunks else self._decode(plan)
+
+    @cython.cfunc
+    def _decode(self, plan: StepPlan) -> StepPlan:
+        """One decode step of the whole batch."""
+        sequence: Sequence
+        position: cython.longlong = 0
+        while position < len(self.running):
+            sequence = self.running[position]
+            if not self._allocate_decode(sequence):
+                break
+            plan.decodes.append(sequence)
+            position += 1
+        return plan
+
+
+@cython.cclass
+class SglangScheduler(PrefillFirstScheduler):
+    """SGLang's rule: prompts go first, cut where the token budget of a step ends; a step decodes where none waits.
+
+    Source: ``get_next_batch_to_run`` and ``get_new_batch_prefill`` of python/sglang/srt/managers/scheduler.py (v0.5)
+    with its defaults: ``chunked_prefill_size`` counts all prompts of a step, ``enable_mixed_chunk`` is off.
+    """
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """The prompt that was cut, then new prompts, until the budget is spent; else one decode step."""
+        sequence: Sequence
+        tokens: cython.longlong
+        plan: StepPlan = StepPlan()
+        budget: cython.longlong = self._budget
+        position: cython.longlong = 0
+        while position < len(self.running) and budget > 0:
+            sequence = self.running[position]
+            position += 1
+            if sequence.decoding:
+                continue
+            tokens = min(sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens, budget)
+            if not self._allocate(sequence, self._blocks(sequence.computed_tokens + tokens)):
+                break
+            self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+            plan.chunks.append((sequence, tokens))
+            budget -= tokens
+        if not self.preempted:
+            self._admit(plan, budget, not self._chunked)
+        return plan if plan.chunks else self._decode(plan)
+
+    @cython.cfunc
+    def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
+        """Its whole prompt and output, and a share of what the batch will still generate; nothing where it is alone.
+
+        Source: ``add_one_req`` and ``rem_total_tokens`` of python/sglang/srt/managers/schedule_policy.py (v0.5).
+        """
+        other: Sequence
+        prompts: cython.longlong = 0
+        coming: cython.longlong = 0
+        if not self.running:
+            return 0
+        for other in self.running:
+            coming += other.output_tokens - other.generated_tokens
+            if not other.decoding:
+                prompts += self._blocks(other.input_tokens + other.generated_tokens) - other.blocks
+        own: cython.longlong = self._blocks(sequence.input_tokens + sequence.output_tokens) - blocks
+        expected: cython.longlong = round(NEW_TOKEN_RATIO * coming)
+        return own + prompts + self._blocks(expected)
+
+
+@cython.cfunc
+def _before_last(sequence: Sequence) -> cython.longlong:
+    """Tokens in the cache when a step begins that generates the last token and no other."""
+    return sequence.input_tokens + sequence.output_tokens - 2
+
+
+@cython.cclass
+class StaticScheduler(Scheduler):
+    """A batch is filled once and runs until its last request is done; finished requests keep their place as padding."""
+
+    _padding: list[Any]
+
+    def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
+        Scheduler.__init__(self, limits, cache, swap)
+        self._padding = []
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """Prefill the batch chunk by chunk, then decode all of it."""
+        sequence: Sequence
+        tokens: cython.longlong
+        plan: StepPlan = StepPlan()
+        budget: cython.longlong = self._budget
+        if not self.running:
+            self._fill()
+        for sequence in self.running:
+            if not sequence.decoding and budget > 0:
+                tokens = min(sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens, budget)
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+                plan.chunks.append((sequence, tokens))
+                budget -= tokens
+        if not plan.chunks:
+            plan.decodes = list(self.running)
+            plan.padding = list(self._padding)
+        return plan
+
+    @cython.ccall
+    def release(self, sequence: Sequence) -> None:
+        """A finished request keeps its blocks until the whole batch is done, and repeats the step of its last token."""
+        _drop(self.running, sequence)
+        # Accepted drafts may have gone past the end of the answer, for which nothing was reserved.
+        sequence.computed_tokens = min(sequence.computed_tokens, _before_last(sequence))
+        self._padding.append(sequence)
+        if not self.running:
+            for finished in self._padding:
+                self._end(finished)
+            self._padding = []
+
+    @cython.cfunc
+    def _fill(self) -> None:
+        sequence: Sequence
+        while self.waiting and len(self.running) < self._max_num_seqs:
+            sequence = self.waiting[0]
+            blocks = max(self._blocks(sequence.known_tokens), self._blocks(_before_last(sequence) + self._reserved))
+            self._evict_idle()
+            units, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
+            if self._used() + blocks - in_use > self._num_blocks - self._watermark:
+                break
+            self.waiting.popleft()
+            self._start(sequence, units, cached, blocks)
+
+
+@cython.cclass
+class RowBuffer:
+    """Rows of a step log on their way there; one per simulation, shared by its replicas.
+
+    Args:
+        log: a ``StepLog``.
+        windows: attention windows of the timing models.
+    """
+
+    log: Any
+    table: cython.double[:, ::1]
+    used = cython.declare(cython.longlong, visibility="public")
+    rounds = cython.declare(cython.longlong, visibility="public")
+    """Times that the rows were handed over; a row is in the table while this stays."""
+    room: cython.longlong
+    """Rows after which steps of an unchanged batch share one."""
+
+    def __init__(self, log: Any) -> None:
+        self.log = log
+        self.table = np.zeros((BUFFERED_ROWS, log.width))
+        self.used = 0
+        self.rounds = 0
+        self.room = log.room
+
+    @cython.ccall
+    def flush(self) -> None:
+        """Hand the rows over."""
+        self.rounds += 1
+        if self.used:
+            self.log.extend(np.asarray(self.table)[: self.used])
+            self.used = 0
+            self.room = self.log.room
+
+    @cython.cfunc
+    def new(self) -> cython.longlong:
+        """The number of a fresh row of zeros."""
+        if self.used == BUFFERED_ROWS:
+            self.flush()
+        self.table[self.used, :] = 0.0
+        self.used += 1
+        return self.used - 1
+
+
+@cython.cclass
+class Engine:
+    """An engine that plans, prices and commits one step after the other.
+
+    Args:
+        index: number of the replica.
+        feed: where its requests come from.
+        scheduler: the batching rule, with empty caches.
+        prices: seconds of a step.
+        limits: tokens, sequences, blocks.
+        draws: accepted draft tokens, or None without speculation.
+        log: where results go.
+        rows: where its step rows go.
+        longest: how many of the longest decoding sequences timing asks for.
+        drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
+        resumed: requests that start again after a failure, with what they have delivered.
+        handover: the way from prefill to decode replicas, where they are apart.
+        prefill_only: whether finished prompts go to ``handover`` instead of being decoded here.
+        offload: host memory behind the prefix cache, or None.
+        counted: whether its steps count as those of the interpreted oracle.
+    """
+
+    index = cython.declare(cython.longlong, visibility="public")
+    scheduler = cython.declare(Scheduler, visibility="public")
+    work = cython.declare(Work, visibility="public")
+    """Of the step that is planned."""
+    now = cython.declare(cython.double, visibility="public")
+    """Time of the next step."""
+    seen = cython.declare(cython.double, visibility="public")
+    """Time up to which it knows what has arrived."""
+    start = cython.declare(cython.double, visibility="public")
+    """When the latest planned step begins."""
+    end = cython.declare(cython.double, visibility="public")
+    feed: Any
+    prices: Prices
+    limits: Any
+    draws: Draws
+    log: Any
+    rows: RowBuffer
+    longest: cython.longlong
+    drafting: Any
+    resumed: Any
+    handover: Any
+    prefill_only: cython.bint
+    offload: Any
+    counted: cython.bint
+    ahead: cython.bint
+    input_tokens = cython.declare(object, visibility="public")
+    output_tokens: Any
+    priorities: Any
+    scheduled_s: cython.double[::1]
+    first_token_s: cython.double[::1]
+    gaps_s: Any
+    drafts: cython.longlong[::1]
+    accepted_tokens: cython.longlong[::1]
+    draft_tokens: cython.longlong[::1]
+    accepted_counts: cython.longlong[::1]
+    _plan: StepPlan
+    _draft: Any
+    _seconds: cython.double
+    _copies_s: cython.double
+    _blocks: cython.longlong
+    _running: cython.longlong
+    _waiting: cython.longlong
+    _gaps: cython.longlong
+    """Tokens handed out by the present step to requests that had their latest at its start."""
+    _ended: cython.bint
+    """Whether a request ended in the present step."""
+    _row: cython.longlong
+    """The latest row, where the steps after it may share it; else -1."""
+    _round: cython.longlong
+    _merged: cython.longlong
+    """Steps in it, and the sums of what it holds the means of."""
+    _merged_waiting: cython.longlong
+    _merged_keys: list[Any]
+
+    def __init__(
+        self,
+        index: int,
+        feed: Any,
+        scheduler: Scheduler,
+        prices: Prices,
+        limits: Any,
+        draws: Any,
+        log: Any,
+        rows: RowBuffer,
+        longest: int,
+        drafting: Any,
+        resumed: Any,
+        handover: Any,
+        prefill_only: bool,
+        offload: Any,
+        counted: bool,
+    ) -> None:
+        self.index = index
+        self.feed = feed
+        self.scheduler = scheduler
+        self.prices = prices
+        self.limits = limits
+        self.draws = draws
+        self.log = log
+        self.rows = rows
+        self.longest = longest
+        self.drafting = drafting
+        self.resumed = resumed
+        self.handover = handover
+        self.prefill_only = prefill_only
+        self.offload = offload
+        self.counted = counted
+        self.ahead = limits.schedules_ahead
+        self.work = Work(prices.timer.windows)
+        self.now = self.seen = self.start = self.end = 0.0
+        self.input_tokens, self.output_tokens = log.input_tokens, log.output_tokens
+        self.priorities = log.stream.priorities
+        self.scheduled_s, self.first_token_s, self.gaps_s = log.scheduled_s, log.first_token_s, log.gaps_s
+        self.drafts, self.accepted_tokens, self.draft_tokens = log.drafts, log.accepted_tokens, log.draft_tokens
+        self.accepted_counts = log.accepted_counts
+        self._draft = None
+        self._seconds = self._copies_s = 0.0
+        self._blocks = self._running = self._waiting = self._gaps = 0
+        self._ended = False
+        self._row = -1
+
+    def run(self) -> None:
+        """All steps of a replica that nobody looks at meanwhile, until no request will ever come."""
+        while True:
+            self.collect(self.seen)
+            if self.begin(self.now):
+                self.commit()
+            elif self.seen < self.now:
+                # No step runs over which the next one was decided.
+                self.seen = self.now
+            elif self.feed.next_s() == inf:
+                return
+            else:
+                self.now = self.seen = max(self.now, self.feed.next_s())
+
+    @cython.ccall
+    def advance(self, horizon: cython.double) -> cython.bint:
+        """Steps that end before ``horizon`` and that nobody has to be told of.
+
+        Returns:
+            Whether a further step is planned, to be committed at ``end``. If not, there is nothing to do.
+        """
+        while True:
+            self.collect(self.seen)
+            if not self.begin(self.now):
+                return False
+            if self.end >= horizon or self._tells():
+                return True
+            self.commit()
+
+    @cython.ccall
+    def collect(self, seen: cython.double) -> None:
+        """Take in what arrived by ``seen``, when the step to come is decided."""
+        for request in self.feed.take(seen):
+            self.log.replica[request] = self.index
+            self.scheduler.add(self.sequence(request))
+        self.scheduler.seen_s = seen
+
+    @cython.ccall
+    def sequence(self, request: cython.longlong) -> Sequence:
+        """A request as it joins the queue."""
+        resumed = self.resumed.pop(request, None) if self.resumed else None
+        if resumed is not None:
+            return resumed
+        priority: cython.longlong = 0 if self.priorities is None else self.priorities[request]
+        arrival_s: cython.double = self.log.arrival_s[request]
+        return Sequence(request, self.input_tokens[request], self.output_tokens[request], priority, arrival_s)
+
+    @cython.ccall
+    def begin(self, now: cython.double) -> cython.bint:
+        """Decide on the step at ``now`` and price it; False when there is nothing to do."""
+        scheduler: Scheduler = self.scheduler
+        victim: Sequence
+        plan: StepPlan
+        seconds: cython.double = 0.0
+        copies_s: cython.double = 0.0
+        if not (scheduler.running or scheduler.waiting or scheduler.ready or scheduler.swapped):
+            return False
+        drafting = self.drafting
+        if drafting is not None:
+            scheduler.query_len = drafting.query_len
+        plan = scheduler.plan()
+        works: cython.bint = len(plan.chunks) > 0 or len(plan.decodes) > 0
+        if not works and not scheduler.preempted:
+            return False
+        for victim in scheduler.preempted:
+            self.log.preemptions[victim.index] += 1
+        self.work.measure(plan, scheduler.query_len, self.longest)
+        self._draft = None if drafting is None else self._choose(plan)
+        if works and self._draft is None:
+            seconds = _on_grid(self.prices.seconds(self.work))
+        elif works:
+            seconds = _on_grid(self.prices.seconds_drafting(self.work, self._draft))
+        if self.offload is not None:
+            copies_s = exposed_load_s(self.offload, scheduler.take_loaded(), seconds)
+            seconds += copies_s
+        if scheduler.swap is not None:
+            swapping_s: cython.double = _on_grid(scheduler.swap.seconds(plan.blocks_out, plan.blocks_in))
+            seconds += swapping_s
+            copies_s += swapping_s
+            self.log.swapped_blocks += plan.blocks_out
+        seconds = _by_clock(now, seconds)
+        self._plan = plan
+        self._seconds, self._copies_s = seconds, copies_s
+        self._blocks = scheduler._used()
+        self._running = len(scheduler.running)
+        self._waiting = len(scheduler.waiting) + len(scheduler.swapped)
+        self.start, self.end = now, now + seconds
+        return True
+
+    @cython.ccall
+    def commit(self) -> None:
+        """Hand out the tokens of the step that is planned."""
+        sequence: Sequence
+        self.now = self.end
+        self.seen = self.start if self.ahead else self.end
+        self._record(self.deliver(self._plan, self.start, self.end))
+        if self._gaps:
+            self.log.step_gaps_s.append(self._seconds)
+            self.log.step_gap_counts.append(self._gaps)
+        if self.counted:
+            self.log.exact_steps += 1
+        if self.handover is not None:
+            self.handover.blocks_freed(self)
+        if self._draft is not None:
+            self.drafting.tokens = self._draft.tokens
+            if not self.drafting.rests(self._draft.tokens):
+                for sequence in self.scheduler.in_step(self._plan):
+                    sequence.drafter_tokens = sequence.computed_tokens
+
+    @cython.ccall
+    def deliver(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
+        """Hand out the tokens of a plan that ran from ``start`` to ``now``; returns how many."""
+        sequence: Sequence
+        tokens: cython.longlong
+        delivered: cython.longlong = 0
+        self._gaps = 0
+        self._ended = False
+        for sequence, tokens in plan.chunks:
+            if isnan(self.scheduled_s[sequence.index]):
+                self.scheduled_s[sequence.index] = start
+                self.log.prompt_replica[sequence.index] = self.index
+                self.log.cached_tokens[sequence.index] = max(0, sequence.cached_tokens)
+                self.log.host_hit_tokens += sequence.host_tokens
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens < sequence.input_tokens + sequence.generated_tokens:
+                continue
+            if self.prefill_only:
+                delivered += self._hand_over(sequence, start, now)
+                continue
+            sequence.decoding = True
+            delivered += self._deliver(sequence, 1, start, now)
+        if self.drafting is not None:
+            return delivered + self._deliver_drafted(plan, start, now)
+        if self.draws is None:
+            for sequence in plan.decodes:
+                sequence.computed_tokens += 1
+                delivered += self._deliver(sequence, 1, start, now)
+            return delivered
+        for sequence in plan.decodes:
+            tokens = 1 + self._verify(sequence, self.draws.positions)
+            sequence.computed_tokens += tokens
+            tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
+            delivered += self._deliver(sequence, tokens, start, now)
+        return delivered
+
+    @cython.cfunc
+    def _verify(self, sequence: Sequence, most: cython.longlong) -> cython.longlong:
+        """The next verify step of a sequence: how many of at most ``most`` draft tokens are accepted."""
+        index: cython.longlong = sequence.index
+        taken: cython.longlong = self.draws.accepted(index, sequence.verify_steps, sequence.computed_tokens)
+        taken = min(taken, most)
+        self.drafts[index] += 1
+        self.accepted_tokens[index] += taken
+        self.accepted_counts[taken] += 1
+        sequence.verify_steps += 1
+        return taken
+
+    @cython.cfunc
+    def _deliver_drafted(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
+        """Hand out what the decoding sequences accept of the tokens that the policy had drafted; returns how many."""
+        sequence: Sequence
+        taken: cython.longlong
+        delivered: cython.longlong = 0
+        drafted: cython.longlong = self.drafting.tokens
+        nodes: cython.longlong = self.drafting.query_len - 1
+        accepted = []
+        for sequence in plan.decodes:
+            taken = 0
+            if drafted:
+                taken = self._verify(sequence, drafted)
+                self.draft_tokens[sequence.index] += nodes
+            else:
+                sequence.verify_steps += 1
+            sequence.computed_tokens += taken + 1
+            accepted.append(taken)
+            taken = min(taken + 1, sequence.output_tokens - sequence.generated_tokens)
+            delivered += self._deliver(sequence, taken, start, now)
+        if accepted:
+            self.drafting.policy.observe(drafted, accepted)
+        return delivered
+
+    @cython.cfunc
+    def _hand_over(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
+        """A prompt is done: deliver its first token if that is done here, and send the KV on; returns tokens."""
+        tokens: cython.longlong = 0
+        if self.handover.samples_first:
+            tokens = self._deliver(sequence, 1, start, now)
+        if sequence.generated_tokens < sequence.output_tokens:
+            self.scheduler.hold(sequence)
+            self.handover.prompt_done(self, sequence)
+        return tokens
+
+    @cython.cfunc
+    def _deliver(
+        self, sequence: Sequence, tokens: cython.longlong, start: cython.double, now: cython.double
+    ) -> cython.longlong:
+        if sequence.last_token_s == start:
+            self._gaps += 1
+        elif isnan(sequence.last_token_s):
+            self.first_token_s[sequence.index] = now
+        else:
+            self.gaps_s.append(now - sequence.last_token_s)
+        sequence.last_token_s = now
+        sequence.generated_tokens += tokens
+        if sequence.generated_tokens == sequence.output_tokens:
+            self._ended = True
+            self.scheduler.release(sequence)
+            self.log.finish(sequence.index, now)
+            self.feed.finished(sequence.index, now)
+        return tokens
+
+    @cython.cfunc
+    def _tells(self) -> cython.bint:
+        """Whether the planned step has something that others must hear of: an answer or a prompt that is done."""
+        sequence: Sequence
+        if self.handover is not None or self.drafting is not None:
+            return True
+        most: cython.longlong = 1 if self.draws is None else self.draws.positions + 1
+        ends: cython.bint = False
+        for sequence in self._plan.decodes:
+            ends |= sequence.output_tokens - sequence.generated_tokens <= most
+        for sequence, _ in self._plan.chunks:
+            ends |= sequence.output_tokens - sequence.generated_tokens <= 1
+        return ends
+
+    @cython.cfunc
+    def _choose(self, plan: StepPlan) -> Any:
+        """What the drafter does at the end of the planned step; what it skipped before is made up for."""
+        sequence: Sequence
+        context: cython.longlong = 0
+        drafting = self.drafting
+        batch = self.scheduler.in_step(plan)
+        if not batch:
+            return drafting.step(drafting.tokens)
+        for sequence in batch:
+            context += sequence.computed_tokens
+        tokens = drafting.policy.choose(Batch(len(batch), context))
+        if drafting.rests(tokens):
+            return drafting.step(tokens)
+        behind = []
+        for sequence in batch:
+            if sequence.drafter_tokens < sequence.computed_tokens:
+                behind.append((sequence.drafter_tokens, sequence.computed_tokens))
+        return drafting.step(tokens, behind)
+
+    @cython.ccall
+    def fresh_work(self) -> Work:
+        """Room for what a batch computes, where several are under way."""
+        return Work(self.prices.timer.windows)
+
+    @cython.ccall
+    def record(
+        self,
+        work: Work,
+        start: cython.double,
+        seconds: cython.double,
+        delivered: cython.longlong,
+        running: cython.longlong,
+        waiting: cython.longlong,
+        blocks: cython.longlong,
+    ) -> None:
+        """Write down a batch that left a pipeline; its gaps between tokens are written one by one."""
+        self.work, self.start, self._seconds = work, start, seconds
+        self._running, self._waiting, self._blocks = running, waiting, blocks
+        self._new_row(delivered)
+
+    @cython.cfunc
+    def _record(self, delivered: cython.longlong) -> None:
+        """Write down the step; past a number of rows, one row for several steps of an unchanged batch."""
+        plan: StepPlan = self._plan
+        work: Work = self.work
+        shares: cython.bint = not (plan.chunks or self.scheduler.preempted or self._copies_s or self._draft is not None)
+        row: cython.longlong = self._row
+        w: cython.longlong
+        table: cython.double[:, ::1] = self.rows.table
+        if row >= 0 and shares and self._round == self.rows.rounds and self._merged < MERGED_STEPS:
+            self._merged += 1
+            self._merged_waiting += self._waiting
+            table[row, 2] += self._seconds
+            table[row, 3] += delivered
+            table[row, 5] = self._merged_waiting // self._merged
+            table[row, 6] = self._blocks
+            table[row, 7] = self._merged
+            for w in range(work.kinds):
+                self._merged_keys[w] += work.decode_kv_tokens[w]
+                table[row, 16 + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
+        else:
+            row = self._new_row(delivered)
+            self._merged, self._merged_waiting = 1, self._waiting
+            self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
+        self._row = row if shares and not self._ended and self.rows.used > self.rows.room else -1
+        self._round = self.rows.rounds
+
+    @cython.cfunc
+    def _new_row(self, delivered: cython.longlong) -> cython.longlong:
+        """Write a row of ``simulator.serving.log.SCALARS``, the columns by window, and what a policy decided."""
+        work: Work = self.work
+        w: cython.longlong
+        kinds: cython.longlong = work.kinds
+        row: cython.longlong = self.rows.new()
+        table: cython.double[:, ::1] = self.rows.table
+        table[row, 0] = self.index
+        table[row, 1] = self.start
+        table[row, 2] = self._seconds
+        table[row, 3] = delivered
+        table[row, 4] = self._running
+        table[row, 5] = self._waiting
+        table[row, 6] = self._blocks
+        table[row, 7] = 1.0
+        table[row, 8] = work.prefill_seqs
+        table[row, 9] = work.prefill_tokens
+        table[row, 10] = work.sampled_prefills
+        table[row, 11] = work.decode_seqs
+        table[row, 12] = work.query_len
+        table[row, 13] = self._copies_s
+        table[row, 14] = work.longest_kv
+        table[row, 15] = work.beyond_kv
+        for w in range(kinds):
+            table[row, 16 + w] = work.prefill_pairs[w]
+            table[row, 16 + kinds + w] = work.prefill_kv_tokens[w]
+            table[row, 16 + 2 * kinds + w] = work.sampled_kv_tokens[w]
+            table[row, 16 + 3 * kinds + w] = work.decode_kv_tokens[w]
+        if self._draft is not None:
+            draft = self._draft
+            for w, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
+                table[row, 16 + 4 * kinds + w] = value
+        return row
