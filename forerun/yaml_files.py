@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
+
+from forerun.errors import ForerunError
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -16,6 +19,10 @@ DEEPEST = 200
 """Most brackets open at once."""
 LARGEST_VALUES = 1_000_000
 """Values that a file may stand for once its aliases are written out."""
+
+
+class TooLargeError(ForerunError):
+    """A file too long for what it is taken for."""
 
 
 class StrictLoader(_Loader):  # type: ignore[misc]
@@ -124,6 +131,20 @@ def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
     if context and what.startswith("but "):
         what = f"{context} {what}"
     return what, None if mark is None else mark.line + 1
+
+
+def bounded_text(path: Path) -> str:
+    """The text of a file that describes something; a device or pipe is read no further than any description goes.
+
+    Raises:
+        TooLargeError: it is longer than ``LARGEST_FILE_BYTES``.
+        OSError, UnicodeDecodeError: it cannot be read, or is no text.
+    """
+    with path.open("rb") as file:
+        data = file.read(LARGEST_FILE_BYTES + 1)
+    if len(data) > LARGEST_FILE_BYTES:
+        raise TooLargeError(f"{path}: larger than {LARGEST_FILE_BYTES >> 20} MiB")
+    return data.decode("utf-8-sig")
 
 
 def parse(text: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from forerun.yaml_files import LARGEST_FILE_BYTES, parse, problem_of
+from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Record
@@ -111,9 +111,9 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
 
 def _load_file(path: Path, model: type[_R]) -> _R:
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ProfileError(f"{path}: larger than {LARGEST_FILE_BYTES >> 20} MiB; is this a profile?")
-        text = path.read_text("utf-8-sig")
+        text = bounded_text(path)
+    except TooLargeError as error:
+        raise ProfileError(f"{error}; is this a profile?") from None
     except FileNotFoundError:
         raise ProfileError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

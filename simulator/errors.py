@@ -34,6 +34,25 @@ class ArgumentError(ForerunError):
         return f"--{self.argument.replace('_', '-')}: {self.message}"
 
 
+class UnknownFieldError(ForerunError):
+    """A scenario field that does not exist."""
+
+
+class NothingServedError(ForerunError):
+    """Not one request of a workload fits the engine.
+
+    Args:
+        reasons: why, with what would be right.
+    """
+
+    def __init__(self, reasons: str) -> None:
+        super().__init__(f"workload: no request can be served here ({reasons})")
+        self.reasons = reasons
+
+    def __reduce__(self) -> tuple[type[NothingServedError], tuple[str]]:
+        return type(self), (self.reasons,)
+
+
 class WorkerDiedError(ForerunError):
     """A worker process ended over a run, twice: most likely there was not enough memory for it."""
 

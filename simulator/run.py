@@ -15,7 +15,7 @@ from hwprofiles import Chip, weakest
 from simulator.assumptions import Factors
 from simulator.build import EXTRAPOLATED, Build, PoolBuild, build_run
 from simulator.drafting import DrafterFactory
-from simulator.errors import ForerunError, LawBrokenError, StalledError
+from simulator.errors import ForerunError, LawBrokenError, NothingServedError, StalledError
 from simulator.invariants import Outcome, StepAudit, broken
 from simulator.reports import kv_report, replica_use, request_records, speculation_counters, transfer_report
 from simulator.result import Result, Summary
@@ -227,7 +227,7 @@ def _result(
     """
     if sum(log.failed) == len(log.stream):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
-        raise ForerunError(f"workload: no request can be served here ({reasons})")
+        raise NothingServedError(reasons)
     totals = audit.totals
     simulated_s = float(totals.end_s.max())
     if simulated_s > LONGEST_S:

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from forerun.yaml_files import LARGEST_FILE_BYTES, parse, problem_of
-from simulator.errors import ForerunError, did_you_mean
+from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
+from simulator.errors import ForerunError, UnknownFieldError, did_you_mean
 from simulator.serving.config import EngineConfig
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
 from simulator.settings import PositiveFloat, Section
@@ -152,9 +152,9 @@ def read_mapping(file: Path) -> dict[str, Any]:
         ForerunError: no such file, not YAML, or no mapping; one line that names it.
     """
     try:
-        if file.stat().st_size > LARGEST_FILE_BYTES:
-            raise ForerunError(f"{file}: larger than {LARGEST_FILE_BYTES >> 20} MiB; is this a scenario?")
-        text = file.read_text(encoding="utf-8-sig")
+        text = bounded_text(file)
+    except TooLargeError as error:
+        raise ForerunError(f"{error}; is this a scenario?") from None
     except FileNotFoundError:
         raise ForerunError(f"{file}: no such scenario file") from None
     except IsADirectoryError:
@@ -192,7 +192,9 @@ def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise ForerunError(f"{place}: {explain(error, Scenario)}") from None
+        unknown = any(problem["type"] == "extra_forbidden" for problem in error.errors(include_url=False))
+        kind = UnknownFieldError if unknown else ForerunError
+        raise kind(f"{place}: {explain(error, Scenario)}") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

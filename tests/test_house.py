@@ -33,7 +33,8 @@ FLOORS = (
     ("simulator.errors",),
     ("hwprofiles",),
     ("traces",),
-    ("forerun.errors", "forerun.lazy", "forerun.yaml_files"),
+    ("forerun.lazy", "forerun.yaml_files"),
+    ("forerun.errors",),
 )
 """From the top: a room may import from the rooms below it. ``forerun`` itself is a name over ``simulator``."""
 ALLOWED_UPWARDS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,11 +24,11 @@ from simulator.cli import (
     studies,
     validations,
 )
-from simulator.cli.output import silence_stdout
+from simulator.cli.output import ready_streams, silence_stdout
 from simulator.errors import ArgumentError, ForerunError, LawBrokenError
 
 EXIT_BAD_INPUT = 2
-EXIT_BROKEN_LAW = 3
+EXIT_FAULT = 3
 EXIT_INTERRUPTED = 130
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -77,10 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; default: those of the process.
 
     Returns:
-        0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 where a result breaks physics or
-        conservation (a fault of Forerun; its scenario is kept), 130 on Ctrl-C.
+        0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 on a fault of Forerun: a crash, or a
+        result that breaks physics or conservation (its scenario is kept); 130 on Ctrl-C.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    ready_streams()
     try:
         refuse_empty(words)
         with unwound_by_sigterm():
@@ -96,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except LawBrokenError as error:
         print(f"forerun: {broken_law_line(error)}", file=sys.stderr)
-        return EXIT_BROKEN_LAW
+        return EXIT_FAULT
     except MemoryError:
         print("forerun: this run needs more memory than there is; fewer requests, or --no-steps", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -105,6 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             silence_stdout()
         print(f"forerun: {error_line(error)}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    except Exception:  # exit code 1 is a verdict, a crash is none
+        traceback.print_exc()
+        print("forerun: this is a fault of Forerun, not of its input; please report it", file=sys.stderr)
+        return EXIT_FAULT
     if code == EXIT_INTERRUPTED:
         print("forerun: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -61,6 +62,25 @@ def console() -> Console:
     return PipedConsole(highlight=False, width=width)
 
 
+def encodable(text: str) -> bool:
+    """Whether stdout can take ``text`` as it is."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def ready_streams() -> None:
+    """Let stdout and stderr take any text: closed ones lose it, and what an ASCII terminal cannot show is escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def silence_stdout() -> None:
     """Send what is still to be written nowhere, once stdout proved full or closed; else Python complains at exit."""
     with open(os.devnull, "wb") as nowhere:
@@ -77,7 +97,10 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
     from simulator.metrics.files import write_text_atomically
 
     if json_file == STDOUT:
-        sys.stdout.write(json_text(document))
+        text = json_text(document)
+        if not encodable(text):  # as escapes: what a terminal that knows no more would make of it is no JSON
+            text = json.dumps(json.loads(text), indent=2) + "\n"
+        sys.stdout.write(text)
         sys.stdout.flush()
         return
     if json_file is not None:

@@ -57,7 +57,7 @@ def run(
     loaded = load_scenario(scenario, tuple(set_values or ()))
     with checked_outputs(out, json_file):
         try:
-            first, document, interrupted, alarm = replicate(
+            first, document, ended = replicate(
                 loaded, seed, replications, jobs, keep_steps=not no_steps, show_progress=not no_progress
             )
         except ForerunError as error:
@@ -70,10 +70,8 @@ def run(
         print(f"note: {slow}", file=sys.stderr)
     if out is not None:
         print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
-    if alarm is not None:
-        raise alarm
-    if interrupted:
-        raise KeyboardInterrupt
+    if ended is not None:
+        raise ended
     return 0
 
 
@@ -84,27 +82,27 @@ def replicate(
     jobs: int | None = 1,
     keep_steps: bool = True,
     show_progress: bool = False,
-) -> tuple[RunResult, dict[str, Any], bool, LawBrokenError | None]:
+) -> tuple[RunResult, dict[str, Any], BaseException | None]:
     """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine what they say.
 
     The first run is made here, the others by ``jobs`` processes (None: one per core); what comes out does not depend
     on how many they are.
 
     Returns:
-        The first result, the combined document, whether Ctrl-C ended the series early (finished runs are kept), and
-        what is wrong with a result that cannot be, if any.
+        The first result, the combined document of the runs that finished, and what is to be raised once they are
+        written: Ctrl-C, a run over which its worker died, or what is wrong with a result that cannot be.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C before the first run has finished.
     """
-    from simulator.errors import LawBrokenError
+    from simulator.errors import LawBrokenError, WorkerDiedError
     from simulator.metrics import combine_replications, run_document
     from simulator.run import simulate
 
     full_rows = None if keep_steps else 0
     documents: list[dict[str, Any]] = []
     alarms: list[LawBrokenError] = []
-    interrupted = False
+    ended: list[BaseException] = []
     processes = min(replications - 1, jobs or cores()) if jobs != 1 else 0
     with Progress(show_progress, "simulating") as progress, Workers(processes) as workers:
         others = [workers.start(document_of, scenario, seed + n, full_rows) for n in range(1, replications)]
@@ -118,20 +116,25 @@ def replicate(
             first = error.result
             alarms.append(error)
         documents.append(run_document(first))
-        try:
-            for other in others:
+        for other in others:
+            try:
                 found, alarm = other()
-                documents.append(found)
-                alarms += [alarm] if alarm is not None else []
-        except KeyboardInterrupt:
-            interrupted = True
+            except KeyboardInterrupt as error:
+                ended.append(error)
+                break
+            except WorkerDiedError as error:
+                ended.append(error)
+                continue
+            documents.append(found)
+            alarms += [alarm] if alarm is not None else []
     document = combine_replications(documents)
     if alarms:
         document["broken_invariant"] = alarms[0].law
         document["notes"].append(f"this result cannot be, which is a fault of Forerun: {alarms[0].law}")
-    if interrupted:
-        document["notes"].append(f"interrupted after {len(documents)} of {replications} runs")
-    return first, document, interrupted, alarms[0] if alarms else None
+    if ended:
+        reason = "interrupted" if isinstance(ended[-1], KeyboardInterrupt) else str(ended[-1])
+        document["notes"].append(f"{len(documents)} of {replications} runs finished: {reason}")
+    return first, document, next(iter([*alarms, *ended]), None)
 
 
 def document_of(

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import yaml
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import TooLargeError, bounded_text, parse
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, one_line, show
@@ -22,8 +22,6 @@ from simulator.llm.hf_quantization import from_hf_quant_config
 from simulator.llm.layers import ActiveCounts
 from simulator.llm.own_format import from_own_fields, is_own_format
 
-LARGEST_FILE_BYTES = 4 * 1024**2
-"""No model description is longer; weights or traces given by mistake are."""
 _SUFFIXES = (".json", ".yaml", ".yml")
 _GGUF = ".gguf"
 _CONFIG_NAME, _QUANT_NAME = "config.json", "hf_quant_config.json"
@@ -230,9 +228,9 @@ def _parse(path: Path) -> Any:
     if path.suffix.lower() not in _SUFFIXES:
         raise ForerunError(f"{path}: a model file ends in {', '.join((*_SUFFIXES, _GGUF))}")
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ForerunError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; give the model's config.json")
-        text = path.read_text(encoding="utf-8-sig")
+        text = bounded_text(path)
+    except TooLargeError as error:
+        raise ForerunError(f"{error}; give the model's config.json") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ForerunError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
     try:

@@ -121,4 +121,9 @@ def jsonable(value: Any) -> Any:
 
 def json_text(document: Any) -> str:
     """``document`` as indented JSON text with a final newline, free of NaN and Infinity."""
-    return json.dumps(jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(jsonable(document), indent=2, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file name that is no UTF-8 stands in it
+        text = json.dumps(json.loads(text), indent=2)
+    return text + "\n"

@@ -128,7 +128,8 @@ def write_parquet(path: Path, table: pa.Table, run: str = "") -> None:
     """Write a table as Parquet (zstd), with the name of the run that it is of."""
     import pyarrow.parquet as pq
 
-    pq.write_table(table.replace_schema_metadata({RUN_KEY: run.encode()}), path, compression="zstd")
+    with path.open("wb") as file:  # Arrow opens no name that is not UTF-8
+        pq.write_table(table.replace_schema_metadata({RUN_KEY: run.encode()}), file, compression="zstd")
 
 
 def checksum(path: Path) -> str:
@@ -222,7 +223,8 @@ class Columns(Mapping[str, Column]):
         import pyarrow.parquet as pq
 
         try:
-            metadata = pq.read_metadata(path)
+            with path.open("rb") as file:
+                metadata = pq.read_metadata(file)
         except pa.ArrowInvalid as error:
             raise ForerunError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from None
         present = metadata.schema.to_arrow_schema().names
@@ -254,7 +256,8 @@ class Columns(Mapping[str, Column]):
         import pyarrow.parquet as pq
 
         try:
-            values = pq.read_table(self._path, columns=[name], memory_map=True)[name]
+            with self._path.open("rb") as file:
+                values = pq.read_table(file, columns=[name])[name]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ForerunError(f"{self._path}: {name}: cannot be read: {str(error).splitlines()[0]}") from None
         if values.null_count or pa.types.is_boolean(values.type):

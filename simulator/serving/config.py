@@ -45,7 +45,7 @@ class EngineConfig(Section):
     """Whether a step is scheduled while the one before it runs (an arrival then waits one step longer), or after it;
     default: as the framework does by itself."""
     cuda_graphs: bool = True
-    cuda_graph_sizes: tuple[PositiveInt, ...] | None = None
+    cuda_graph_sizes: tuple[PositiveInt, ...] | None = Field(default=None, strict=False)
     """Sizes of captured graphs, counted as the framework counts them (vLLM: tokens; SGLang and TensorRT-LLM:
     sequences); default: the framework's own."""
     flash_decoding: bool = True

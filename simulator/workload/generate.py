@@ -13,7 +13,7 @@ from simulator.errors import ForerunError
 from simulator.memory import refuse_beyond
 from simulator.settings import LONGEST_S
 from simulator.workload.config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
-from traces import PrefixHashes, RequestTable, read_requests
+from traces import PrefixHashes, RequestTable
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -165,6 +165,8 @@ def make_sessions(
 
 
 def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:
+    from traces import read_requests  # a run without a trace does without the readers
+
     table = read_requests(trace, format=workload.format, on_error=workload.on_error, limit=workload.num_requests)
     count = len(table.input_tokens)
     arrivals = workload.arrivals

@@ -95,3 +95,19 @@ def test_scenarios_can_be_compared_by_name(scenario):
     wide = scenario.with_values({"engine.max_num_seqs": 64})
     found = fr.compare({"narrow": scenario, "wide": wide}, replications=1, crossover="none", sensitivity=False, jobs=1)
     assert [variant["name"] for variant in found.document["variants"]] == ["narrow", "wide"]
+
+
+def test_variants_that_run_alike_cost_no_sensitivity_runs(scenario):
+    """Two policies that never act here: the answer is 1 whatever is assumed, and takes no run to tell."""
+    drafting = scenario.with_values({"speculation": CURVE})
+    calls = []
+    found = fr.compare(
+        drafting,
+        vary={"speculation.policy": ["fixed", "disable-above-batch"]},
+        replications=2,
+        crossover="none",
+        jobs=1,
+        progress=lambda done, asked: calls.append(asked),
+    )
+    assert calls[-1] == 4
+    assert any("runs exactly as" in note for note in found.document["notes"])

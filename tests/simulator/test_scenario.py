@@ -1,10 +1,14 @@
 """Scenario files: what is accepted, and the one line that says what is wrong."""
 
 import json
+from typing import get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
+from hwprofiles import load_chip
 from simulator.errors import ForerunError
+from simulator.metrics import scenario_document
 from simulator.scenario import Scenario, load_scenario, parse_yaml, scenario_schema
 
 GOOD = """
@@ -185,3 +189,37 @@ def test_plain_values_mean_what_yaml_1_2_says(text, value):
     found = parse_yaml(f"key: {text}", "here")["key"]
     assert found == value
     assert type(found) is type(value)
+
+
+def test_fields_of_several_values_can_be_read_back():
+    """A list in a file is a list, also where the model keeps a tuple."""
+    sizes = {"engine": {"cuda_graph_sizes": [1, 2, 8]}}
+    found = Scenario.model_validate(parse_yaml(GOOD, "here") | sizes)
+    assert found.engine.cuda_graph_sizes == (1, 2, 8)
+    assert Scenario.model_validate(scenario_document(found)) == found
+
+
+def test_no_field_takes_tuples_only():
+    """What a run writes into its document is lists; every field must take them back."""
+    seen, waiting = set(), [Scenario]
+    while waiting:
+        section = waiting.pop()
+        for name, field in section.model_fields.items():
+            for part in (field.annotation, *get_args(field.annotation)):
+                if get_origin(part) is tuple:
+                    assert any(getattr(mark, "strict", None) is False for mark in field.metadata), f"{section} {name}"
+                for each in (part, *get_args(part)):
+                    if isinstance(each, type) and issubclass(each, BaseModel) and each not in seen:
+                        seen.add(each)
+                        waiting.append(each)
+    assert len(seen) > 8
+
+
+def test_a_file_without_end_is_not_read_for_ever():
+    from pathlib import Path
+
+    if not Path("/dev/zero").exists():
+        pytest.skip("no /dev/zero on this system")
+    for load in (load_scenario, load_chip):
+        with pytest.raises(ForerunError, match="/dev/zero: larger than 4 MiB"):
+            load(Path("/dev/zero"))

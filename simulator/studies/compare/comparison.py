@@ -153,10 +153,15 @@ def compare(
         answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
         side = seeds[:SIDE_RUNS]
         curves = load_curves(variants, path, values, metric, side, pool) if path else []
-        tornado = swings(variants, metric, side, answers, pool) if sensitivity else []
+        alike = [v.name for v in variants[1:] if measured[v.name] == measured[variants[0].name]]
+        differ = len(alike) < len(variants) - 1  # variants that run alike do so whatever the assumed parameters are
+        tornado = swings(variants, metric, side, answers, pool) if sensitivity and differ else []
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
     runs = len(next(iter(documents.values())))
     notes = _notes(combined, runs, fixed_note, variants) + lost
+    if alike:
+        same = f"{', '.join(alike)}: runs exactly as {variants[0].name} here, as what it changes never comes into play"
+        notes.append(same if differ else f"{same}; assumed parameters were not tried")
     document = {
         "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
         "baseline": variants[0].name,

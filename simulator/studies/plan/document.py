@@ -188,6 +188,7 @@ FAILING = {
     "pruned": "Cannot hold it, by the analytic model",
     "not simulated": "Not simulated",
     "refused": "Refused",
+    "not told": "Not told, by a fault of Forerun",
 }
 SHOWN = 12
 """Reasons of each kind that a terminal shows."""

@@ -8,11 +8,10 @@ from itertools import product
 from typing import Any
 
 from hwprofiles import Chip, load_chip
-from simulator.build import build_run
-from simulator.errors import ArgumentError, ForerunError
+from simulator.errors import ArgumentError, ForerunError, NothingServedError
 from simulator.scenario import Scenario
 from simulator.studies.steady_state.averages import Replica
-from simulator.studies.steady_state.estimate import steady_parts
+from simulator.studies.steady_state.estimate import kept_build, steady_parts
 from simulator.studies.study_file import Range, Settings, StudyFile, Values, settings_name
 
 REPLICAS = "hardware.replicas"
@@ -136,23 +135,23 @@ def _layout(study: StudyFile, settings: dict[str, Any], several: Sequence[str]) 
     if BATCHED_TOKENS not in several:
         told.pop(BATCHED_TOKENS, None)
     scalable = not getattr(scenario, "pools", None)
-    refused = None
+    refused, steady = None, None
     try:
         chips, usd = _bill(study, scenario, settings)
     except ForerunError as error:
         return Layout(settings, scenario, _name(scenario, told), 0, None, str(error))
-    steady = None
     try:
         steady = steady_parts(scenario)[2]
-    except ForerunError as error:
-        if "no request can be served" in str(error):
-            refused = str(error)
+    except NothingServedError as error:
+        refused = str(error)
+    except ForerunError:
+        steady = None  # no steady state in closed form: only the event simulation can tell
     return Layout(settings, scenario, _name(scenario, told), chips, usd, refused, steady, scalable)
 
 
 def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
     """Chips of a scenario with one replica, a drafter's own included, and US dollars per hour; None without a price."""
-    build = build_run(scenario, 0)
+    build = kept_build(scenario)
     per_chip = _usd_per_chip(study, scenario, settings)
     rents: list[tuple[int, float | None]] = [(build.chips, per_chip)]
     if scenario.pools is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, LawBrokenError, StalledError
 from simulator.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import WAITING, Objective, latency_words
@@ -49,6 +49,10 @@ class PlanOptions:
     """Find the highest rate of every finalist."""
 
 
+RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "not told")
+"""What may become of a candidate, in the order in which they are listed."""
+
+
 @dataclass(slots=True)
 class Candidate:
     """A layout with a number of replicas, and what became of it."""
@@ -56,7 +60,7 @@ class Candidate:
     layout: Layout
     replicas: int
     status: str
-    """``meets``, ``misses``, ``pruned``, ``refused`` or ``not simulated``."""
+    """One of ``RANKS``."""
     reason: str | None = None
     verdict: Verdict | None = None
     max_rate: float | None = None
@@ -241,6 +245,18 @@ SEARCH_SEEDS = 3
 """Most replications of each load in the search for a highest rate."""
 
 
+FAULTS = (ForerunError, LawBrokenError, StalledError)
+"""What a layout's runs may end with."""
+
+
+def fault_words(error: Exception) -> tuple[str, str]:
+    """Status and reason of a layout whose run ended in an error."""
+    if isinstance(error, ForerunError):
+        return "refused", str(error)
+    law = error.law if isinstance(error, LawBrokenError) else str(error)
+    return "not told", f"its result cannot be, which is a fault of Forerun: {law}"
+
+
 class _Search:
     """What both searches share: candidates judged by worker processes, each once."""
 
@@ -354,10 +370,12 @@ class CheapestFirst(_Search):
         return dearer and (holding >= self._plan.options.finalists or cost > WORTH_SHOWING * cheapest)
 
     def _rank(self, candidate: Candidate) -> tuple[float, ...]:
-        order = {"meets": 0.0, "misses": 1.0, "pruned": 2.0, "not simulated": 3.0, "refused": 4.0}[candidate.status]
+        order = RANKS.index(candidate.status)
         strain = candidate.verdict.strain if candidate.verdict is not None else inf
         cost = self._plan.cost(candidate)
-        return (order, cost, strain) if order == 0 else (order, strain, cost)
+        # At equal cost the layout that holds the higher rate dominates, whatever the SLO leaves at the rate asked for.
+        reach = -(candidate.max_rate or 0.0)
+        return (order, round(cost, 9), reach, strain) if order == 0 else (order, strain, cost)
 
     def _push(self, index: int, place: int) -> None:
         """Queue a layout at the first number of replicas, from ``place``, whose queue does not surely grow."""
@@ -385,9 +403,8 @@ class CheapestFirst(_Search):
             return
         if index not in self._hopeful:
             layout = self._layouts[index]
-            alone = self._judged(layout, 1, self._run_load, self._rate * UNLOADED)()
-            self._plan.runs += alone.runs
-            self._hopeful[index] = None if alone.meets else _miss_words(alone)
+            alone, _, _ = self._verdict(self._judged(layout, 1, self._run_load, self._rate * UNLOADED))
+            self._hopeful[index] = None if alone is None or alone.meets else _miss_words(alone)
         if self._hopeful[index] is None:
             self._push(index, place + 1)
         else:
@@ -401,14 +418,17 @@ class CheapestFirst(_Search):
         judged = self._judged(layout, replicas, self._run_load, self._rate)
         for _, other, at in heapq.nsmallest(TRIED_AT_ONCE - 1, self._queue):
             self._judged(self._layouts[other], self._counts[at], self._run_load, self._rate)
+        verdict, status, reason = self._verdict(judged)
+        return Candidate(layout, replicas, status, reason, verdict, rate=None if verdict is None else self._rate)
+
+    def _verdict(self, judged: Callable[[], Verdict]) -> tuple[Verdict | None, str, str | None]:
+        """Verdict, status and reason of a candidate; one that cannot be run is a row of the plan, not its end."""
         try:
             verdict = judged()
-        except ForerunError as error:
-            return Candidate(layout, replicas, "refused", str(error))
+        except FAULTS as error:
+            return None, *fault_words(error)
         self._plan.runs += verdict.runs
-        status = "meets" if verdict.meets else "misses"
-        reason = None if verdict.meets else _miss_words(verdict)
-        return Candidate(layout, replicas, status, reason, verdict, rate=self._rate)
+        return (verdict, "meets", None) if verdict.meets else (verdict, "misses", _miss_words(verdict))
 
     def _leave_rest(self, cheapest: float) -> None:
         """List what is left in the queue: it costs more than the winner."""
@@ -428,7 +448,11 @@ class CheapestFirst(_Search):
             if search is not None:
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
-            rate, tried, _ = search_of()
+            try:
+                rate, tried, _ = search_of()
+            except FAULTS as error:
+                self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
+                continue
             self._plan.runs += tried
             if rate > 0:
                 winner.max_rate, winner.at_least = rate, rate >= most
@@ -470,8 +494,8 @@ class HighestRates(_Search):
     ) -> None:
         try:
             rate, tried, verdict = search()
-        except ForerunError as error:
-            candidate.status, candidate.reason = "refused", str(error)
+        except FAULTS as error:
+            candidate.status, candidate.reason = fault_words(error)
             return
         self._plan.runs += tried
         candidate.verdict, candidate.rate = verdict, rate or None
@@ -481,8 +505,7 @@ class HighestRates(_Search):
             candidate.status, candidate.reason = "misses", "misses at every rate tried"
 
     def _rank(self, candidate: Candidate) -> tuple[float, ...]:
-        order = {"meets": 0.0, "misses": 1.0, "pruned": 2.0, "refused": 3.0}[candidate.status]
-        return order, -(candidate.max_rate or 0.0), self._plan.cost(candidate)
+        return RANKS.index(candidate.status), -(candidate.max_rate or 0.0), self._plan.cost(candidate)
 
 
 def _judge(scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool) -> Verdict:

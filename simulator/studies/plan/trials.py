@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from typing import Any
 
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, NothingServedError
 from simulator.metrics.statistics import mean_interval
 from simulator.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
@@ -271,10 +271,8 @@ def trial(scenario: Scenario, objective: Objective, seeds: Sequence[int], resamp
     for seed in seeds:
         try:
             runs.append(observe(scenario, seed, objective, resample and len(seeds) == 1))
-        except ForerunError as error:
-            if runs or "no request can be served" not in str(error):
-                raise
-            raise ForerunError(str(error).partition(": ")[2] or str(error)) from None
+        except NothingServedError as error:
+            raise ForerunError(f"no request can be served here ({error.reasons})") from None
         if len(runs) == 1 and judge(objective, runs).strain > CLEAR_MISS:
             break
     return runs

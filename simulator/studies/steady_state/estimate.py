@@ -38,7 +38,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.build import Build, build_alone
+from simulator.build import Build, build_run
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
@@ -97,7 +97,7 @@ def estimate(scenario: Scenario, request_rate: float | None = None, concurrency:
 
     Raises:
         ForerunError: both loads at once, a load that is not positive, what has no such steady state here (static
-            batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_alone`` and
+            batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_run`` and
             ``generate_requests`` refuse.
     """
     if request_rate is not None and concurrency is not None:
@@ -175,7 +175,7 @@ def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, Replica]:
     """
     _refuse(scenario)
     lengths = _lengths(scenario)
-    build = _kept(_BUILDS, _key(scenario.model_dump(exclude={"workload", "slo", "prices"})), lambda: _build(scenario))
+    build = kept_build(scenario)
     key = (*_key(scenario.model_dump(exclude={"slo", "prices"})),)
     return build, lengths, _kept(_REPLICAS, key, lambda: _replica(scenario, build, lengths))
 
@@ -196,8 +196,14 @@ def _refuse(scenario: Scenario) -> None:
             raise ForerunError(f"{words} no steady state in closed form here; use forerun run")
 
 
-def _build(scenario: Scenario) -> Build:
-    return build_alone(scenario, 0)
+def kept_build(scenario: Scenario) -> Build:
+    """The parts of a scenario; kept for the next scenario that differs in workload or SLO alone.
+
+    Raises:
+        ForerunError: as ``build_run``.
+    """
+    key = _key(scenario.model_dump(exclude={"workload", "slo"}))
+    return _kept(_BUILDS, key, lambda: build_run(scenario))
 
 
 def _lengths(scenario: Scenario) -> Lengths:

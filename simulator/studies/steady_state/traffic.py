@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, NothingServedError
 from simulator.serving import EngineLimits
 from simulator.workload import ArrivalsConfig, RequestStream, WorkloadConfig
 from simulator.workload.generate import draw_lengths, generate_requests
@@ -107,7 +107,7 @@ def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_cachin
     reasons = [limits.refusal(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
     served = np.array([reason is None for reason in reasons])
     if not served.any():
-        raise ForerunError(f"workload: no request can be served here ({next(r for r in reasons if r is not None)})")
+        raise NothingServedError(next(r for r in reasons if r is not None))
     cached = np.zeros(len(prompts))
     if lengths.stream is not None and prefix_caching:
         cached = cached_prompt_tokens(lengths.stream, limits, replicas)

@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from typing import Any, Protocol
 
 from simulator.errors import ArgumentError
@@ -235,6 +236,7 @@ class _Loop:
         """Claimed points whose worker died."""
         self._deaths: Counter[str] = Counter()
         self._renewed = time.monotonic()
+        self._shown = -inf
 
     def run(self) -> None:
         self._store.free_dead()
@@ -247,6 +249,8 @@ class _Loop:
             else:
                 counts = self._store.counts()
                 if not counts["pending"] and not counts["running"]:
+                    self._shown = -inf
+                    self._show()
                     return
                 time.sleep(OTHERS_POLL_S)
                 self._store.free_dead()
@@ -294,6 +298,7 @@ class _Loop:
             self._pool.restart()
 
     def _show(self) -> None:
-        if self._progress is not None:
+        if self._progress is not None and time.monotonic() - self._shown > WAKE_S:  # counting walks over all points
+            self._shown = time.monotonic()
             counts = self._store.counts()
             self._progress(counts["done"] + counts["failed"], len(self._points))

@@ -7,6 +7,7 @@ result is taken only from the owner of the claim, so each point is recorded once
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -24,10 +26,12 @@ from simulator.studies.sweep.points import Point
 
 APPLICATION_ID = 0x464F5245
 """``FORE``: marks a SQLite file as a store of ours."""
-STORE_VERSION = 1
+STORE_VERSION = 2
 LEASE_S = 60.0
 BUSY_S = 60.0
 """How long to wait for another process to finish its transaction."""
+SCAN_S = 1.0
+"""How often to look from the first point on whether one has been given back."""
 SCHEMA = """
 CREATE TABLE points (
     key TEXT PRIMARY KEY,
@@ -42,7 +46,8 @@ CREATE TABLE points (
     lease_until REAL,
     runs INTEGER NOT NULL DEFAULT 0,
     document TEXT,
-    error TEXT
+    error TEXT,
+    checksum TEXT
 ) WITHOUT ROWID
 """
 
@@ -73,6 +78,11 @@ class SweepStore:
         self.place = "the store" if path is None else str(path)
         self.owner = f"{_machine()}|{os.getpid()}|{_started(os.getpid())}|{uuid.uuid4().hex[:12]}"
         self._lease_s = lease_s
+        self._from = 0
+        """Position before which nothing was open when last looked at: claiming all points takes one walk over them."""
+        self._scanned = -inf
+        self.damaged = 0
+        """Results that were not what had been recorded, and are open again."""
         if path is not None and path.is_dir():
             raise ForerunError(f"{path}: is a folder; name a file for the store")
         if path is not None and not path.resolve().parent.is_dir():
@@ -102,18 +112,28 @@ class SweepStore:
         """Keys of up to ``count`` open points, now this process's to run."""
         if count < 1:
             return []
-        now = time.time()
         with self._transaction():
-            found = self._base.execute(
-                "SELECT key FROM mine JOIN points USING (key) WHERE status = 'pending' "
-                "OR (status = 'running' AND lease_until < ? AND owner != ?) ORDER BY position LIMIT ?",
-                (now, self.owner, count),
-            ).fetchall()
+            found = self._open_points(count)
+            if not found and self._from and time.monotonic() - self._scanned > SCAN_S:
+                self._from, self._scanned = 0, time.monotonic()
+                found = self._open_points(count)
+            lease = time.time() + self._lease_s
             self._base.executemany(
                 "UPDATE points SET status = 'running', owner = ?, lease_until = ? WHERE key = ?",
-                [(self.owner, now + self._lease_s, key) for (key,) in found],
+                [(self.owner, lease, key) for key in found],
             )
-        return [key for (key,) in found]
+        return found
+
+    def _open_points(self, count: int) -> list[str]:
+        """Keys of up to ``count`` points that nobody runs, from where the last look ended."""
+        found = self._base.execute(
+            "SELECT position, key FROM mine CROSS JOIN points USING (key) WHERE position >= ? AND (status = 'pending' "
+            "OR (status = 'running' AND lease_until < ? AND owner != ?)) ORDER BY position LIMIT ?",
+            (self._from, time.time(), self.owner, count),
+        ).fetchall()
+        if found:
+            self._from = found[-1][0] + 1
+        return [key for _, key in found]
 
     def renew(self) -> None:
         """Extend the lease of all that this process runs."""
@@ -133,17 +153,19 @@ class SweepStore:
         rows = [
             (
                 "done" if error is None else "failed",
-                None if document is None else _json(document),
+                text,
                 error,
+                checksum(key, text, error),
                 key,
                 self.owner,
             )
             for key, document, error in results
+            for text in [None if document is None else _json(document)]
         ]
         with self._transaction():
             self._base.executemany(
-                "UPDATE points SET status = ?, document = ?, error = ?, owner = NULL, lease_until = NULL, "
-                "runs = runs + 1 WHERE key = ? AND owner = ? AND status = 'running'",
+                "UPDATE points SET status = ?, document = ?, error = ?, checksum = ?, owner = NULL, "
+                "lease_until = NULL, runs = runs + 1 WHERE key = ? AND owner = ? AND status = 'running'",
                 rows,
             )
 
@@ -154,6 +176,7 @@ class SweepStore:
                 "UPDATE points SET status = 'pending', error = NULL WHERE status = 'failed' AND scenario IS NOT NULL "
                 "AND key IN (SELECT key FROM mine)"
             )
+            self._from = 0
 
     def free_dead(self) -> None:
         """Open the claims of processes of this machine that no longer run."""
@@ -166,6 +189,7 @@ class SweepStore:
             with self._transaction():
                 for owner in dead:
                     self._open_claims_of(owner)
+            self._from = 0
 
     def counts(self) -> dict[str, int]:
         """Points of this study by status."""
@@ -215,8 +239,22 @@ class SweepStore:
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 rows,
             )
-        self._base.execute("CREATE TEMP TABLE mine (key TEXT PRIMARY KEY, position INTEGER)")
-        self._base.executemany("INSERT INTO mine VALUES (?, ?)", [(p.key, i) for i, p in enumerate(points)])
+        self._base.execute("CREATE TEMP TABLE mine (position INTEGER PRIMARY KEY, key TEXT UNIQUE)")
+        self._base.executemany("INSERT INTO mine VALUES (?, ?)", [(i, p.key) for i, p in enumerate(points)])
+        self._reopen_damaged()
+
+    def _reopen_damaged(self) -> None:
+        """Open the points again whose result is not the one that was recorded: a file may be edited, or break."""
+        with self._transaction():
+            kept = self._base.execute(
+                "SELECT key, document, error, checksum FROM mine JOIN points USING (key) WHERE runs > 0 "
+                "AND status IN ('done', 'failed')"
+            )
+            damaged = [(key,) for key, text, error, mark in kept if mark != checksum(key, text, error)]
+            self._base.executemany(
+                "UPDATE points SET status = 'pending', document = NULL, error = NULL, runs = 0 WHERE key = ?", damaged
+            )
+        self.damaged = len(damaged)
 
     def _check_version(self) -> None:
         application = self._base.execute("PRAGMA application_id").fetchone()[0]
@@ -272,6 +310,11 @@ class SweepStore:
             else:
                 advice = "cannot be used as a store"
             raise ForerunError(f"{self.place}: {advice} ({text})") from None
+
+
+def checksum(key: str, document: str | None, error: str | None) -> str:
+    """What a recorded result is known by."""
+    return hashlib.sha256(json.dumps([key, document, error]).encode()).hexdigest()
 
 
 def _json(data: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwprofiles import weakest
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, UnknownFieldError
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.result import StudyResult, Summary
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, checked_metric, metric_words
@@ -283,11 +283,15 @@ class Study:
                 finally:
                     pool.close(wait=finished)
             rows = {row.key: row for row in kept.rows()}
-            others = kept.others()
+            others, damaged = kept.others(), kept.damaged
         found = [(point, rows[point.key]) for point in self.points]
         results = tuple(PointResult(p.name, p.set, r.status, r.document, r.error, r.runs) for p, r in found)
-        notes = f"{others:,} points of other scenarios, seeds or versions in the store were left alone"
-        document = self._document(results, None if store is None else str(store), [notes] if others else [], metric)
+        counted = {
+            f"{others:,} points of other scenarios, seeds or versions in the store were left alone": others,
+            f"{damaged:,} results in the store were not as they had been recorded, and were run again": damaged,
+        }
+        notes = [note for note, count in counted.items() if count]
+        document = self._document(results, None if store is None else str(store), notes, metric)
         words = ["forerun", "sweep", "study.yaml", "--store", "again.sweep", "--seed", str(self.seed)]
         words += ["--replications", str(self.replications), "--metric", metric]
         return SweepResult(document, results, shlex.join(words))
@@ -345,9 +349,9 @@ def _points(
         marks = [(path, repr(value)) for path, value in setting.items()]
         try:
             scenario = source.with_settings(setting)
+        except UnknownFieldError:
+            raise
         except ForerunError as error:
-            if "unknown field" in str(error):
-                raise
             text = str(error).removeprefix(f"{source.place}: ")
             refused |= {mark: text for mark in marks if mark not in refused}
             found.append(refused_point(name, setting, source.scenario, seed, replications, text))

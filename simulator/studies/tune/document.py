@@ -20,6 +20,8 @@ from simulator.studies.tune.tuning import BreakEven, GridCell, Load, Tuning, axi
 from simulator.tables import Cell, Table, Tone, Value
 
 ENGINES = ("vllm", "sglang")
+WIDE = 4
+"""Times its first batch from which a range is too wide to be judged at one batch in silence."""
 PLACEHOLDER = "DRAFT_MODEL"
 """Stands where a drafter's checkpoint goes that the scenario does not name."""
 NEEDS_CHECKPOINT = ("draft-model", "medusa", "eagle", "eagle2", "eagle3", "parallel-draft")
@@ -308,6 +310,11 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
         notes.append(SGLANG_REMARK)
     if "DRAFT_MODEL" in (emitted or ""):
         notes.append(PLACEHOLDER_REMARK)
+    wide = dict.fromkeys(cell.batch for cell in tuning.mean if cell.batch[1] > WIDE * cell.batch[0])
+    if wide:
+        at = {cell.batch: cell.at_batch for cell in tuning.mean}
+        told = ", ".join(f"{low:,} to {high:,} at {at[low, high]:,}" for low, high in wide)
+        notes.append(f"wide ranges of batches are judged at one of them alone ({told}); give more, such as 1..256")
     if not all(cell.fits for cell in tuning.cells):
         notes.append(
             f"cells marked with * need more KV cache than there is ({tuning.kv_tokens:,} tokens): not all of so many "

@@ -144,7 +144,7 @@ def test_interrupt_keeps_the_finished_runs(forerun, scenario_file, tmp_path, mon
     assert outcome.code == 130
     document = strict((tmp_path / "out" / "summary.json").read_text())
     assert document["replications"] == 2
-    assert "interrupted after 2 of 5 runs" in document["notes"]
+    assert "2 of 5 runs finished: interrupted" in document["notes"]
 
 
 def test_replications_do_not_depend_on_the_number_of_processes(forerun, scenario_file):
@@ -265,8 +265,10 @@ def test_a_fault_of_ours_is_not_dressed_up_as_bad_input(forerun, scenario_file, 
         raise ValueError("a bug")
 
     monkeypatch.setattr("simulator.run.simulate", broken)
-    with pytest.raises(ValueError, match="a bug"):
-        forerun("run", scenario_file)
+    outcome = forerun("run", scenario_file)
+    assert outcome.code == 3, "1 would be a verdict, 2 bad input"
+    assert "ValueError: a bug" in outcome.err
+    assert "a fault of Forerun" in outcome.err
 
 
 def test_report_of_a_run_folder(forerun, scenario_file, tmp_path):
@@ -280,10 +282,10 @@ def test_report_of_a_run_folder(forerun, scenario_file, tmp_path):
 def test_replicate_returns_the_first_result(scenario_file):
     from simulator.scenario import load_scenario
 
-    first, document, interrupted, _ = runs.replicate(load_scenario(scenario_file), seed=9, replications=2)
+    first, document, ended = runs.replicate(load_scenario(scenario_file), seed=9, replications=2)
     assert first.seed == 9
     assert document["seed"] == 9
-    assert not interrupted
+    assert ended is None
 
 
 @pytest.mark.parametrize(
@@ -301,3 +303,45 @@ def test_an_empty_path_is_not_the_folder_one_stands_in(forerun, scenario_file, t
     assert outcome.code == 2
     assert words in outcome.error_line
     assert sorted(tmp_path.iterdir()) == before
+
+
+def killed(scenario, seed, full_step_rows):
+    """What a worker does for a run: seed 1 ends its process, as a lack of memory would."""
+    import os
+    import signal
+
+    if seed == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real_document_of(scenario, seed, full_step_rows)
+
+
+real_document_of = runs.document_of
+
+
+def test_a_dead_worker_costs_its_own_run_alone(forerun, scenario_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "document_of", killed)
+    outcome = forerun("run", scenario_file, "--replications", 4, "--jobs", 2, "--json", tmp_path / "o.json")
+    assert outcome.code == 2
+    assert "a worker process died over this run" in outcome.error_line
+    document = json.loads((tmp_path / "o.json").read_text())
+    assert document["replications"] == 3
+    assert any("3 of 4 runs finished" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize("shell", ["PYTHONIOENCODING=ascii {}", "{} >&-", "{} >&- 2>&-"])
+def test_any_stdout_will_do(scenario_file, tmp_path, project_root, shell):
+    out = tmp_path / "o"
+    command = f"{sys.executable} -m simulator run {scenario_file} --replications 2 --jobs 1 --out {out} --no-progress"
+    done = subprocess.run(shell.format(command), shell=True, cwd=project_root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert (out / "report.html").exists()
+
+
+def test_a_folder_whose_name_is_no_utf_8(scenario_file, tmp_path, project_root):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    words = [sys.executable, "-m", "simulator", "run", str(scenario_file), "--no-progress", "--out", folder]
+    done = subprocess.run(words, cwd=project_root, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"caf\\udce9" in done.stdout or b"caf\xe9" in done.stdout
+    assert os.path.exists(folder + b"/summary.json")

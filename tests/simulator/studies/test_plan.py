@@ -1,6 +1,7 @@
 """Capacity plans: the winner is that of exhaustive simulation, the highest rate that of a fine sweep."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cli.app import main
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, LawBrokenError
 from simulator.scenario import Scenario, load_scenario
-from simulator.studies.plan.document import plan_document
+from simulator.studies.plan.document import plan, plan_document
 from simulator.studies.plan.layouts import layouts, search_axes
 from simulator.studies.plan.objectives import objective_of
-from simulator.studies.plan.search import PlanOptions, hopeless, make_plan, overload
+from simulator.studies.plan.search import Candidate, CheapestFirst, Plan, PlanOptions, hopeless, make_plan, overload
 from simulator.studies.plan.trials import find_highest_rate, highest_rate, judge, load_of, trial
 from simulator.studies.study_file import StudyFile, parse_vary
 
@@ -239,3 +240,35 @@ def test_scenarios_own_speculation_is_tried_on_and_off():
     )
     axes = search_axes(StudyFile("here", scenario, {}, ()))
     assert axes["speculation.method"] == ("ngram", "none")
+
+
+def test_a_fault_of_one_layout_is_a_row_and_not_the_end(chat, monkeypatch):
+    """The runs of two-chip layouts break an invariant; the plan goes on and says so."""
+    from simulator.studies.plan import search
+
+    honest = search._judge
+
+    def faulty(scenario, *rest):
+        if scenario.hardware.tensor_parallel == 2:
+            raise LawBrokenError("a step ends before it starts", "{}", 0)
+        return honest(scenario, *rest)
+
+    monkeypatch.setattr(search, "_judge", faulty)
+    found = plan(study(chat, *VARY), rate=12.0, slo=SLO, replications=1, requests=100, headroom=False, jobs=1)
+    rows = {row["status"]: row for row in found.document["candidates"]}
+    assert found.best is not None
+    assert "a step ends before it starts" in rows["not told"]["reason"]
+    assert rows["not told"]["meets_slo"] is None
+    assert "Not told, by a fault of Forerun" in [table.title for table in found.tables()]
+
+
+def test_at_equal_cost_the_layout_that_reaches_further_wins(chat):
+    """Two layouts cost the same; the one nearer to its SLO at the rate asked for holds the higher rate."""
+    objective, options = objective_of({}, SLO), quick(mode="rate", rate=12.0)
+    ranked = Plan(study(chat), objective, options, 12.0, True)
+    layout = layouts(study(chat, "hardware.tensor_parallel=1", "engine.max_num_batched_tokens=512"), {})[0]
+    relaxed = Candidate(layout, 2, "meets", max_rate=19.0, verdict=SimpleNamespace(strain=0.4))
+    reaching = Candidate(layout, 2, "meets", max_rate=21.0, verdict=SimpleNamespace(strain=0.6))
+    search = CheapestFirst.__new__(CheapestFirst)
+    search._plan = ranked
+    assert sorted([relaxed, reaching], key=search._rank) == [reaching, relaxed]

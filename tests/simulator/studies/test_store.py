@@ -5,6 +5,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from tiny_scenario import tiny_data
@@ -143,3 +144,42 @@ def test_a_full_disk_is_one_line_and_what_was_recorded_stays(tmp_path):
         assert str(path) in line
     with SweepStore(path, own) as store:
         assert store.counts()["done"] == 1
+
+
+def test_a_result_that_was_changed_is_run_again(tmp_path):
+    own = points(3)
+    with SweepStore(tmp_path / "s", own) as store:
+        store.record([(key, DOCUMENT, None) for key in store.claim(3)])
+        assert store.counts()["done"] == 3
+    base = sqlite3.connect(tmp_path / "s")
+    forged = '{"summary":{"completed":99},"basis":"calibrated"}'
+    base.execute("UPDATE points SET document = ? WHERE key = ?", (forged, own[1].key))
+    base.execute("UPDATE points SET document = '{\"summ' WHERE key = ?", (own[2].key,))
+    base.commit()
+    base.close()
+    with SweepStore(tmp_path / "s", own) as store:
+        assert store.damaged == 2
+        assert sorted(store.claim(3)) == sorted([own[1].key, own[2].key])
+
+
+def test_work_per_point_does_not_grow_with_the_number_of_points(tmp_path):
+    """Claiming and recording a point takes so many steps of SQLite's machine, however many points are done."""
+
+    def steps_per_point(count):
+        own = [replace(made, key=f"{n:06}") for n in range(count)]
+        ticks = 0
+
+        def tick():
+            nonlocal ticks
+            ticks += 1
+            return 0
+
+        with SweepStore(None, own) as store:
+            store._base.set_progress_handler(tick, 10)
+            while keys := store.claim(2):
+                store.record([(key, DOCUMENT, None) for key in keys])
+            assert store.counts()["done"] == count
+        return ticks / count
+
+    made = points(1)[0]
+    assert steps_per_point(2000) < 1.5 * steps_per_point(200)

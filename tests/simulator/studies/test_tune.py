@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simulator
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation import Batch
@@ -183,3 +184,11 @@ def test_equal_neighbours_are_one_range(tuned):
     table = batch_table(tuned.mean)
     assert all(before[2] != after[2] for before, after in pairwise(table))
     assert table[-1][1] == BATCHES[-1]
+
+
+def test_a_wide_range_of_batches_is_told(tmp_path):
+    found = simulator.tune(scenario(), batch=[1, 32, 256], context=[512], tokens=[1, 3])
+    (note,) = (note for note in found.document["notes"] if "wide ranges of batches" in note)
+    assert "6 to 90 at 32" in note
+    close = simulator.tune(scenario(), batch=["1..256"], context=[512], tokens=[1, 3])
+    assert not any("wide ranges of batches" in note for note in close.document["notes"])
