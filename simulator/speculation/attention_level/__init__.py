@@ -4,7 +4,10 @@ from simulator.speculation.attention_level.config import AttentionSpeculationCon
 from simulator.speculation.attention_level.consistency import (
     Case,
     Comparison,
+    ConsistencySet,
     compare_layouts,
+    consistency_set,
+    consistency_sets,
     crossover_context,
     crossover_range,
     one_at_a_time,
@@ -23,13 +26,7 @@ from simulator.speculation.attention_level.layer import (
     miss_seconds,
     pass_seconds,
 )
-from simulator.speculation.attention_level.parameters import (
-    ConsistencySet,
-    Parameter,
-    consistency_set,
-    consistency_sets,
-    mechanism_costs,
-)
+from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
 
 __all__ = [
     "READINGS",

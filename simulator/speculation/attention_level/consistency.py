@@ -1,17 +1,174 @@
-"""TP 8 against TP 4 x SP 2, layer by layer, from one documented parameter set: speedup, range, crossover."""
+"""A published result beside what the engine gives with the kernels of its time: speedup, range, crossover.
+
+TP 8 against TP 4 x SP 2, batch 1. Every time is the engine's own price for the layers of the set's chip; what is not
+known about them has a range, and named alternatives change one of them at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwprofiles import KernelLibrary, load_chip, load_link
+from simulator.errors import ForerunError, did_you_mean
+from simulator.llm import load_architecture
+from simulator.speculation.attention_level.config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.layer import LayerTimes, Reading, expected_pass_seconds, layer_seconds
-from simulator.speculation.attention_level.parameters import ConsistencySet, Parameter
+from simulator.speculation.attention_level.overlap import SpeculativeAttention
+from simulator.speculation.attention_level.parameters import (
+    MECHANISM,
+    Parameter,
+    mechanism_costs,
+    parameter_file,
+    source_words,
+)
+from simulator.timing import Deployment, ModelTimer, StepTimer, StepWork, load_framework, resolve_weight_dtypes
 
 FloatArray = NDArray[np.float64]
+MOST_TOKENS = 16
+"""Tokens of a step that the set's timers price; decode steps of one sequence are all that is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencySet:
+    """A published result, the engine's times for it, and what else is plausible."""
+
+    name: str
+    description: str
+    label: str
+    model: str
+    chip: str
+    num_layers: int
+    kernels_per_layer: int
+    window_tokens: int
+    parameters: Mapping[str, Parameter]
+    """Values from the engine, each with its range."""
+    published: Mapping[str, Any]
+    cases: tuple[tuple[str, Mapping[str, float]], ...]
+    """Named alternatives: the parameters that differ from the set's values."""
+    attention_s: Callable[[int, Any, Mapping[str, float]], Any]
+    """Exact decode attention of one layer by (chips of a group, context, values)."""
+
+    def values(self, changes: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The set's values, some of them changed.
+
+        Raises:
+            ForerunError: a parameter that the set does not have.
+        """
+        known = {name: parameter.value for name, parameter in self.parameters.items()}
+        for name in changes or {}:
+            if name not in known:
+                raise ForerunError(
+                    f"{self.name}: no parameter '{name}'{did_you_mean(name, known)} ({', '.join(known)})"
+                )
+        return {**known, **(changes or {})}
+
+
+def consistency_sets() -> tuple[str, ...]:
+    """Names of the published results."""
+    return tuple(parameter_file()["consistency"])
+
+
+@cache
+def consistency_set(name: str) -> ConsistencySet:
+    """A published result by name, priced by the engine.
+
+    Raises:
+        ForerunError: no such set.
+    """
+    sets = parameter_file()["consistency"]
+    if name not in sets:
+        raise ForerunError(f"no parameter set '{name}'{did_you_mean(name, sets)} (one of {', '.join(sets)})")
+    entry = dict(sets[name])
+    ranges, dtype = entry.pop("ranges"), entry.pop("dtype")
+    alone, group = (_timer(entry["chip"], entry["model"], dtype, chips) for chips in (8, 4))
+    mechanism = mechanism_costs(group.deployment.chip.kind)
+    shape = group.deployment.attention_shape(group.deployment.architecture.layer_groups[0].layer.attention)
+    context, layers = entry["published"]["context_tokens"], group.deployment.architecture.num_layers
+    serial, both = _layer(alone, context), _layer(group, context)
+    head_bytes = context * shape.kv_bytes_per_token / shape.num_kv_heads
+    of_engine = {
+        "serial_other_s": float(serial.other_s),
+        "group_other_s": float(both.other_s),
+        "serial_rest_s": _rest(alone, context, layers),
+        "group_rest_s": _rest(group, context, layers),
+        "pre_share": float(both.pre_s / both.other_s),
+        "serial_head_bytes_per_s": head_bytes / float(serial.exact_s),
+        "group_head_bytes_per_s": head_bytes / float(both.exact_s),
+        "window_s": float(both.window_s),
+    }
+    parameters = {key: mechanism[key] for key in MECHANISM}
+    for key, value in of_engine.items():
+        fields = ranges[key]
+        low, high = min(fields.get("low", value), value), max(fields.get("high", value), value)
+        parameters[key] = Parameter(key, value, low, high, fields["what"], source_words(fields["source"]))
+    dram, dram_fields = group.deployment.chip.memory.bandwidth_bytes_per_s, ranges["dram_bytes_per_s"]
+    parameters["dram_bytes_per_s"] = Parameter(
+        "dram_bytes_per_s",
+        what=dram_fields["what"],
+        value=dram_fields["value"],
+        low=dram_fields["low"],
+        high=min(dram, dram_fields["high"]),
+        source=source_words(dram_fields["source"]),
+    )
+
+    def attention_s(chips: int, context_tokens: Any, values: Mapping[str, float]) -> Any:
+        timer = alone if chips == 8 else group
+        field = "serial_head_bytes_per_s" if chips == 8 else "group_head_bytes_per_s"
+        exact = _decode(timer, context_tokens) * of_engine[field] / values[field]
+        heads = timer.deployment.attention_shape(timer.deployment.architecture.layer_groups[0].layer.attention)
+        return np.maximum(exact, context_tokens * heads.kv_bytes_per_token / values["dram_bytes_per_s"])
+
+    cases = tuple((case["name"], case["set"]) for case in entry.pop("cases"))
+    return ConsistencySet(
+        name=name,
+        parameters=parameters,
+        cases=cases,
+        num_layers=layers,
+        kernels_per_layer=group.deployment.framework.kernels_per_layer,
+        window_tokens=AttentionSpeculationConfig(hit_rate=1.0).window_tokens,
+        attention_s=attention_s,
+        **entry,
+    )
+
+
+def _timer(chip_name: str, model: str, dtype: str, chips: int) -> StepTimer:
+    chip, architecture = load_chip(chip_name), load_architecture(model)
+    assert chip.links.scale_up is not None
+    deployment = Deployment(
+        architecture=architecture,
+        chip=chip,
+        kernels=KernelLibrary(chip),
+        link=load_link(chip.links.scale_up),
+        framework=load_framework("vllm").on(chip),
+        tensor_parallel=chips,
+        weight_dtypes=resolve_weight_dtypes(architecture, dtype),
+        kv_dtype=dtype,
+    )
+    return StepTimer(deployment, MOST_TOKENS)
+
+
+def _layer(timer: StepTimer, context_tokens: int) -> LayerTimes:
+    """A layer of one group with the mechanism's default costs."""
+    attention = SpeculativeAttention(AttentionSpeculationConfig(hit_rate=1.0), timer)
+    return attention.layer_times(attention.full_attention[0], 1, 1, context_tokens)
+
+
+def _decode(timer: StepTimer, context_tokens: Any) -> Any:
+    deployment = timer.deployment
+    shape = deployment.attention_shape(deployment.architecture.layer_groups[0].layer.attention)
+    return deployment.kernels.attention_decode(shape, seqs=1, q_len=1, kv_tokens=context_tokens).seconds
+
+
+def _rest(timer: StepTimer, context_tokens: int, layers: int) -> float:
+    """Seconds of a decode step outside its layers: embedding, LM head, sampling, host."""
+    work: StepWork[Any] = StepWork(0, 0, (0,), (0,), 0, (0,), 1, 1, (context_tokens,))
+    return float(ModelTimer(timer).seconds(work)) - layers * float(_layer(timer, context_tokens).serial_s)
 
 
 class Comparison(NamedTuple):
@@ -22,6 +179,7 @@ class Comparison(NamedTuple):
     speculative_s: Any
     """A layer with speculation on two groups of half the chips, mean over a pass."""
     speedup: Any
+    """Of a whole decode step, as the engine prices it."""
     overhead_reduction: Any
     """What attention adds to a layer, without speculation over with it."""
 
@@ -34,31 +192,10 @@ class Case(NamedTuple):
     overhead_reduction: float
 
 
-def attention_seconds(
-    context_tokens: Any, kv_heads: int, head_bytes_per_s: float, values: Mapping[str, float], head_dim: int
-) -> Any:
-    """Seconds of decode attention of one sequence in one layer: limited per KV head, and by the chip's DRAM.
-
-    ``max(bytes of all heads / DRAM bandwidth, bytes of a head / bandwidth of the cores that may read it)``: a flash
-    decode kernel gives each KV head a limited number of cores, so spreading heads over more chips buys nothing.
-
-    Args:
-        context_tokens: keys, a number or an array.
-        kv_heads: on one chip.
-        head_bytes_per_s: bandwidth for one head.
-        values: ``dram_bytes_per_s`` and ``kv_bytes_per_value``.
-        head_dim: of a key and of a value.
-    """
-    head_bytes = context_tokens * 2.0 * head_dim * values["kv_bytes_per_value"]
-    return np.maximum(kv_heads * head_bytes / values["dram_bytes_per_s"], head_bytes / head_bytes_per_s)
-
-
 def group_layer(parameters: ConsistencySet, context_tokens: Any, values: Mapping[str, float]) -> LayerTimes:
     """Times of a layer on one of the two groups (four chips)."""
-    exact = attention_seconds(
-        context_tokens, parameters.num_kv_heads // 4, values["group_head_bytes_per_s"], values, parameters.head_dim
-    )
-    skipped = parameters.kernels_per_layer * values["skip_launch_s"]
+    exact = parameters.attention_s(4, context_tokens, values)
+    skipped = min(parameters.kernels_per_layer * values["skip_launch_s"], values["group_other_s"])
     share = values["pre_share"]
     return LayerTimes(
         pre_s=share * values["group_other_s"],
@@ -94,18 +231,16 @@ def compare_layouts(
     Raises:
         ForerunError: a parameter that the set does not have, or a value that no layer can have.
     """
-    values = parameters.values(changes)
-    alone = attention_seconds(
-        context_tokens, parameters.num_kv_heads // 8, values["serial_head_bytes_per_s"], values, parameters.head_dim
-    )
+    values, layers = parameters.values(changes), parameters.num_layers
+    alone = parameters.attention_s(8, context_tokens, values)
     serial = values["serial_other_s"] + alone
     times = group_layer(parameters, context_tokens, values)
     if whole_pass:
-        layers = parameters.num_layers
         speculative = expected_pass_seconds(times, [hit_rate] * layers, reading) / layers
     else:
         speculative = layer_seconds(times, hit_rate, reading)
-    return Comparison(serial, speculative, serial / speculative, alone / (speculative - values["group_other_s"]))
+    speedup = (layers * serial + values["serial_rest_s"]) / (layers * speculative + values["group_rest_s"])
+    return Comparison(serial, speculative, speedup, alone / (speculative - values["group_other_s"]))
 
 
 def sensitivity(

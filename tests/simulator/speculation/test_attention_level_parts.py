@@ -21,8 +21,8 @@ from simulator.speculation.attention_level import (
 )
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.consistency import (
-    attention_seconds,
     compare_layouts,
+    consistency_set,
     crossover_context,
     crossover_range,
     group_layer,
@@ -32,7 +32,7 @@ from simulator.speculation.attention_level.consistency import (
 )
 from simulator.speculation.attention_level.numeric import SyntheticAttention, hit_rate_study, window_mask
 from simulator.speculation.attention_level.overlap import SpeculativeAttention, rotated_width
-from simulator.speculation.attention_level.parameters import Parameter, consistency_set
+from simulator.speculation.attention_level.parameters import Parameter
 from simulator.timing import StepTimer
 
 SET = consistency_set("n150-llama-3.1-8b")
@@ -199,11 +199,14 @@ class TestLimitsOfALayer:
 
 class TestTheDocumentedSet:
     def test_attention_is_bound_per_head_or_by_the_chip(self):
-        """Two bytes-per-value halves: keys and values of 128, at one byte: 256 bytes per key and head."""
-        values = {"dram_bytes_per_s": 100.0, "kv_bytes_per_value": 1.0}
-        assert attention_seconds(10, 1, 50.0, values, 128) == 2560 / 50
-        assert attention_seconds(10, 4, 50.0, values, 128) == 4 * 2560 / 100
-        assert attention_seconds(10, 2, 50.0, values, 128) == 2560 / 50
+        """Half the bandwidth of a head doubles attention; without that limit DRAM is the next."""
+        values = SET.values()
+        exact = SET.attention_s(4, 65536, values)
+        slower = SET.values({"group_head_bytes_per_s": values["group_head_bytes_per_s"] / 2})
+        assert SET.attention_s(4, 65536, slower) == pytest.approx(2 * exact)
+        free = SET.values({"group_head_bytes_per_s": 1e15})
+        kv_bytes = 65536 * 2 * 2 * 128 * 1.0625
+        assert SET.attention_s(4, 65536, free) == pytest.approx(kv_bytes / values["dram_bytes_per_s"])
 
     def test_the_parts_of_a_group(self):
         values = SET.values()
@@ -214,17 +217,16 @@ class TestTheDocumentedSet:
         assert (times.skip_pre_s, times.skip_post_s) == pytest.approx(
             (values["pre_share"] * skipped, (1 - values["pre_share"]) * skipped)
         )
-        assert times.exact_s == attention_seconds(
-            32768, SET.num_kv_heads // 4, values["group_head_bytes_per_s"], values, SET.head_dim
-        )
+        assert times.exact_s == SET.attention_s(4, 32768, values)
         assert group_layer(SET, 1, values).window_s == group_layer(SET, 1, values).exact_s
 
     def test_speedup_and_overhead_are_ratios_of_the_same_times(self):
         found = compare_layouts(SET, 65536, 0.8, whole_pass=False)
         values = SET.values()
-        alone = attention_seconds(65536, SET.num_kv_heads // 8, values["serial_head_bytes_per_s"], values, SET.head_dim)
+        alone, layers = SET.attention_s(8, 65536, values), SET.num_layers
         assert found.serial_s == pytest.approx(values["serial_other_s"] + alone)
-        assert found.speedup == pytest.approx(found.serial_s / found.speculative_s)
+        serial, both = layers * found.serial_s + values["serial_rest_s"], layers * found.speculative_s
+        assert found.speedup == pytest.approx(serial / (both + values["group_rest_s"]))
         assert found.overhead_reduction == pytest.approx(alone / (found.speculative_s - values["group_other_s"]))
 
     @pytest.mark.parametrize("reading", READINGS)
@@ -248,7 +250,9 @@ class TestTheDocumentedSet:
             assert crossover_context(SET, hit_rate, most_tokens=int(found * 0.9)) is None
 
     def test_the_first_context_may_already_gain(self):
-        free = {"group_other_s": SET.values()["serial_other_s"], "sync_s": 0.0, "verify_s": 0.0, "send_s": 0.0}
+        own = SET.values()
+        free = {"group_other_s": own["serial_other_s"], "group_rest_s": own["serial_rest_s"]}
+        free |= {"sync_s": 0.0, "verify_s": 0.0, "send_s": 0.0}
         found = crossover_context(SET, 1.0, changes={**free, "skip_launch_s": 0.0})
         assert found is not None
         assert found <= 2.0
