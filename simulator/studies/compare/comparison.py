@@ -14,6 +14,7 @@ from simulator.metrics.document import SINGLE_RUN_NOTE
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
+from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
     Crossing,
     LoadCurve,
@@ -57,6 +58,8 @@ SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
 AUTOMATIC = "auto"
 NONE = "none"
+SAMPLING, ASSUMED = "sampling", "assumed costs and sampling"
+"""What the interval of a ratio covers."""
 TORNADO_ROWS = 8
 """Assumed parameters that a terminal shows."""
 
@@ -150,6 +153,7 @@ def compare(
         if all(row[metric] is None for row in measured[variants[0].name]):
             raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
         ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
+        ratios |= _model_ranges(variants, seeds[0], pool, measured, ratios)
         answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
         side = seeds[:SIDE_RUNS]
         curves = load_curves(variants, path, values, metric, side, pool) if path else []
@@ -252,6 +256,39 @@ def _ratios(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
     }
 
 
+def _model_ranges(
+    variants: Sequence[Variant],
+    seed: int,
+    pool: RunPool,
+    measured: Mapping[str, Sequence[dict[str, Any]]],
+    ratios: Mapping[str, dict[str, Ratio | None]],
+) -> dict[str, dict[str, Ratio | None]]:
+    """Ratios of variants under attention-level speculation, their intervals widened to the range of its assumed costs.
+
+    Such runs are often deterministic: the interval of sampling alone would have no width and mean nothing.
+    """
+    speculating = [variant for variant in variants[1:] if variant.scenario.attention_speculation is not None]
+    ends = {
+        variant.name: [with_seeds(at_range_end(variant.scenario, end), [seed])[0] for end in ("low", "high")]
+        for variant in speculating
+    }
+    pool.documents_if_any([run for runs in ends.values() for run in runs])
+    found = {}
+    base = measured[variants[0].name][:1]
+    for name, runs in ends.items():
+        others = [_ratios(base, [metric_values(pool.document(run, name))]) for run in runs]
+        found[name] = {metric: _widened(ratio, [o[metric] for o in others]) for metric, ratio in ratios[name].items()}
+    return found
+
+
+def _widened(ratio: Ratio | None, ends: Sequence[Ratio | None]) -> Ratio | None:
+    if ratio is None:
+        return None
+    known = [end for end in (ratio.low, ratio.high, *(one.ratio for one in ends if one is not None)) if end is not None]
+    low, high = min([ratio.ratio, *known]), max([ratio.ratio, *known])
+    return Ratio(ratio.ratio, low, high) if high > low * (1 + 1e-9) else Ratio(ratio.ratio, None, None)
+
+
 def _crossover_plan(variants: Sequence[Variant], asked: str) -> tuple[str | None, list[float], str | None]:
     """Path and values of the load grid, and a remark where there is none."""
     if asked == NONE:
@@ -277,12 +314,15 @@ def _crossover_plan(variants: Sequence[Variant], asked: str) -> tuple[str | None
 
 
 def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, Ratio | None]) -> dict[str, Any]:
+    attention = variant.scenario.attention_speculation
     return {
         "name": variant.name,
         "set": dict(variant.set),
         "summary": run["summary"],
         "intervals": run["intervals"],
         "speedup": {name: None if ratio is None else ratio._asdict() for name, ratio in ratios.items()},
+        "interval_of": SAMPLING if attention is None else ASSUMED,
+        "ideal": attention is not None and attention.reading == "pipelined",
         "slo": run["slo"],
         "bottleneck": run["bottleneck"],
         "basis": run["basis"],
@@ -361,13 +401,15 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
 def compare_sentence(document: dict[str, Any]) -> str:
     """The verdict on the baseline, the crossover, and whether an assumption could turn it over."""
     metric, base = document["metric"], document["baseline"]
-    rows = [(v["name"], v["speedup"][metric]) for v in document["variants"][1:] if v["speedup"][metric] is not None]
-    if not rows:
+    measuring = [v for v in document["variants"][1:] if v["speedup"][metric] is not None]
+    if not measuring:
         return f"No variant measures {metric_words(metric)}, so none can be compared with {base}."
-    best, speedup = max(rows, key=lambda row: row[1]["ratio"])
+    rows = [v for v in measuring if not v["ideal"]] or measuring  # a bound that nothing can reach wins no comparison
+    winner = max(rows, key=lambda variant: variant["speedup"][metric]["ratio"])
+    best, speedup = winner["name"], winner["speedup"][metric]
     verdict = _verdict(speedup)
     where = f" in {metric_words(metric)}"
-    interval = _interval(speedup)
+    interval = _interval(speedup, winner["interval_of"])
     if verdict > 0:
         text = f"{best} improves {metric_words(metric)} {times(speedup['ratio'])} over {base}{interval}"
     elif verdict < 0:
@@ -422,10 +464,11 @@ def _verdict(speedup: dict[str, Any]) -> int:
     return 1 if low > 1.0 else -1 if high < 1.0 else 0
 
 
-def _interval(speedup: dict[str, Any]) -> str:
+def _interval(speedup: dict[str, Any], what: str) -> str:
     if speedup["low"] is None:
         return ""
-    return f" (95 % interval {times(speedup['low'])} to {times(speedup['high'])})"
+    words = "95 % interval" if what == SAMPLING else "over the range of assumed costs"
+    return f" ({words} {times(speedup['low'])} to {times(speedup['high'])})"
 
 
 SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
