@@ -8,13 +8,13 @@ from hwprofiles.dtypes import DTYPES as DTYPES
 from hwprofiles.dtypes import dtype_bytes as dtype_bytes
 from hwprofiles.dtypes import math_dtype as math_dtype
 from hwprofiles.errors import ProfileError as ProfileError
+from hwprofiles.formulas import AttentionShape as AttentionShape
+from hwprofiles.formulas import CollectiveTime as CollectiveTime
+from hwprofiles.formulas import KernelTime as KernelTime
 from hwprofiles.library import KernelLibrary as KernelLibrary
 from hwprofiles.operations import operation_columns as operation_columns
 from hwprofiles.operations import operation_names as operation_names
 from hwprofiles.operations import predict as predict
 from hwprofiles.records import Source as Source
-from hwprofiles.results import AttentionShape as AttentionShape
-from hwprofiles.results import CollectiveTime as CollectiveTime
-from hwprofiles.results import KernelTime as KernelTime
 from hwprofiles.schema import Chip as Chip
 from hwprofiles.schema import Link as Link

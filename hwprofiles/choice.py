@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from hwprofiles.catalogue import load_chip, load_defaults
 from hwprofiles.dtypes import dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.numeric import Num
+from hwprofiles.formulas import Num
 from hwprofiles.parameters import FAMILIES, FamilyParameters, GemmParameters
 from hwprofiles.schema import Chip
 

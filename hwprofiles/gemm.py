@@ -2,9 +2,8 @@
 
 from functools import lru_cache
 
-from hwprofiles.numeric import SCALAR, Functions, Num, smooth_maximum
+from hwprofiles.formulas import SCALAR, Functions, KernelTime, Limits, Num, smooth_maximum
 from hwprofiles.parameters import GemmParameters
-from hwprofiles.results import KernelTime, Limits
 
 Tiles = tuple[tuple[int, int], ...]
 

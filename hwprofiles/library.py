@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from hwprofiles.attention import alone_key_time, alone_sequences, decode_time, prefill_time
+from hwprofiles.attention import alone_key_time, alone_sequences, decode_time, one_pass_time, prefill_time
 from hwprofiles.catalogue import load_chip, load_link
 from hwprofiles.choice import (
     BASES,
@@ -16,15 +16,24 @@ from hwprofiles.choice import (
     find_parameters,
     inside_ranges,
 )
-from hwprofiles.collectives import collective_time
 from hwprofiles.dtypes import VARIANT, dtype_bytes
-from hwprofiles.elementwise import elementwise_time
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.evaluate import PLAIN, all_plain, evaluate
+from hwprofiles.formulas import (
+    ARRAY,
+    PLAIN,
+    SCALAR,
+    AttentionShape,
+    CollectiveTime,
+    Functions,
+    KernelTime,
+    Limits,
+    Num,
+    all_plain,
+    evaluate,
+)
 from hwprofiles.gemm import gemm_time, with_static_scales
-from hwprofiles.mixed import one_pass_time
-from hwprofiles.moe import moe_time
-from hwprofiles.numeric import ARRAY, SCALAR, Functions, Num
+from hwprofiles.moe import moe_time, read_routing, slowest_rank_factor
+from hwprofiles.movement import collective_time, elementwise_time
 from hwprofiles.parameters import (
     CollectiveParameters,
     DecodeParameters,
@@ -34,8 +43,6 @@ from hwprofiles.parameters import (
     MoeParameters,
     PrefillParameters,
 )
-from hwprofiles.results import AttentionShape, CollectiveTime, KernelTime, Limits
-from hwprofiles.routing import read_routing, slowest_rank_factor
 from hwprofiles.schema import Chip, Link
 
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -1,9 +1,190 @@
-"""Routed experts: two grouped matrix products over the experts that the tokens of this step touch."""
+"""Routed experts: how a router spreads tokens over them, and the two grouped matrix products over those they touch."""
 
-from hwprofiles.numeric import Functions, Num, smooth_maximum
+from typing import NamedTuple
+
+from hwprofiles.errors import ProfileError
+from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
 from hwprofiles.parameters import MoeParameters
-from hwprofiles.results import KernelTime, Limits
-from hwprofiles.routing import ExpertLoads, Routing, expert_loads
+
+POWER_LAW_POINTS = 16
+"""Quantiles at which a power law is evaluated."""
+ZIPF_POINTS = 32
+"""Quantiles of the experts' popularity at which Zipf's law is evaluated."""
+ZIPF_ROUNDS = 40
+"""Rounds of a fixed point that brings the picks of a token to k; 20 suffice to 1e-6."""
+NORMAL_POINTS = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
+"""Midpoints of eight equally likely parts of a standard normal distribution."""
+LARGEST_SHARE = 0.8
+"""Most of the tokens that one expert is given under a power law (aiconfigurator's ``power_law_logits_v3``)."""
+
+
+class Routing(NamedTuple):
+    """A named way to spread tokens over experts."""
+
+    kind: str
+    """``balanced``: every expert the same number of tokens. ``uniform``: every token picks at random, all experts
+    alike. ``power-law``: expert loads drawn from a truncated power law, as NVIDIA's aiconfigurator draws them.
+    ``zipf``: every token picks at random, and the odds of the r-th most popular expert are ``r ** -alpha``."""
+    alpha: float = 0.0
+    """Exponent of the power law or of Zipf's."""
+
+
+def read_routing(name: str) -> Routing:
+    """Return the routing of a name: ``balanced``, ``uniform``, ``power-law-ALPHA`` (also ``power_law_ALPHA``) or
+    ``zipf-ALPHA``.
+
+    Raises:
+        ProfileError: no such routing, or an exponent outside (0, 3).
+    """
+    text = name.replace("_", "-")
+    if text in ("balanced", "uniform"):
+        return Routing(text)
+    for kind in ("power-law", "zipf"):
+        if text.startswith(f"{kind}-"):
+            try:
+                alpha = float(text.removeprefix(f"{kind}-"))
+            except ValueError:
+                alpha = -1.0
+            if 0.0 < alpha < 3.0:
+                return Routing(kind, alpha + 1e-4 if kind == "power-law" and alpha in (1.0, 2.0) else alpha)
+    raise ProfileError(
+        f"no routing '{name}' (balanced, uniform, or power-law-ALPHA or zipf-ALPHA with 0 < ALPHA < 3, such as "
+        f"power-law-1.2)"
+    )
+
+
+class ExpertLoads(NamedTuple):
+    """What reaches the fullest of the ranks that share the experts of a layer."""
+
+    active: Num
+    """Experts of the rank that have any token."""
+    assignments: Num
+    """Tokens times experts they are sent to, on that rank."""
+    loads: tuple[Num, ...]
+    """Tokens of an active expert, at equally likely quantiles."""
+
+
+def expert_loads(
+    xp: Functions, routing: Routing, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
+) -> ExpertLoads:
+    """Expected loads of the experts on the fullest of ``ranks`` ranks, each with ``num_experts / ranks`` experts.
+
+    Args:
+        xp: scalar or array functions.
+        routing: how tokens spread.
+        tokens: of the whole group, > 0.
+        num_experts: in the layer, over all ranks.
+        experts_per_token: chosen per token.
+        ranks: that share the experts; 1 = one holds all of them.
+
+    Source: power law as NVIDIA's aiconfigurator draws it for its measurements (``power_law_logits_v3``: loads on
+        [1, 0.8 n] scaled to n k and rounded, the fullest rank measured; on [0.01, 2] where n k <= E); random routing is
+        the binomial law, distinct experts ``E (1 - (1 - k/E)^n)``.
+    """
+    held = num_experts / ranks
+    total = tokens * experts_per_token
+    mean = total / num_experts
+    if routing.kind == "balanced":
+        load = xp.maximum(1.0, total / ranks)
+        active = xp.minimum(held, load)
+        return ExpertLoads(active, load, (xp.maximum(1.0, load / active),))
+    if routing.kind == "uniform":
+        share = 1.0 - (1.0 - experts_per_token / num_experts) ** tokens
+        spread = mean * (1.0 - experts_per_token / num_experts)
+        factor = 1.0 + expected_maximum(xp, ranks) * (spread / held) ** 0.5 / mean
+        factor = xp.minimum(factor, xp.minimum(1.0 * ranks, held * tokens / (mean * held)))
+        factor = xp.maximum(1.0, factor)
+        typical = mean / share
+        deviation = xp.maximum(0.0, (spread + mean * mean) / share - typical * typical) ** 0.5
+        loads = [xp.maximum(1.0, typical + z * deviation) for z in NORMAL_POINTS]
+        return _fullest(xp, held, mean, held * share, factor, loads)
+    if routing.kind == "zipf":
+        return _zipf(xp, routing.alpha, tokens, num_experts, experts_per_token, ranks)
+    return _power_law(xp, routing.alpha, tokens, num_experts, total, ranks)
+
+
+def expected_maximum(xp: Functions, count: Num) -> Num:
+    """Expected largest of ``count`` independent standard normal numbers, to 5 % up to 256 (0 for one)."""
+    return 0.58 * xp.log2(xp.maximum(1.0, count)) ** 0.765
+
+
+def _zipf(
+    xp: Functions, alpha: float, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
+) -> ExpertLoads:
+    """Tokens pick experts independently, the expert of rank r with odds ``c r ** -alpha``; c gives k picks a token."""
+    weights = [(num_experts * (i + 0.5) / ZIPF_POINTS + 0.5) ** -alpha for i in range(ZIPF_POINTS)]
+    wanted = ZIPF_POINTS * experts_per_token / num_experts
+    scale = wanted / sum(weights)
+    for _ in range(ZIPF_ROUNDS):
+        scale = scale * wanted / sum(scale * w / (1.0 + scale * w) for w in weights)
+    chances = [scale * w / (1.0 + scale * w) for w in weights]
+    mean = tokens * experts_per_token / num_experts
+    held = num_experts / ranks
+    touched = [1.0 - (1.0 - chance) ** tokens for chance in chances]
+    active = num_experts / ZIPF_POINTS * sum(touched)
+    loads = [tokens * c / xp.maximum(1e-12, t) for c, t in zip(chances, touched, strict=True)]
+    average = experts_per_token / num_experts
+    variation = (sum(c * c for c in chances) / ZIPF_POINTS / (average * average) - 1.0 + 1.0 / mean) ** 0.5
+    factor = 1.0 + expected_maximum(xp, ranks) * variation / held**0.5
+    factor = xp.maximum(1.0, xp.minimum(factor, xp.minimum(1.0 * ranks, tokens / mean)))
+    return _fullest(xp, held, mean, active / ranks, xp.where(ranks > 1, factor, 1.0), loads)
+
+
+def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total: Num, ranks: Num) -> ExpertLoads:
+    """Loads drawn from ``x ** -alpha`` between two bounds, scaled to ``total`` and rounded."""
+    many = total > num_experts
+    low = xp.where(many, 1.0, 0.01)
+    high = xp.where(many, xp.maximum(1.05, LARGEST_SHARE * tokens), 2.0)
+    rest = 1.0 - alpha
+    bottom, top = low**rest, high**rest
+
+    def moment(power: float) -> Num:
+        return rest / (rest + power) * (high ** (rest + power) - low ** (rest + power)) / (top - bottom)
+
+    first = moment(1.0)
+    variation = xp.maximum(0.0, moment(2.0) / (first * first) - 1.0) ** 0.5
+    mean = total / num_experts
+    held = num_experts / ranks
+
+    def quantile(u: Num) -> Num:
+        value = ((top - bottom) * u + bottom) ** (1.0 / rest)
+        return xp.minimum(1.0 * tokens, value * mean / first)
+
+    points = [quantile((i + 0.5) / POWER_LAW_POINTS) for i in range(POWER_LAW_POINTS)]
+    # A load below one half rounds to none; what rounding lost goes to the most popular, one token each.
+    present = [xp.minimum(1.0, xp.maximum(0.0, 2.0 * load - 0.5)) for load in points]
+    counted = num_experts / POWER_LAW_POINTS * sum(present)
+    rounded = num_experts / POWER_LAW_POINTS * sum(p * xp.maximum(1.0, x) for p, x in zip(present, points, strict=True))
+    active = xp.minimum(xp.minimum(total, num_experts), xp.maximum(counted, total - rounded))
+    # The loads are scaled by their own sum, which the largest of few experts dominates.
+    variation = variation / (1.0 + variation * variation / num_experts) ** 0.5
+    by_spread = 1.0 + expected_maximum(xp, ranks) * variation / held**0.5
+    by_one = (quantile(1.0 - 0.5 / num_experts) / mean + held - 1.0) / held
+    factor = xp.where(ranks > 1, xp.maximum(by_spread, by_one), 1.0)
+    factor = xp.maximum(1.0, xp.minimum(factor, xp.minimum(1.0 * ranks, tokens / mean)))
+    share = active / num_experts
+    loads = [
+        xp.maximum(1.0, quantile(1.0 - share + share * (i + 0.5) / POWER_LAW_POINTS)) for i in range(POWER_LAW_POINTS)
+    ]
+    return _fullest(xp, held, mean, active / ranks, factor, loads)
+
+
+def _fullest(xp: Functions, held: Num, mean: Num, active: Num, factor: Num, loads: list[Num]) -> ExpertLoads:
+    """The rank that has ``factor`` times the mean: more of its experts have tokens, and then they have more each."""
+    assignments = xp.maximum(1.0, mean * held * factor)
+    present = xp.maximum(xp.minimum(1.0, held), xp.minimum(held, active * factor))
+    present = xp.minimum(present, xp.maximum(1.0, assignments))
+    scale = xp.maximum(1.0, assignments / present) * len(loads) / sum(loads)
+    return ExpertLoads(present, assignments, tuple(xp.maximum(1.0, load * scale) for load in loads))
+
+
+def slowest_rank_factor(
+    xp: Functions, routing: Routing, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
+) -> Num:
+    """Load of the fullest rank over the mean of all, >= 1: what an exchange between them waits for."""
+    loads = expert_loads(xp, routing, tokens, num_experts, experts_per_token, ranks)
+    return xp.maximum(1.0, loads.assignments * ranks / (tokens * experts_per_token))
+
 
 EVEN = Routing("uniform")
 

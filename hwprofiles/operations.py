@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.catalogue import load_chip
 from hwprofiles.choice import BASES
-from hwprofiles.collectives import OPERATIONS
 from hwprofiles.dtypes import DTYPES, dtype_bytes
 from hwprofiles.errors import ProfileError, did_you_mean
+from hwprofiles.formulas import SCALAR, AttentionShape, KernelTime
 from hwprofiles.library import KernelLibrary
-from hwprofiles.numeric import SCALAR
-from hwprofiles.results import AttentionShape, KernelTime
-from hwprofiles.routing import read_routing
+from hwprofiles.moe import read_routing
+from hwprofiles.movement import OPERATIONS
 from hwprofiles.schema import Chip
 
 

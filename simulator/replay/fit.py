@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary, KernelTime, load_link
-from hwprofiles.decode_kernel import UnpackedKernel
 from hwprofiles.dtypes import format_of
-from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters
+from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters, UnpackedKernel
 from simulator.replay.predict import (
     FAMILIES,
     IndexArray,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
 from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.dtypes import VARIANT, format_of
-from hwprofiles.numeric import ARRAY
+from hwprofiles.formulas import ARRAY
 from simulator.errors import ForerunError
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
-from hwprofiles.routing import read_routing
+from hwprofiles.moe import read_routing
 from simulator.errors import ForerunError
 from simulator.llm import PARTS, Architecture
 from simulator.llm.layers import Attention, Layer, MoeMlp, Tensor

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, weakest
-from hwprofiles.numeric import ARRAY
-from hwprofiles.routing import read_routing, slowest_rank_factor
+from hwprofiles.formulas import ARRAY
+from hwprofiles.moe import read_routing, slowest_rank_factor
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.work import StepWork

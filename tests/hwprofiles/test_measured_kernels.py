@@ -6,8 +6,8 @@ import pytest
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
 from hwprofiles.attention import causal_pairs
+from hwprofiles.formulas import ARRAY
 from hwprofiles.gemm import gemm_time
-from hwprofiles.numeric import ARRAY
 
 CHIPS = {"h100": "h100-sxm", "a100": "a100-sxm-80gb", "h200": "h200-sxm"}
 VERSIONS = {

@@ -9,11 +9,9 @@ from numpy.testing import assert_allclose
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
 from hwprofiles.attention import decode_time, packs
 from hwprofiles.choice import PORTABLE
-from hwprofiles.decode_kernel import UnpackedKernel
-from hwprofiles.numeric import ARRAY, SCALAR
-from hwprofiles.parameters import DecodeParameters
+from hwprofiles.formulas import ARRAY, SCALAR, Limits
+from hwprofiles.parameters import DecodeParameters, UnpackedKernel
 from hwprofiles.records import Source
-from hwprofiles.results import Limits
 
 LIMITS = Limits(1e15, 100.0, 1e12, 5e7, 1e13)
 IDEAL = {

@@ -1,10 +1,53 @@
-"""Collectives over a link: alpha-beta with the algorithm that is fastest for the message."""
+"""Kernels that only move bytes: memory-bound passes on one chip, collectives between chips."""
 
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.numeric import Functions, Num
-from hwprofiles.parameters import CollectiveParameters
-from hwprofiles.results import CollectiveTime
+from hwprofiles.formulas import CollectiveTime, Functions, KernelTime, Limits, Num
+from hwprofiles.parameters import CollectiveParameters, ElementwiseParameters
 from hwprofiles.schema import Link
+
+WARM_FADE = 3.0
+"""A repeated pass over this many times the retained bytes no longer finds any of them: operands that are written push
+out what is read next, so the fall is long."""
+
+
+def elementwise_time(
+    xp: Functions,
+    limits: Limits,
+    parameters: ElementwiseParameters,
+    bytes_moved: Num,
+    launches: Num,
+    warm: bool = False,
+    element_bytes: float = 2.0,
+) -> KernelTime:
+    """Time of ``launches`` kernels that together move ``bytes_moved``: launches, bytes over the reachable bandwidth,
+    and arithmetic where a chip does not hide it.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip.
+        parameters: of its passes.
+        bytes_moved: read and written, over all launches.
+        launches: kernels it takes.
+        warm: the same operands were just moved and may still be on the chip, as benchmarks that repeat a call find.
+        element_bytes: bytes per element.
+
+    Where passes are ``chained`` what stays on the chip is not counted as moved.
+    """
+    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    moved = bytes_moved * 1.0
+    if warm or parameters.chained:
+        each = bytes_moved / launches
+        kept = parameters.warm_share * limits.on_chip_bytes
+        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - each) / ((WARM_FADE - 1.0) * kept + 1e-9)))
+        fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
+        memory = bytes_moved * (hit / fast + (1.0 - hit) / bandwidth)
+        moved = moved if warm else bytes_moved * (1.0 - hit)
+    else:
+        memory = bytes_moved / bandwidth
+    launch = (parameters.launch_s + (0.0 if warm else parameters.cold_s)) * launches
+    arithmetic = parameters.element_s / element_bytes * bytes_moved
+    return KernelTime(launch + memory + arithmetic, launch, arithmetic, memory, 0.0 * memory, moved)
+
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 """Supported collectives."""
