@@ -9,6 +9,7 @@ from traces import TraceError
 from traces.servings import METRICS, read_runs
 from traces.servings.silicon import closed_loop_throughput
 from traces.steps import read_steps
+from validation import blis as blis  # lets read_runs read its tables
 
 VLLM = {
     "model_id": "meta-llama/Llama-3.1-8B-Instruct",
@@ -209,8 +210,8 @@ def test_published_tables(shared_data):
     assert sum(run.unusable is None for run in sglang) == 76, "lengths are drawn from 1 to the one named"
     silicon = read_runs(shared_data / "kernels" / "aiconfigurator" / "e2e")
     assert len(silicon) == 3771
-    blis = read_runs(shared_data / "serving" / "blis" / "eval38_ground_truth.csv")
-    assert len({run.name.partition(" stage")[0] for run in blis}) == 38
+    staged = read_runs(shared_data / "serving" / "blis" / "eval38_ground_truth.csv")
+    assert len({run.name.partition(" stage")[0] for run in staged}) == 38
     (per_request,) = read_runs(shared_data / "serving" / "per_request" / "llmservingsim" / "RTX4090_Llama-3.1-8B")
     assert (per_request.num_kv_blocks, per_request.num_requests) == (2588, 300)
 

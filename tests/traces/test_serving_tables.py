@@ -6,9 +6,9 @@ import pytest
 
 from traces import TraceError, files
 from traces.files import Cells, read_text
-from traces.servings import read_runs
-from traces.servings.blis import KUBECON_SIGNATURE
+from traces.servings import MeasuredRun, latencies_ms, read, read_runs, register_table
 from traces.servings.unified import SIGNATURE
+from validation.blis import KUBECON_SIGNATURE
 
 ROW = {
     "row_id": "r1", "weight_precision": "fp8", "n_gpus": "8", "tp": "4", "input_len": "1000", "output_len": "200",
@@ -148,6 +148,24 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST_DOCUMENT_BYTES", 10)
     with pytest.raises(TraceError, match=r"runs\.csv: holds more than"):
         read_text(path)
+
+
+def test_a_table_of_ones_own_kind_is_read_before_the_general_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(read, "FORMATS", dict(read.FORMATS))
+    monkeypatch.setattr(read, "_CSV", dict(read._CSV))
+    path = tmp_path / "mine.csv"
+    path.write_text("who,tpot\nme,12.5\n")
+    with pytest.raises(TraceError, match="not recognised"):
+        read_runs(path)
+
+    def mine(rows, file):
+        for cells in rows:
+            yield MeasuredRun(cells.text("who"), cells.place, measured=latencies_ms(cells, {"mean_tpot_ms": "tpot"}))
+
+    register_table("mine", "a table of mine", frozenset({"who", "tpot"}), mine)
+    (run,) = read_runs(path)
+    assert (run.name, run.measured) == ("me", {"mean_tpot_ms": 12.5})
+    assert read_runs(path, "mine")[0].name == "me"
 
 
 def test_a_folder_gives_the_runs_of_the_files_that_are_known(tmp_path):

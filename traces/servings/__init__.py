@@ -1,7 +1,16 @@
 """Measured serving runs: one canonical record per run, readers for benchmark results and published tables."""
 
-from traces.servings.read import FORMATS, read_runs
-from traces.servings.run import LATENCIES, METRICS, PROCESSES, THROUGHPUTS, MeasuredRun, PromptPool, TokenCounts
+from traces.servings.read import FORMATS, read_runs, register_table
+from traces.servings.run import (
+    LATENCIES,
+    METRICS,
+    PROCESSES,
+    THROUGHPUTS,
+    MeasuredRun,
+    PromptPool,
+    TokenCounts,
+    latencies_ms,
+)
 
 __all__ = [
     "FORMATS",
@@ -12,5 +21,7 @@ __all__ = [
     "MeasuredRun",
     "PromptPool",
     "TokenCounts",
+    "latencies_ms",
     "read_runs",
+    "register_table",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from traces.errors import TraceError, did_you_mean
 from traces.files import Cells, csv_rows, json_value, read_text
-from traces.servings import blis, silicon, unified
+from traces.servings import silicon, unified
 from traces.servings.canonical import COLUMNS, SIGNATURE, canonical_runs
 from traces.servings.llmservingsim import llmservingsim_run
 from traces.servings.results import aiperf_run, guidellm_runs, inference_perf_run, vllm_run
@@ -18,22 +18,31 @@ FORMATS = {
     "forerun": "Forerun's own CSV: settings under scenario names, metrics under vLLM's",
     "unified": "the 68-column CSV of published results (InferenceX, TensorRT-LLM, NIM, vLLM, SGLang ...)",
     "silicon": "served TTFT and TPOT of AIConfigurator's validation (CSV)",
-    "blis": "ground-truth CSV of BLIS (vLLM under inference-perf)",
-    "blis-concurrency-1": "GuideLLM CSV of BLIS at concurrency 1",
-    "inference-perf-sweep": "CSV of inference-perf's rate sweeps",
     "vllm-bench": "result JSON of vllm bench serve, or result lines of SGLang's bench_serving",
     "aiperf": "profile_export JSON of AIPerf or GenAI-Perf",
     "inference-perf": "lifecycle metrics JSON of inference-perf",
     "guidellm": "benchmark report JSON of GuideLLM",
     "llmservingsim": "requests.jsonl of LLMServingSim's vLLM runs, meta.json beside it",
 }
-_CSV: dict[str, tuple[frozenset[str], Callable[[Iterator[Cells], Path], Iterator[MeasuredRun]]]] = {
+TableReader = Callable[[Iterator[Cells], Path], Iterator[MeasuredRun]]
+_CSV: dict[str, tuple[frozenset[str], TableReader]] = {
     "silicon": (silicon.SIGNATURE, lambda rows, file: silicon.silicon_runs(rows)),
-    "blis": (blis.SIGNATURE, blis.blis_runs),
-    "blis-concurrency-1": (blis.CONCURRENCY_1_SIGNATURE, lambda rows, file: blis.concurrency_1_runs(rows)),
-    "inference-perf-sweep": (blis.KUBECON_SIGNATURE, lambda rows, file: blis.kubecon_runs(rows)),
     "unified": (unified.SIGNATURE, lambda rows, file: unified.unified_runs(rows)),
 }
+
+
+def register_table(format: str, title: str, signature: frozenset[str], reader: TableReader) -> None:
+    """Read one more kind of CSV table of measured runs, before the general one.
+
+    Args:
+        format: its name, as ``format=`` takes it.
+        title: what it is, for lists.
+        signature: columns whose presence means this table.
+        reader: gives the runs of its rows and file.
+    """
+    FORMATS[format] = title
+    later = {name: _CSV.pop(name) for name in list(_CSV)}
+    _CSV.update({format: (signature, reader), **later})
 
 
 def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:

@@ -18,6 +18,7 @@ from simulator.replay.split import Split
 from simulator.run import simulate
 from simulator.scenario import Scenario
 from traces.servings import MeasuredRun, PromptPool, read_runs
+from validation import blis as blis  # lets read_runs read its tables
 
 BASE = Scenario.model_validate(
     {

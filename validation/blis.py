@@ -1,4 +1,7 @@
-"""Tables of the BLIS project: vLLM under inference-perf's repeating prompts, and GuideLLM at concurrency 1."""
+"""Tables of the BLIS project, which do not ship: vLLM under inference-perf's prompts, GuideLLM at concurrency 1.
+
+Importing this module lets ``traces.servings.read_runs`` read them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from traces.files import Cells
-from traces.servings.run import MeasuredRun, PromptPool, latencies_ms
+from traces.servings import MeasuredRun, PromptPool, latencies_ms, register_table
 
 SIGNATURE = frozenset({"exp_id", "experiment", "stage_index", "e2e_mean_ms", "itl_mean_ms"})
 CONCURRENCY_1_SIGNATURE = frozenset({"nominal_prompt_tokens", "shared_prefix_tokens", "nominal_output_tokens"})
@@ -189,3 +192,18 @@ def _kv_blocks(file: Path) -> dict[str, int]:
         return {str(entry["id"]): int(entry["total_kv_blocks"]) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+register_table("blis", "ground-truth CSV of BLIS (vLLM under inference-perf)", SIGNATURE, blis_runs)
+register_table(
+    "blis-concurrency-1",
+    "GuideLLM CSV of BLIS at concurrency 1",
+    CONCURRENCY_1_SIGNATURE,
+    lambda rows, file: concurrency_1_runs(rows),
+)
+register_table(
+    "inference-perf-sweep",
+    "CSV of inference-perf's rate sweeps",
+    KUBECON_SIGNATURE,
+    lambda rows, file: kubecon_runs(rows),
+)
