@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.app.context import Context
-from dashboards.app.jobs import Jobs
+from dashboards.app.page import Context
 from dashboards.app.pages import run_explorer
 from dashboards.app.parts import spec
 from dashboards.app.served import Served
@@ -56,8 +55,8 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     """One row per view and look: CPU and wall seconds, and bytes sent to the browser."""
     rows = []
     with tempfile.TemporaryDirectory() as session:
-        context = Context(Served([folder.parent], Path(session)), Jobs(Path(session)))
-        values = {"run": folder.name, "request": "", "beside": "none", "latency": "ttft"}
+        context = Context(Served.of([folder.parent], Path(session)))
+        values = {"run": folder.name, "request": None, "beside": "none", "latency": "ttft"}
         for look in ("first", "second"):
             for name, view in VIEWS.items():
                 cpu, wall = time.process_time(), time.perf_counter()

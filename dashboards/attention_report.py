@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.page import card, figure_cards, page_html
+from dashboards.page import bullets, card, figure_cards, footer, header, page_html
 
 
 class Finding(NamedTuple):
@@ -27,11 +27,11 @@ def attention_report_html(title: str, lead: str, findings: Mapping[str, Finding]
         findings: by an id of letters and dashes.
         notes: further facts by name.
     """
-    plots = figure_cards({name: finding.figure for name, finding in findings.items()})
-    parts = [f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>']
+    figures = {name: finding.figure for name, finding in findings.items()}
+    plots = figure_cards(figures)
+    parts = [header(title, "Attention-level speculation", lead)]
     for name, finding in findings.items():
         parts.append(f"{plots[name]}<p>{escape(finding.sentence)}</p>")
-    listed = "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in notes.items())
-    parts.append(card("What it rests on", f"<ul>{listed}</ul>" if listed else ""))
-    parts.append("<footer>Forerun · a prediction, not a measurement</footer>")
-    return page_html(f"{title} · Forerun", "\n".join(parts), {name: f.figure for name, f in findings.items()})
+    parts.append(card("What it rests on", bullets(f"{name}: {text}" for name, text in notes.items())))
+    parts.append(footer("Forerun", "a prediction, not a measurement"))
+    return page_html(f"{title} · Forerun", "\n".join(parts), figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.figures.comparison import (
+from dashboards.figures.studies import (
     ForestData,
     LoadCurveData,
     TornadoData,
@@ -15,9 +15,9 @@ from dashboards.figures.comparison import (
     tornado_data,
     tornado_figure,
 )
-from dashboards.report_parts import ABSENT, number
-from dashboards.study_report import StudyFigure, StudyReport, StudyTable, text_intervals
+from dashboards.study_report import StudyFigure, StudyReport, text_intervals
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
+from simulator.tables import ABSENT, Table, number
 
 VALUE_KEYS = (
     "output_throughput",
@@ -105,29 +105,27 @@ def _curve_text(data: LoadCurveData) -> str:
     return "\n\n".join(parts)
 
 
-def _speedups(document: dict[str, Any]) -> StudyTable:
+def _speedups(document: dict[str, Any]) -> Table:
     others = document["variants"][1:]
     rows = []
     for metric in (key for key in HIGHER_IS_BETTER if not key.startswith(LEFT_OUT)):
         cells = [variant["speedup"].get(metric) for variant in others]
         if any(cell is not None for cell in cells):
             rows.append([metric_words(metric), *map(_ratio, cells)])
-    return StudyTable(
-        f"Speedup over {document['baseline']} (above 1 is better)", ["", *(v["name"] for v in others)], rows
-    )
+    return Table(f"Speedup over {document['baseline']} (above 1 is better)", ["", *(v["name"] for v in others)], rows)
 
 
-def _values(document: dict[str, Any]) -> StudyTable:
+def _values(document: dict[str, Any]) -> Table:
     rows = []
     for key in VALUE_KEYS:
         cells = [variant["summary"].get(key) for variant in document["variants"]]
         if any(cell is not None for cell in cells):
             rows.append([key, *map(number, cells)])
     rows.append(["basis", *(variant["basis"] for variant in document["variants"])])
-    return StudyTable("Means", ["", *(variant["name"] for variant in document["variants"])], rows)
+    return Table("Means", ["", *(variant["name"] for variant in document["variants"])], rows)
 
 
-def _assumed(document: dict[str, Any]) -> StudyTable:
+def _assumed(document: dict[str, Any]) -> Table:
     names = [variant["name"] for variant in document["variants"][1:]]
     rows = []
     for row in document["sensitivity"]:
@@ -139,20 +137,20 @@ def _assumed(document: dict[str, Any]) -> StudyTable:
         sign = "×" if row["unit"] == "factor" else ""
         unit = "" if row["unit"] == "factor" else f" {row['unit']}"
         rows.append([row["parameter"], row["says"], f"{sign}{row['low']:g} .. {sign}{row['high']:g}{unit}", *cells])
-    return StudyTable(
+    return Table(
         f"Assumed parameters: speedup of {metric_words(document['metric'])} at the ends of their ranges",
         ["parameter", "what it is", "range", *names],
         rows,
     )
 
 
-def _crossings(document: dict[str, Any]) -> StudyTable:
+def _crossings(document: dict[str, Any]) -> Table:
     crossover = document["crossover"]
     rows = [
         [row["variant"], row["better"], load_words(crossover["path"], row["value"]), _ends(row)]
         for row in (crossover["all"] if crossover is not None else [])
     ]
-    return StudyTable("Crossover", ["variant", "pays", "at", "95 % interval"], rows)
+    return Table("Crossover", ["variant", "pays", "at", "95 % interval"], rows)
 
 
 def _ratio(cell: dict[str, Any] | None) -> str:

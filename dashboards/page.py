@@ -1,17 +1,35 @@
-"""The frame of every HTML page: self-contained, light and dark, its figures as data."""
+"""The frame of every HTML page: self-contained, light and dark, figures as data for a slim build of plotly.js."""
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.figures.theme import dark_template, light_template
+from dashboards.theme import BASIS_WORDS, dark_template, light_template
+from simulator.tables import Table
+
+PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
+"""plotly.js without maps and three dimensions, as its makers build and minify it: a third of the whole."""
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""A page asks the network for nothing, whatever the texts in it are."""
 
 
-def page_html(title: str, body: str, figures: dict[str, go.Figure]) -> str:
+class Tile(NamedTuple):
+    """A number that matters."""
+
+    label: str
+    value: str
+    unit: str
+    detail: str
+
+
+def page_html(title: str, body: str, figures: Mapping[str, go.Figure]) -> str:
     """A whole page as text.
 
     Args:
@@ -19,14 +37,14 @@ def page_html(title: str, body: str, figures: dict[str, go.Figure]) -> str:
         body: HTML of everything on the page; a figure goes into the element that has its name as id.
         figures: by id.
     """
-    from plotly.offline import get_plotlyjs
-
     templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
+    plotly = base64.b64encode(_file(PLOTLY)).decode() if figures else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style>{asset("report.css")}</style>
@@ -37,16 +55,79 @@ def page_html(title: str, body: str, figures: dict[str, go.Figure]) -> str:
 </main>
 <script type="application/json" id="figures">{figures_json(figures)}</script>
 <script type="application/json" id="templates">{in_script(json.dumps(templates))}</script>
-<script>{get_plotlyjs()}</script>
+<script type="text/plain" id="plotly">{plotly}</script>
 <script>{asset("report.js")}</script>
 </body>
 </html>
 """
 
 
+def header(title: str, says: str, lead: str, marks: Iterable[tuple[str, str]] = ()) -> str:
+    """Heading, what kind of page it is, its sentence, and badges as (text, ``good``, ``bad`` or nothing)."""
+    badges = "".join(f'<span class="badge {kind}">{escape(text)}</span>' for text, kind in marks)
+    return (
+        f'<header><h1>{escape(title)}</h1><p>{escape(says)}</p><p class="lead">{escape(lead)}</p>'
+        + (f'<div class="badges">{badges}</div>' if badges else "")
+        + "</header>"
+    )
+
+
+def footer(*facts: str) -> str:
+    """The last line of a page."""
+    return f"<footer>{escape(' · '.join(facts))}</footer>"
+
+
+def basis_words(basis: str | None) -> str:
+    """What a basis means."""
+    return BASIS_WORDS.get(basis or "datasheet", str(basis))
+
+
+def tiles_html(tiles: Sequence[Tile]) -> str:
+    """Numbers that matter, in one or two rows."""
+
+    def one(tile: Tile) -> str:
+        unit = f" <small>{escape(tile.unit)}</small>" if tile.unit else ""
+        return (
+            f'<div class="tile"><div class="label">{escape(tile.label)}</div>'
+            f'<div class="value">{escape(tile.value)}{unit}</div><div class="detail">{escape(tile.detail)}</div></div>'
+        )
+
+    columns = len(tiles) if len(tiles) <= 6 else -(-len(tiles) // 2)
+    return f'<section class="tiles" style="--columns: {columns}">{"".join(map(one, tiles))}</section>'
+
+
 def card(title: str, content: str) -> str:
     """A titled box; empty without content."""
     return f'<section class="card"><h2>{escape(title)}</h2>{content}</section>' if content else ""
+
+
+def table_card(table: Table) -> str:
+    """A table in a titled box; empty without rows."""
+    return card(table.title, table.html())
+
+
+def commands_card(title: str, commands: Mapping[str, str]) -> str:
+    """Commands to paste by what they are for, each with a button that copies it; empty without any."""
+    parts = [
+        f'<div class="command"><div><b>{escape(name)}</b><button type="button" class="copy">Copy</button></div>'
+        f'<pre tabindex="0">{escape(text)}</pre></div>'
+        for name, text in commands.items()
+    ]
+    return card(title, "".join(parts))
+
+
+def folded(title: str, text: str) -> str:
+    """A text behind its title."""
+    return (
+        f'<section class="card"><details><summary>{escape(title)}</summary><pre tabindex="0">{escape(text)}</pre>'
+        "</details></section>"
+    )
+
+
+def bullets(notes: Iterable[str]) -> str:
+    """A list; empty without any."""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="notes">{items}</ul>' if items else ""
 
 
 def grid(*cards: str) -> str:
@@ -57,12 +138,16 @@ def grid(*cards: str) -> str:
     return f'<div class="grid">{"".join(shown)}</div>'
 
 
-def figure_cards(figures: dict[str, go.Figure]) -> dict[str, str]:
-    """The place of every figure, by id."""
-    return {name: f'<section class="card plot"><div class="figure" id="{name}"></div></section>' for name in figures}
+def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
+    """The place of every figure, by id; it has its height before it is drawn, so that nothing moves."""
+    return {
+        name: f'<section class="card plot"><div class="figure" id="{name}" '
+        f'style="min-height: {figure.layout.height or 420}px"></div></section>'
+        for name, figure in figures.items()
+    }
 
 
-def figures_json(figures: dict[str, go.Figure]) -> str:
+def figures_json(figures: Mapping[str, go.Figure]) -> str:
     """Figures without their template, which the page holds once."""
     plain = {}
     for name, figure in figures.items():
@@ -77,6 +162,17 @@ def in_script(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
+def scenario_yaml(scenario: Mapping[str, Any]) -> str:
+    """A scenario document as YAML."""
+    import yaml
+
+    return yaml.safe_dump(dict(scenario), sort_keys=False, default_flow_style=None, width=100)
+
+
 def asset(name: str) -> str:
     """A style sheet or script of the package."""
-    return files("dashboards").joinpath("assets", name).read_text(encoding="utf-8")
+    return _file(name).decode("utf-8")
+
+
+def _file(name: str) -> bytes:
+    return files("dashboards").joinpath("assets", name).read_bytes()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.figures.pareto import ParetoData, front_figure, pareto_data, strain_figure
-from dashboards.report_parts import ABSENT, number
-from dashboards.study_report import StudyFigure, StudyReport, StudyTable
+from dashboards.figures.studies import ParetoData, front_figure, pareto_data, strain_figure
+from dashboards.study_report import StudyFigure, StudyReport
 from simulator.metrics.usage import main_bottleneck
 from simulator.studies.plan.objectives import latency_words
+from simulator.tables import ABSENT, Table, number
 
 BAR = 40
 """Characters of the longest bar of a text figure."""
@@ -29,7 +29,7 @@ def plan_report(document: dict[str, Any], command: str) -> StudyReport:
     return StudyReport(
         title=f"Capacity plan: {model}, {goal}",
         conclusion=document["conclusion"],
-        tables=[table for table in (_holding(document), _flags(document), _failing(document)) if table.rows],
+        tables=[table for table in (holding_table(document), failing_table(document)) if table.rows],
         figures=_figures(document),
         scenario=scenario,
         seed=document["seed"],
@@ -37,11 +37,13 @@ def plan_report(document: dict[str, Any], command: str) -> StudyReport:
         basis=document["basis"] or "datasheet",
         command=command,
         notes=document["notes"],
+        commands=_commands(document),
         badges=[f"SLO: {slo}", f"{document['runs']} simulated runs", f"{len(document['candidates'])} candidates"],
     )
 
 
-def _holding(document: dict[str, Any]) -> StudyTable:
+def holding_table(document: dict[str, Any]) -> Table:
+    """Layouts that hold the SLO, best first."""
     rows = []
     for row in document["candidates"]:
         if row["status"] != "meets":
@@ -65,26 +67,26 @@ def _holding(document: dict[str, Any]) -> StudyTable:
             ]
         )
     columns = ["layout (* Pareto)", "chips", "$/h", "$/M tokens", "power", "max req/s", "headroom", "binding (95 %)"]
-    return StudyTable("Layouts that hold the SLO, best first", [*columns, "hold in", "bound", "basis"], rows)
+    return Table("Layouts that hold the SLO, best first", [*columns, "hold in", "bound", "basis"], rows)
 
 
-def _flags(document: dict[str, Any]) -> StudyTable:
-    rows = [
-        [command, f"{row['layout']} ({engine})"]
+def _commands(document: dict[str, Any]) -> dict[str, str]:
+    return {
+        f"{row['layout']} ({engine})": command
         for row in document["candidates"]
         if row["flags"] is not None
         for engine, command in row["flags"].items()
-    ]
-    return StudyTable("Launch commands of one replica", ["command", "layout"], rows)
+    }
 
 
-def _failing(document: dict[str, Any]) -> StudyTable:
+def failing_table(document: dict[str, Any]) -> Table:
+    """All others, and why."""
     rows = [
         [row["layout"], row["status"], number(row["chips"]), number(row["usd_per_hour"]), row["reason"] or ABSENT]
         for row in document["candidates"]
         if row["status"] != "meets"
     ]
-    return StudyTable("All other candidates, and why", ["layout", "verdict", "chips", "$/h", "reason"], rows)
+    return Table("All other candidates, and why", ["layout", "verdict", "chips", "$/h", "reason"], rows, shown=20)
 
 
 def _figures(document: dict[str, Any]) -> list[StudyFigure]:

@@ -1,99 +1,155 @@
-"""One self-contained HTML page about a replay of measured kernels."""
+"""One self-contained HTML page about a replay: of measured kernels, of served runs, or of engine steps."""
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards.figures.parity import error_data, error_figure, parity_data, parity_figure
-from dashboards.figures.theme import BASIS_WORDS
-from dashboards.page import card, figure_cards, grid, page_html
-from dashboards.report_parts import ABSENT, number
-from simulator.metrics.files import write_text_atomically
-from simulator.replay import ReplayReport, report_document
+import plotly.graph_objects as go
 
-_SCORE_COLUMNS = ("op", "dtype", "regime", "n", "mape", "median_ape", "p90_ape", "bias", "coverage90")
-_HIDDEN = ("library", "cache", "device", "source", "name")
+from dashboards.figures.replays import (
+    error_data,
+    error_figure,
+    parity_data,
+    parity_figure,
+    serving_parity_data,
+    serving_parity_figure,
+    step_parity_data,
+)
+from dashboards.page import (
+    Tile,
+    basis_words,
+    bullets,
+    card,
+    figure_cards,
+    footer,
+    grid,
+    header,
+    page_html,
+    table_card,
+    tiles_html,
+)
+from simulator.metrics.document import json_text
+from simulator.metrics.files import StagedFiles
+from simulator.replay import ReplayReport
+from simulator.replay.tables import (
+    METRIC_WORDS,
+    cold_words,
+    kernel_replay_tables,
+    run_replay_tables,
+    step_replay_tables,
+)
+from simulator.tables import Table
+
+Document = dict[str, Any]
+REPLAY_FILE = "replay.json"
+KERNELS, RUNS, STEPS = "kernels", "served runs", "engine steps"
 
 
-def write_replay_report(report: ReplayReport, path: Path) -> Path:
-    """Write the page of a replay to ``path`` and return it.
+def write_replay(folder: Path, document: Document, report: ReplayReport | None = None) -> None:
+    """Write ``replay.json`` and ``report.html`` into ``folder``, both or neither.
+
+    Args:
+        folder: made if need be.
+        document: of the replay.
+        report: of a replay of kernels, whose document holds only the rows furthest off.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: a file cannot be written.
     """
-    write_text_atomically(path, replay_html(report))
-    return path
+    with StagedFiles(folder) as staged:
+        staged.add_text(REPLAY_FILE, json_text(document))
+        staged.add_text("report.html", replay_html(document, report))
 
 
-def replay_html(report: ReplayReport) -> str:
+def kind_of(document: Document) -> str | None:
+    """What was replayed, by what the document holds; None for none of the three."""
+    if {"runs", "scores", "worst", "skipped", "basis"} <= document.keys():
+        return RUNS
+    if {"steps", "groups", "overall", "worst", "basis"} <= document.keys():
+        return STEPS
+    return KERNELS if {"chip", "groups", "overall", "worst", "skipped", "basis"} <= document.keys() else None
+
+
+def replay_figures(document: Document, report: ReplayReport | None = None) -> dict[str, go.Figure]:
+    """Parity plots by name: one a metric of served runs, one of steps, or of kernels with the errors beside it."""
+    if report is not None:
+        return {"parity": parity_figure(parity_data(report)), "errors": error_figure(error_data(report))}
+    if kind_of(document) == STEPS:
+        return {"step_ms": serving_parity_figure(step_parity_data(document))}
+    found = {metric: serving_parity_data(document, metric) for metric in METRIC_WORDS}
+    return {metric: serving_parity_figure(data) for metric, data in found.items() if data is not None}
+
+
+def replay_tables(document: Document) -> list[Table]:
+    """Every table of a replay."""
+    tables = {KERNELS: kernel_replay_tables, RUNS: run_replay_tables, STEPS: step_replay_tables}
+    return tables[kind_of(document) or KERNELS](document)
+
+
+def replay_tiles(document: Document) -> list[Tile]:
+    """The errors that matter most."""
+    if kind_of(document) == RUNS:
+        overall = {score["metric"]: score for score in document["scores"] if score["group"] == "all"}
+        return [
+            Tile(words, f"{overall[metric]['mape']:.1f}", "% MAPE", _bias(overall[metric], "runs"))
+            for metric, (words, _) in METRIC_WORDS.items()
+            if metric in overall
+        ]
+    overall = document["overall"]
+    if kind_of(document) == STEPS:
+        groups = [{**overall, "kind": "all"}, *document["groups"]]
+        return [
+            Tile(f"{group['kind'].capitalize()} steps", f"{group['mape']:.1f}", "% MAPE", _bias(group, "steps"))
+            for group in groups
+        ]
+    tiles = [
+        Tile("Rows scored", f"{overall['n']:,}", "", f"{sum(document['skipped'].values()):,} not scored"),
+        Tile("Mean error", f"{overall['mape']:.1f}", "%", "MAPE"),
+        Tile("Median error", f"{overall['median_ape']:.1f}", "%", "of the measurement"),
+        Tile("p90 error", f"{overall['p90_ape']:.1f}", "%", "nine of ten are below"),
+        Tile("Bias", f"{overall['bias']:+.1f}", "%", "predicted over measured"),
+    ]
+    if overall["coverage90"] is not None:
+        tiles.append(Tile("Coverage", f"{overall['coverage90']:.0f}", "%", "of the 90 % interval"))
+    return tiles
+
+
+def replay_html(document: Document, report: ReplayReport | None = None) -> str:
     """The whole page as text."""
-    document = report_document(report)
-    figures = {
-        "figure-parity": parity_figure(parity_data(report)),
-        "figure-errors": error_figure(error_data(report)),
-    }
-    plots = figure_cards(figures)
+    figures = {f"figure-{name}": figure for name, figure in replay_figures(document, report).items()}
+    plots = list(figure_cards(figures).values())
     sections = [
         _header(document),
-        grid(plots["figure-parity"], plots["figure-errors"]),
-        card("Errors by operation, format and regime (%)", scores_table(document)),
-        card("Rows that are not scored", skipped_table(document)),
-        card("Worst rows", worst_table(document)),
-        f"<footer>Forerun {escape(str(document['version']))} · predictions beside measurements</footer>",
+        tiles_html(replay_tiles(document)),
+        *(grid(*plots[i : i + 2]) for i in range(0, len(plots), 2)),
+        *(table_card(table) for table in replay_tables(document)),
+        card("Notes", bullets(filter(None, [cold_words(document)]))),
+        footer(f"Forerun {document['version']}", f"{kind_of(document)} beside predictions"),
     ]
-    body = "\n".join(section for section in sections if section)
-    return page_html(f"Replay on {document['chip']} · Forerun", body, figures)
+    return page_html(f"Replay of {kind_of(document)} · Forerun", "\n".join(filter(None, sections)), figures)
 
 
-def _header(document: dict[str, Any]) -> str:
-    overall, basis = document["overall"], document["basis"]
-    split = document["split"]
-    rows = f"{overall['n']:,} kernels" + (" held out from any fit" if split else "")
-    layer = "physics with the learned residual" if document["residual"] else "physics alone"
-    return (
-        f"<header><h1>{escape(document['chip'])}, {escape(document['library'])} kernels</h1>"
-        f"<p>Measured kernels beside predicted ones · {escape(BASIS_WORDS.get(basis, basis))}</p>"
-        f'<p class="lead">{rows}: mean error {overall["mape"]:.1f} %, median {overall["median_ape"]:.1f} %, '
-        f"bias {overall['bias']:+.1f} % ({layer}).</p></header>"
-    )
+def _header(document: Document) -> str:
+    kind, held_out = kind_of(document), " held out from any fit" if document.get("split") else ""
+    says = f"Measured {kind} beside predicted ones · {basis_words(document['basis'])}"
+    if kind == KERNELS:
+        layer = "physics with the learned residual" if document["residual"] else "physics alone"
+        title = f"{document['chip']}, {document['library']} kernels"
+        return header(title, says, f"{document['overall']['n']:,} kernels{held_out}: {_errors(document)} ({layer}).")
+    title = ", ".join(Path(source).name for source in document["sources"]) or f"Measured {kind}"
+    if kind == STEPS:
+        return header(title, says, f"{document['overall']['n']:,} steps: {_errors(document)}.")
+    errors = ", ".join(f"{tile.label} {tile.value} %" for tile in replay_tiles(document))
+    configurations = " of configurations held out from any fit" if held_out else ""
+    return header(title, says, f"{len(document['runs']):,} runs{configurations}; mean absolute error: {errors}.")
 
 
-def scores_table(document: dict[str, Any]) -> str:
-    """Every group's figures."""
-    rows = [[_cell(group[key]) for key in _SCORE_COLUMNS] for group in document["groups"]]
-    return _table(_SCORE_COLUMNS, rows)
+def _errors(document: Document) -> str:
+    overall: Mapping[str, float] = document["overall"]
+    return f"mean error {overall['mape']:.1f} %, median {overall['median_ape']:.1f} %, bias {overall['bias']:+.1f} %"
 
 
-def skipped_table(document: dict[str, Any]) -> str:
-    """Why rows are missing; empty when none is."""
-    return _table(("reason", "rows"), [[reason, f"{rows:,}"] for reason, rows in document["skipped"].items()])
-
-
-def worst_table(document: dict[str, Any]) -> str:
-    """The rows that are furthest off."""
-    rows = []
-    for row in document["worst"]:
-        head = ("op", "dtype", "measured_s", "predicted_s", "ape", "basis", "regime")
-        shape = " ".join(f"{key}={value}" for key, value in row.items() if key not in (*head, *_HIDDEN))
-        times = [f"{row[key] * 1e6:,.4g}" for key in ("measured_s", "predicted_s")]
-        rows.append([row["op"], row["dtype"], shape, *times, f"{row['ape']:.1f}", row["regime"], row["basis"]])
-    columns = ("op", "dtype", "shape", "measured (us)", "predicted (us)", "error (%)", "regime", "basis")
-    return _table(columns, rows)
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == "":
-        return ABSENT
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else number(value, 3)
-
-
-def _table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+def _bias(group: Document, noun: str) -> str:
+    return f"bias {group['bias']:+.1f} %, {group['n']:,} {noun}"

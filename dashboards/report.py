@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboards.figures import (
-    BASIS_WORDS,
+from dashboards.figures.run import (
     bottleneck_data,
     bottleneck_figure,
     latency_data,
     latency_figure,
+    slowest,
     timeline_data,
     timeline_figure,
     waterfall_data,
     waterfall_figure,
 )
-from dashboards.figures.waterfall import slowest
-from dashboards.fleet_parts import pool_table, replica_table
-from dashboards.page import card, figure_cards, grid, page_html
-from dashboards.report_parts import (
-    badges,
-    kv_rows,
-    latency_table,
-    lead_sentence,
-    notes_list,
-    pairs_table,
-    serving_rows,
-    slo_table,
-    speculation_rows,
-    tiles,
-    use_rows,
+from dashboards.page import (
+    Tile,
+    basis_words,
+    bullets,
+    card,
+    figure_cards,
+    folded,
+    footer,
+    grid,
+    header,
+    page_html,
+    scenario_yaml,
+    table_card,
+    tiles_html,
 )
+from simulator.metrics import main_bottleneck
 from simulator.metrics.files import write_text_atomically
 from simulator.metrics.run_folder import Run, load_run
+from simulator.metrics.tables import more_run_tables, run_tables
+from simulator.tables import ABSENT, number, percent
 
+Document = dict[str, Any]
 REPORT_FILE = "report.html"
 MANY_REQUESTS = 300
 """Beyond, requests are too short to see over the whole run: those around the longest TTFT are shown."""
@@ -72,50 +74,90 @@ def report_figures(run: Run) -> dict[str, go.Figure]:
 
 def report_html(run: Run) -> str:
     """The whole page as text."""
-    figures = report_figures(run)
-    return page_html(f"{run.name} · Forerun", _body(run, figures), figures)
-
-
-def _body(run: Run, figures: dict[str, go.Figure]) -> str:
-    document = run.document
+    figures, document = report_figures(run), run.document
     plots = figure_cards(figures)
+    cards = [table_card(table) for table in (*run_tables(document), *more_run_tables(document))]
     sections = [
-        _header(run),
-        tiles(document),
+        header(
+            run.name,
+            f"Simulated serving run · {basis_words(run.basis)}",
+            lead_sentence(document),
+            run_marks(document),
+        ),
+        tiles_html(run_tiles(document)),
         plots.get("figure-bottleneck", ""),
-        card("Latency (ms)", latency_table(document)),
-        card("Service-level objectives", slo_table(document)),
         grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
         plots.get("figure-timeline", ""),
-        grid(
-            card("Serving", pairs_table(serving_rows(document))),
-            card("Chips", pairs_table(use_rows(document))),
+        *cards,
+        card("Notes", bullets(document.get("notes") or ())),
+        folded("Scenario", scenario_yaml(document["scenario"])),
+        footer(
+            f"Forerun {document.get('version', '')}",
+            f"seed {document.get('seed', '')}",
+            "a prediction, not a measurement",
+            f"run {document.get('run', '')}",
         ),
-        grid(
-            card("KV cache and memory", pairs_table(kv_rows(document))),
-            card("Speculative decoding", pairs_table(speculation_rows(document))),
-        ),
-        card("Pools", pool_table(document)),
-        card("Replicas", replica_table(document)),
-        card("Notes", notes_list(document)),
-        _scenario(document),
-        f"<footer>Forerun {escape(str(document.get('version', '')))} · seed {escape(str(document.get('seed', '')))} · "
-        f"a prediction, not a measurement · run {escape(str(document.get('run', '')))}</footer>",
     ]
-    return "\n".join(section for section in sections if section)
+    return page_html(f"{run.name} · Forerun", "\n".join(section for section in sections if section), figures)
 
 
-def _header(run: Run) -> str:
-    document = run.document
-    basis = BASIS_WORDS.get(run.basis, run.basis)
-    return (
-        f"<header><h1>{escape(run.name)}</h1><p>Simulated serving run · {escape(basis)}</p>"
-        f'<p class="lead">{lead_sentence(document)}</p>{badges(document)}</header>'
-    )
+def lead_sentence(document: Document) -> str:
+    """What the run says in one sentence."""
+    summary, shares = document["summary"], document["bottleneck"]
+    if not summary.get("completed"):
+        return f"No request finished ({number(summary.get('failed'))} failed)."
+    parts = [
+        f"Serves {number(summary['output_throughput'])} output tokens/s ({number(summary['request_throughput'])} req/s)"
+    ]
+    if summary.get("p99_ttft_ms") is not None:
+        parts.append(f"with p99 TTFT {number(summary['p99_ttft_ms'])} ms")
+    if summary.get("p99_tpot_ms") is not None:
+        parts.append(f"and p99 TPOT {number(summary['p99_tpot_ms'])} ms")
+    sentence = " ".join(parts)
+    bound = main_bottleneck(shares)
+    if bound is None or bound == "idle":
+        return sentence + "."
+    idle = f"; idle {shares['idle']:.0%}" if shares["idle"] >= 0.01 else ""
+    return f"{sentence}; {bound} limits {shares[bound]:.0%} of engine time{idle}."
 
 
-def _scenario(document: dict[str, Any]) -> str:
-    import yaml
+def run_marks(document: Document) -> list[tuple[str, str]]:
+    """Basis, SLO verdict, failures, preemptions and the number of runs behind the numbers, as badges."""
+    marks = [(f"basis: {document['basis']}", "")]
+    slo = document.get("slo")
+    if slo is not None:
+        marks.append(("SLO met", "good") if slo["met"] else ("SLO missed", "bad"))
+    if document["summary"].get("failed"):
+        marks.append((f"{number(document['summary']['failed'])} failed", "bad"))
+    if document["kv_cache"].get("preemptions"):
+        marks.append((f"{number(document['kv_cache']['preemptions'])} preemptions", "bad"))
+    runs = document.get("replications", 1)
+    marks.append((f"{runs} replications" if runs > 1 else "single run", ""))
+    return marks
 
-    text = yaml.safe_dump(document["scenario"], sort_keys=False, default_flow_style=None, width=100)
-    return f'<section class="card"><details><summary>Scenario</summary><pre>{escape(text)}</pre></details></section>'
+
+def run_tiles(document: Document) -> list[Tile]:
+    """The numbers of a run that matter most."""
+    summary, kv, shares = document["summary"], document["kv_cache"], document["bottleneck"]
+    bound = main_bottleneck(shares)
+    rate = f"{number(summary['request_throughput'])} req/s"
+    shown = [Tile("Output throughput", number(summary["output_throughput"]), "tok/s", rate)]
+    for name, words in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E latency")):
+        median = f"median {number(summary[f'median_{name}_ms'])} ms"
+        shown.append(Tile(f"p99 {words}", number(summary[f"p99_{name}_ms"]), "ms", median))
+    limited = f"{percent(shares[bound] if shares and bound else None)} of engine time"
+    shown.append(Tile("Bottleneck", bound or ABSENT, "", limited))
+    shown.append(Tile("KV cache peak", percent(kv.get("peak_use")), "", f"of {number(kv.get('num_blocks'))} blocks"))
+    cost = document.get("usd_per_million_output_tokens")
+    if cost is not None:
+        shown.append(Tile("Cost", f"${number(cost, 3)}", "", "per million output tokens"))
+    length = summary.get("spec_decode_acceptance_length")
+    if length is not None:
+        shown.append(Tile("Acceptance length", number(length, 3), "", "tokens per verify step"))
+    hits = kv.get("prefix_hit_rate")
+    if hits is not None:
+        shown.append(Tile("Prefix cache hits", percent(hits), "", "of the prompt tokens"))
+    if len(shown) % 2:
+        use = document["utilisation"]
+        shown.append(Tile("Bandwidth used", percent(use["mbu"]), "", f"MBU; MFU {percent(use['mfu'])}"))
+    return shown

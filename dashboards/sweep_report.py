@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from dashboards.figures.sweep import sweep_data, sweep_figure
-from dashboards.report_parts import number
-from dashboards.study_report import StudyFigure, StudyReport, StudyTable, text_intervals
+from dashboards.figures.studies import sweep_data, sweep_figure
+from dashboards.study_report import StudyFigure, StudyReport, text_intervals
 from simulator.studies.paired import HIGHER_IS_BETTER, metric_words
 from simulator.studies.sweep.study import point_value
+from simulator.tables import Table, number
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
 MOST_ROWS = 200
@@ -51,7 +51,7 @@ def _rank(point: dict[str, Any], metric: str) -> tuple[bool, float]:
     return value is None, 0.0 if value is None else -value if HIGHER_IS_BETTER[metric] else value
 
 
-def _table(points: list[dict[str, Any]], metric: str) -> StudyTable:
+def _table(points: list[dict[str, Any]], metric: str) -> Table:
     columns = list(dict.fromkeys([metric, *SHOWN]))
     rows = []
     for point in points:
@@ -59,13 +59,13 @@ def _table(points: list[dict[str, Any]], metric: str) -> StudyTable:
             continue
         cells = [point.get(key) if key in point else point["summary"].get(key) for key in columns]
         rows.append([point["name"], *map(number, cells)])
-    return StudyTable(f"Points, best {metric_words(metric)} first", ["point", *columns], rows)
+    return Table(f"Points, best {metric_words(metric)} first", ["point", *columns], rows)
 
 
-def _failures(points: list[dict[str, Any]]) -> StudyTable:
+def _failures(points: list[dict[str, Any]]) -> Table:
     reasons = Counter(point["error"] for point in points if point["status"] != "done")
     rows = [[reason, str(count)] for reason, count in reasons.most_common()]
-    return StudyTable("Points that failed", ["reason", "points"], rows)
+    return Table("Points that failed", ["reason", "points"], rows)
 
 
 def _text(ranked: list[dict[str, Any]], metric: str) -> str:

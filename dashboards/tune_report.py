@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.figures.tuning import tuning_data, tuning_figure
-from dashboards.report_parts import ABSENT
-from dashboards.study_report import StudyFigure, StudyReport, StudyTable
+from dashboards.figures.studies import tuning_data, tuning_figure
+from dashboards.study_report import StudyFigure, StudyReport
+from simulator.tables import ABSENT, Table
 
 Document = dict[str, Any]
 
@@ -24,7 +24,7 @@ def tune_report(document: Document, command: str) -> StudyReport:
     return StudyReport(
         title=f"Speculation tuned: {document['method']} on {model}",
         conclusion=document["conclusion"],
-        tables=[_flags(document), _table(document), _mean(document), _break_even(document)],
+        tables=[_table(document), _mean(document), _break_even(document)],
         figures=[StudyFigure("tuning", tuning_figure(data), map_text(document))],
         scenario=scenario,
         seed=document["seed"],
@@ -32,6 +32,7 @@ def tune_report(document: Document, command: str) -> StudyReport:
         basis=document["basis"],
         command=command,
         notes=document["notes"],
+        commands={document["engine"]: document["emit"]} if document["emit"] else {},
     )
 
 
@@ -58,12 +59,7 @@ def map_text(document: Document) -> str:
     return "\n".join(lines)
 
 
-def _flags(document: Document) -> StudyTable:
-    rows = [[document["emit"], document["engine"]]] if document["emit"] else []
-    return StudyTable("Flags", ["flags", "engine"], rows)
-
-
-def _table(document: Document) -> StudyTable:
+def _table(document: Document) -> Table:
     rows = [
         [
             span(cell["batch"]),
@@ -75,19 +71,19 @@ def _table(document: Document) -> StudyTable:
         for cell in document["table"]
     ]
     columns = ["batch", "context", "draft", "speed-up", "best if on"]
-    return StudyTable("What to draft", columns, rows)
+    return Table("What to draft", columns, rows)
 
 
-def _mean(document: Document) -> StudyTable:
+def _mean(document: Document) -> Table:
     rows = [
         [span(cell["batch"]), cell["draft"], interval(cell), interval(cell["if_on"])]
         for cell in document["at_mean_context"]
     ]
     context = document["crossover"]["context"]
-    return StudyTable(f"At the mean context ({context:,} tokens)", ["batch", "draft", "speed-up", "best if on"], rows)
+    return Table(f"At the mean context ({context:,} tokens)", ["batch", "draft", "speed-up", "best if on"], rows)
 
 
-def _break_even(document: Document) -> StudyTable:
+def _break_even(document: Document) -> Table:
     rows = [
         [
             f"{one['batch']:,}",
@@ -99,4 +95,4 @@ def _break_even(document: Document) -> StudyTable:
         for one in document["break_even"]
     ]
     columns = ["batch", "draft tokens", "acceptance length to break even", "as equal rates", "expected"]
-    return StudyTable("Break-even acceptance, at the mean context", columns, rows)
+    return Table("Break-even acceptance, at the mean context", columns, rows)

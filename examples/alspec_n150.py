@@ -12,18 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from dashboards.attention_report import Finding, attention_report_html
-from dashboards.figures.attention_gantt import gantt_data, gantt_figure
-from dashboards.figures.attention_speculation import (
+from dashboards.figures.attention import (
     GainData,
     RateData,
+    context_gain_data,
+    context_gain_figure,
     gain_figure,
+    gantt_data,
+    gantt_figure,
     hit_rate_data,
     hit_rate_figure,
     rate_figure,
     sensitivity_data,
     sensitivity_figure,
-    speedup_data,
-    speedup_figure,
     tokens,
 )
 from simulator.metrics.files import write_text_atomically
@@ -100,7 +101,7 @@ def consistency_findings(parameters: ConsistencySet) -> dict[str, Finding]:
             "On a hit the receiver's kernels and the sender's exact attention overlap; on a miss the layer takes as "
             "long as without speculation, plus verification and synchronisation.",
         ),
-        "speedup": Finding(speedup_figure(speedup_data(parameters)), crossing),
+        "speedup": Finding(context_gain_figure(context_gain_data(parameters)), crossing),
         "sensitivity": Finding(sensitivity_figure(sensitivity_data(parameters, context, rate)), best),
     }
 

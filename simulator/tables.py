@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 ABSENT = "-"
 UNBROKEN = 16
 """Characters up to which all cells of a column stand on one line in a terminal: no number is broken over two."""
+LONG_WORDS = 28
+"""Characters from which a cell may break its line on a page."""
 Tone = Literal["", "good", "bad", "faint", "strong"]
 _RICH_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 
@@ -112,14 +114,19 @@ class Table:
         if not self.rows:
             return ""
         kind = ' class="words"' if self.left else ""
-        head = "".join(f'<th scope="col">{escape(column)}</th>' for column in self.columns)
+        head = "".join(f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in self.columns)
         head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
         lines = ["<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows]
         shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
-        table = f'<div class="scroll"><table{kind}>{head}<tbody>{"".join(shown)}</tbody></table></div>'
+        named = f' tabindex="0" role="region" aria-label="{escape(self.title or "table")}"'
+
+        def part(rows: Sequence[str]) -> str:
+            return f'<div class="scroll"{named}><table{kind}>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+        table = part(shown)
         if not more:
             return table
-        rest = f'<div class="scroll"><table{kind}>{head}<tbody>{"".join(more)}</tbody></table></div>'
+        rest = part(more)
         return f"{table}<details><summary>{len(more):,} more</summary>{rest}</details>"
 
     def to_arrow(self) -> pa.Table:
@@ -193,12 +200,18 @@ def _rich_cell(cell: Value) -> Text:
     return text.append(f" {cell.aside}", style="dim not bold") if cell.aside else text
 
 
+def cell_class(cell: Value) -> str:
+    """Names by which a style sheet finds a cell: its tone, and ``long`` where its words may break the line."""
+    long = "long" if len(cell_text(cell)) > LONG_WORDS else ""
+    return f"{cell.tone if isinstance(cell, Cell) else ''} {long}".strip()
+
+
 def _html_cell(cell: Value) -> str:
+    named = f' class="{cell_class(cell)}"' if cell_class(cell) else ""
     if not isinstance(cell, Cell):
-        return f"<td>{escape(cell_text(cell))}</td>"
+        return f"<td{named}>{escape(cell_text(cell))}</td>"
     aside = f' <span class="aside">{escape(cell.aside)}</span>' if cell.aside else ""
-    tone = f' class="{cell.tone}"' if cell.tone else ""
-    return f"<td{tone}>{escape(cell.text)}{aside}</td>"
+    return f"<td{named}>{escape(cell.text)}{aside}</td>"
 
 
 def number(value: Any, digits: int = 4) -> str:

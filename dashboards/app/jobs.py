@@ -1,4 +1,9 @@
-"""Work in the background: each task in a process of its own, with progress, that can be cancelled; few at a time."""
+"""Work in the background: each task in a process of its own, with progress, that can be cancelled; few at a time.
+
+Dash's own background callbacks (its diskcache manager) were weighed and left aside: they bound neither how many run nor
+their memory and time, let a run outlive the server, fork a process that has threads, read pickles from a folder on the
+disk, and need four more packages. What would have to be put around them is as long as what stands here.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import dash_mantine_components as dmc
+from dash import MATCH, Dash, Input, Output, State, dcc, no_update
+
+from dashboards.app.messages import sentence
+from dashboards.app.parts import area, message
+from dashboards.app.served import SESSION
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.workers import follow_parent
@@ -27,9 +38,13 @@ Task = Callable[[Path, Tell], None]
 
 MOST_RUNNING = 2
 MOST_KEPT = 12
-"""Finished runs whose files are kept; older ones are removed."""
+"""Finished runs of a session whose files are kept; older ones are removed."""
 LONGEST_S = 1800.0
+MOST_MEMORY_BYTES = 6 * 2**30
+"""Of one run; also at most half of the machine's."""
 TOLD_EVERY_S = 0.1
+POLL_MS = 400
+NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +93,22 @@ class Jobs:
     """Background runs of one app.
 
     Args:
-        folder: where each run gets a folder of its own.
-        most_running: at once.
+        most_running: at once, of all sessions together.
     """
 
-    def __init__(self, folder: Path, most_running: int = MOST_RUNNING) -> None:
-        self.folder = folder
+    def __init__(self, most_running: int = MOST_RUNNING) -> None:
         self.most_running = most_running
         self._jobs: dict[str, _Job] = {}
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("spawn")
 
-    def start(self, task: Task, name: str) -> str:
+    def start(self, task: Task, name: str, place: Path) -> str:
         """Begin a task and return its id, which cannot be guessed.
 
         Args:
             task: what to do in a process of its own.
             name: beginning of the folder's name; letters, digits and hyphens are kept.
+            place: where the run gets a folder of its own.
 
         Raises:
             ForerunError: as many runs are under way as may be.
@@ -105,10 +119,10 @@ class Jobs:
                 raise ForerunError(
                     f"{len(running)} runs are under way, which is the most at once; wait for one or cancel it"
                 )
-            self._forget_old()
+            self._forget_old(place)
             token = secrets.token_urlsafe(9)
             kept = "".join(letter if letter.isalnum() else "-" for letter in name)[:40].strip("-") or "run"
-            folder = self.folder / f"{kept}-{len(self._jobs) + 1}-{secrets.token_hex(2)}"
+            folder = place / f"{kept}-{len(self._jobs) + 1}-{secrets.token_hex(2)}"
             receiver, sender = self._context.Pipe(duplex=False)
             arguments = (sender, task, folder, os.getpid())
             process = self._context.Process(target=work, args=arguments, name=f"forerun {kept}")
@@ -141,8 +155,8 @@ class Jobs:
             _end(job, "failed", f"the run took longer than {LONGEST_S / 60:.0f} minutes and was ended")
         return JobView(job.state, job.done, job.total, job.message, job.folder)
 
-    def _forget_old(self) -> None:
-        ended = [token for token, job in self._jobs.items() if job.state != "running"]
+    def _forget_old(self, place: Path) -> None:
+        ended = [token for token, job in self._jobs.items() if job.state != "running" and job.folder.parent == place]
         for token in ended[: max(0, len(ended) - MOST_KEPT + 1)]:
             shutil.rmtree(self._jobs.pop(token).folder, ignore_errors=True)
 
@@ -159,17 +173,17 @@ def _listen(job: _Job) -> None:
                 job.process.join(timeout=5)
                 return
     except (EOFError, OSError):
-        job.state, job.message = "failed", "the run ended before it was done; it may have needed too much memory"
+        job.state, job.message = "failed", f"the run ended before it was done; perhaps {NO_MEMORY}"
 
 
-def _end(job: _Job, state: str, message: str) -> None:
+def _end(job: _Job, state: str, words: str) -> None:
     with job.lock:
         job.process.terminate()
         job.process.join(timeout=5)
         if job.process.is_alive():
             job.process.kill()
             job.process.join(timeout=5)
-        job.state, job.message = state, message
+        job.state, job.message = state, words
         shutil.rmtree(job.folder, ignore_errors=True)
 
 
@@ -177,17 +191,28 @@ def work(sender: Connection, task: Task, folder: Path, parent: int | None = None
     """What the process does: the task, saying how far it is; it ends with its ``parent``, however that ends."""
     if parent is not None:
         follow_parent(parent)
+        limit_memory()
     try:
         task(folder, _teller(sender))
         answer: tuple[Any, ...] = ("finished", "")
     except MemoryError:
-        answer = ("failed", "the run needs more memory than there is; ask for fewer requests")
+        answer = ("failed", NO_MEMORY)
     except Exception as error:
-        from dashboards.app.messages import sentence
-
         answer = ("failed", sentence(error))
     with contextlib.suppress(OSError):
         sender.send(answer)
+
+
+def limit_memory() -> None:
+    """Let this process and those that it starts have no more memory than a run may, where the system can see to it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    with contextlib.suppress(OSError, ValueError):
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        most = min(MOST_MEMORY_BYTES, machine // 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _teller(sender: Connection) -> Tell:
@@ -201,3 +226,78 @@ def _teller(sender: Connection) -> Tell:
             sender.send(("progress", done, total))
 
     return tell
+
+
+def job_id(page: str, part: str) -> dict[str, str]:
+    """Id of a part of a page's panel: ``token`` (the run under way), ``done`` (label of the finished run) ..."""
+    return {"kind": f"job-{part}", "page": page}
+
+
+def job_panel(page: str) -> Any:
+    """Bar, words, cancel button and what went wrong; hidden while nothing has been started."""
+    named: Any = {"aria-label": "Progress of the run"}
+    return dmc.Box(
+        [
+            dcc.Store(id=job_id(page, "token")),
+            dcc.Store(id=job_id(page, "done")),
+            dcc.Interval(id=job_id(page, "poll"), interval=POLL_MS, disabled=True),
+            area(page, "started"),
+            dmc.Group(
+                [
+                    dmc.Progress(id=job_id(page, "bar"), value=0, animated=True, style={"flex": 1}, size="lg", **named),
+                    dmc.Text("", id=job_id(page, "text"), size="sm", miw=150),
+                    dmc.Button("Cancel", id=job_id(page, "cancel"), size="compact-sm", variant="default"),
+                ],
+                id=job_id(page, "panel"),
+                style={"display": "none"},
+            ),
+            dmc.Box(id=job_id(page, "message"), **{"aria-live": "polite"}),
+        ],
+        className="job",
+    )
+
+
+def register_panels(app: Dash, jobs: Jobs) -> None:
+    """Add the callbacks of all panels."""
+
+    def follow(_ticks: int | None, token: str | None, shown: str | None) -> tuple[Any, ...]:
+        hidden = {"display": "none"}
+        view = jobs.look(token) if token else None
+        if view is None:
+            return 0, "", hidden, True, no_update, None
+        if view.state == "running":
+            share = 100.0 * view.done / view.total if view.total else 0.0
+            words = f"{view.done:,} of {view.total:,}" if view.total else "starting"
+            return share, words, {"display": "flex"}, False, no_update, None
+        if view.state == "finished":
+            done = f"{SESSION}/{view.folder.name}"
+            return 100, "done", hidden, True, done if done != shown else no_update, None
+        said = dmc.Text("Cancelled.", size="sm", className="muted")
+        return 0, view.state, hidden, True, no_update, said if view.state == "cancelled" else message(view.message)
+
+    def cancel(clicks: int | None, token: str | None) -> Any:
+        if clicks and token:
+            jobs.cancel(token)
+        return no_update
+
+    def part(name: str) -> dict[str, Any]:
+        return {"kind": f"job-{name}", "page": MATCH}
+
+    app.callback(
+        Output(part("bar"), "value"),
+        Output(part("text"), "children"),
+        Output(part("panel"), "style"),
+        Output(part("poll"), "disabled"),
+        Output(part("done"), "data"),
+        Output(part("message"), "children"),
+        Input(part("poll"), "n_intervals"),
+        Input(part("token"), "data"),
+        State(part("done"), "data"),
+        prevent_initial_call=True,
+    )(follow)
+    app.callback(
+        Output(part("cancel"), "n_clicks"),
+        Input(part("cancel"), "n_clicks"),
+        State(part("token"), "data"),
+        prevent_initial_call=True,
+    )(cancel)

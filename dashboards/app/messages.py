@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import re
 
-from hwprofiles import ProfileError
 from simulator.errors import ForerunError
-from traces import TraceError
 
 LOG = logging.getLogger("forerun.dash")
-USER_ERRORS = (ForerunError, ProfileError, TraceError)
 FAULT = "Something went wrong inside; the terminal that serves this page has the details."
 FOLDERS = re.compile(r"(?:/[^\s/'\":,]+)+/")
 
 
 def sentence(error: BaseException) -> str:
     """``error`` in one line: what the user gave wrong is said, without folders of the server; a fault is logged."""
-    if isinstance(error, USER_ERRORS):
+    if isinstance(error, ForerunError):
         return FOLDERS.sub("", " ".join(str(error).split()))
     if isinstance(error, OSError) and error.strerror:
         return f"A file cannot be read or written: {error.strerror}."

@@ -1,53 +1,48 @@
-"""Building blocks of every page: figure cards with downloads, controls whose value is in the address, messages."""
+"""Building blocks of every page: figure cards with downloads, tables, tiles, messages, places that views fill."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, dcc, html
+from dash import dcc, html
 
-Component = Any
-"""A Dash component; the component libraries are not typed."""
-Identity = dict[str, str]
+from dashboards.app.controls import Component, Identity
+from dashboards.page import Tile
+from dashboards.theme import BASIS_WORDS
+from simulator.tables import Cell, Table, Value, cell_class, cell_text
+
 EXPORTS = ("png", "svg", "csv", "html")
 GRAPH_CONFIG: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
-
-
-def state_id(page: str, name: str) -> Identity:
-    """Id of a control whose value is part of the address."""
-    return {"kind": "state", "page": page, "name": name}
-
-
-def control_id(page: str, name: str) -> Identity:
-    """Id of the place of a control with its label."""
-    return {"kind": "control", "page": page, "name": name}
-
-
-def value_id(page: str, name: str) -> Identity:
-    """Id of the words that say the value of a slider."""
-    return {"kind": "value", "page": page, "name": name}
-
-
-def shown_when(app: Dash, page: str, name: str, other: str, wanted: Callable[[Any], bool]) -> None:
-    """Show the control ``name`` only while the value of ``other`` is ``wanted``."""
-
-    def style(value: Any) -> dict[str, str]:
-        return {} if wanted(value) else {"display": "none"}
-
-    app.callback(Output(control_id(page, name), "style"), Input(state_id(page, other), "value"))(style)
+MESSAGE = "message"
+"""The area in which a page says what is wrong."""
 
 
 def spec_id(page: str, name: str) -> Identity:
-    """Id of the store that holds a figure without its colours of light or dark; what a page's callbacks fill."""
+    """Id of the store that holds a figure without its colours of light or dark; what a page's views fill."""
     return {"kind": "spec", "page": page, "name": name}
 
 
 def area_id(page: str, name: str) -> Identity:
-    """Id of a place that a page's callbacks fill with components."""
+    """Id of a place that a page's views fill with components."""
     return {"kind": "area", "page": page, "name": name}
+
+
+def told_id(page: str, name: str) -> Identity:
+    """Id of a store by which one view starts another."""
+    return {"kind": "told", "page": page, "name": name}
+
+
+def area(page: str, name: str) -> Component:
+    """A place that a view fills."""
+    return html.Div(id=area_id(page, name), className="area")
+
+
+def message_area(page: str, name: str = MESSAGE) -> Component:
+    """Where a view says what is wrong."""
+    return dmc.Box(id=area_id(page, name), className="area", **{"aria-live": "polite"})
 
 
 def spec(figure: go.Figure | None) -> dict[str, Any] | None:
@@ -60,18 +55,19 @@ def spec(figure: go.Figure | None) -> dict[str, Any] | None:
     return {"data": plain["data"], "layout": layout}
 
 
-def figure_card(page: str, name: str, height: int, label: str) -> Component:
-    """The place of one figure of ``height`` pixels, with its downloads; ``label`` is for screen readers."""
-    buttons = [
-        dmc.Button(
-            kind.upper(),
-            id={"kind": f"export-{kind}", "page": page, "name": name},
-            size="compact-xs",
-            variant="subtle",
-            color="gray",
-        )
-        for kind in EXPORTS
-    ]
+def figure_card(page: str, name: str, height: int, label: str, wide: bool = False) -> Component:
+    """The place of one figure of ``height`` pixels, with its downloads.
+
+    Args:
+        label: for screen readers.
+        wide: scrolls sideways on a narrow screen, so that its numbers stay readable.
+    """
+
+    def export(kind: str) -> Component:
+        named: Any = {"aria-label": f"Save {label} as {kind.upper()}"}
+        place = {"kind": f"export-{kind}", "page": page, "name": name}
+        return dmc.Button(kind.upper(), id=place, size="compact-xs", variant="subtle", color="dark", **named)
+
     graph = dcc.Graph(
         id={"kind": "graph", "page": page, "name": name},
         config=GRAPH_CONFIG,
@@ -84,8 +80,13 @@ def figure_card(page: str, name: str, height: int, label: str) -> Component:
         [
             dcc.Store(id=spec_id(page, name)),
             dcc.Download(id={"kind": "download", "page": page, "name": name}),
-            html.Div(graph, role="img", **aria),
-            dmc.Group([dmc.Text("Save as", size="xs", c="dimmed"), *buttons], gap=2, justify="flex-end"),
+            html.Div(
+                html.Div(graph, role="group", className="figure wide" if wide else "figure", **aria),
+                className="figure-scroll",
+            ),
+            dmc.Group(
+                [dmc.Text("Save as", size="xs", className="muted"), *map(export, EXPORTS)], gap=2, justify="flex-end"
+            ),
         ],
         id={"kind": "card", "page": page, "name": name},
         withBorder=True,
@@ -95,90 +96,9 @@ def figure_card(page: str, name: str, height: int, label: str) -> Component:
     )
 
 
-def select(
-    page: str,
-    name: str,
-    label: str,
-    options: Sequence[str] | Sequence[dict[str, Any]],
-    value: str | None,
-    **more: Any,
-) -> Component:
-    """A choice from a list; long lists can be searched."""
-    return html.Div(
-        dmc.Select(
-            id=state_id(page, name),
-            label=label,
-            data=list(options),
-            value=value,
-            searchable=len(options) > 8,
-            allowDeselect=False,
-            size="sm",
-            maxDropdownHeight=320,
-            **more,
-        ),
-        id=control_id(page, name),
-    )
-
-
-def slider(
-    page: str, name: str, label: str, steps: Sequence[float], value: float, unit: str = "", live: bool = True
-) -> Component:
-    """A slider over the values of ``steps``: its own value is the place in them, the address holds the value.
-
-    Args:
-        live: answer while the knob moves, not only when it is let go.
-    """
-    place = min(range(len(steps)), key=lambda index: abs(steps[index] - value))
-    shown = sorted({0, len(steps) // 2, len(steps) - 1})
-    return html.Div(
-        [
-            dmc.Group(
-                [
-                    dmc.Text(label, size="sm", fw=500),
-                    html.Span(
-                        with_unit(steps[place], unit), title=unit, id=value_id(page, name), className="slider-value"
-                    ),
-                ],
-                justify="space-between",
-            ),
-            dmc.Slider(
-                id=state_id(page, name),
-                min=0,
-                max=len(steps) - 1,
-                step=1,
-                value=place,
-                updatemode="drag" if live else "mouseup",
-                marks=[{"value": index, "label": short(steps[index])} for index in shown],
-                label=None,
-                size="md",
-                mb="lg",
-                px="lg",
-                thumbLabel=label,
-            ),
-        ],
-        id=control_id(page, name),
-    )
-
-
 def counted(count: int, noun: str) -> str:
     """``1 chip``, ``2 chips``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def short(value: float) -> str:
-    """A number on a slider: 131072 is ``128k``."""
-    return f"{value / 1024:g}k" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
-
-
-def with_unit(value: float, unit: str) -> str:
-    """The value of a slider in words."""
-    return f"{short(value)} {unit}".strip()
-
-
-def at(steps: Sequence[float], place: Any) -> float:
-    """The value at a slider's place; the nearest end for a place that is none."""
-    index = int(place) if isinstance(place, int | float) else 0
-    return steps[min(max(index, 0), len(steps) - 1)]
 
 
 def message(text: str) -> Component:
@@ -191,31 +111,37 @@ def remark(text: str) -> Component:
     return dmc.Alert(text, color="gray", variant="light", radius="md", className="remark")
 
 
+def said_otherwise(lines: Sequence[str]) -> Component:
+    """What of a link could not be honoured, and what is shown instead; nothing where all was."""
+    if not lines:
+        return None
+    title = "This link asked for something that cannot be shown"
+    return dmc.Alert(
+        [html.Div(line) for line in lines], title=title, color="yellow", variant="light", className="changed"
+    )
+
+
 def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
     """What the numbers of a page rest on; None where nothing was computed."""
-    from dashboards.figures.theme import BASIS_WORDS
-
-    lines = [dmc.Text(note, size="xs", c="dimmed") for note in dict.fromkeys(notes)]
+    lines = [dmc.Text(note, size="xs", className="muted") for note in dict.fromkeys(notes)]
     words = "" if basis is None else BASIS_WORDS.get(basis, "")
     told = f"These numbers rest on: {words}." if words else "What numbers rest on stands here when there are any."
     head = [
-        dmc.Badge(
-            f"basis: {basis or 'nothing yet'}", variant="light", color="teal" if basis == "calibrated" else "gray"
-        ),
-        dmc.Text(told if words or basis is None else "", size="sm", c="dimmed"),
+        html.Span(f"basis: {basis or 'nothing yet'}", className=f"basis-badge {basis or ''}"),
+        dmc.Text(told if words or basis is None else "", size="sm", className="muted"),
     ]
     return dmc.Stack([dmc.Group(head, gap="xs"), *lines], gap=4, className="basis")
 
 
-def tiles(rows: Iterable[tuple[str, str, str, str]]) -> Component:
-    """Numbers that matter: (label, value, unit, detail)."""
+def tiles(rows: Iterable[Tile]) -> Component:
+    """Numbers that matter."""
     return dmc.SimpleGrid(
         [
             dmc.Paper(
                 [
-                    dmc.Text(label, size="xs", c="dimmed"),
+                    dmc.Text(label, size="xs", className="muted"),
                     dmc.Text([value, html.Small(f" {unit}" if unit else "")], className="tile-value"),
-                    dmc.Text(detail, size="xs", c="dimmed"),
+                    dmc.Text(detail, size="xs", className="muted"),
                 ],
                 withBorder=True,
                 radius="md",
@@ -229,45 +155,68 @@ def tiles(rows: Iterable[tuple[str, str, str, str]]) -> Component:
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> Component:
-    """A table that scrolls sideways where it must; columns from ``numbers_from`` are right-aligned.
-
-    Without any text in ``columns`` it has no head.
-    """
-
-    def aligned(index: int) -> dict[str, str]:
-        return {"textAlign": "right" if index >= numbers_from else "left"}
-
-    names = [dmc.TableTh(column, style=aligned(i)) for i, column in enumerate(columns)]
-    head = [dmc.TableThead(dmc.TableTr(names))] if any(columns) else []
-    body = [dmc.TableTr([dmc.TableTd(cell, style=aligned(i)) for i, cell in enumerate(row)]) for row in rows]
-    return dmc.TableScrollContainer(
-        dmc.Table([*head, dmc.TableTbody(body)], highlightOnHover=True, fz="sm", className="plain"),
-        minWidth=320,
-        type="native",
+def table(shown: Table) -> Component:
+    """A table as data on a page, without its title; rows beyond ``shown.shown`` are folded. None without rows."""
+    if not shown.rows:
+        return None
+    rows = [html.Tr(list(map(_cell, row))) for row in shown.rows]
+    head = (
+        [html.Thead(html.Tr([html.Th(column, scope="col") if column else html.Td() for column in shown.columns]))]
+        if shown.headed
+        else []
     )
+
+    def part(lines: Sequence[Component]) -> Component:
+        named: Any = {"aria-label": shown.title or "table"}
+        plain = html.Table([*head, html.Tbody(list(lines))], className="plain words" if shown.left else "plain")
+        return html.Div(plain, className="scroll", tabIndex=0, role="region", **named)
+
+    first, rest = rows[: shown.shown], rows[len(rows) - shown.hidden :]
+    if not shown.hidden:
+        return part(first)
+    return html.Div([part(first), html.Details([html.Summary(f"{shown.hidden:,} more"), part(rest)])])
+
+
+def _cell(value: Value) -> Component:
+    if not isinstance(value, Cell):
+        return html.Td(cell_text(value), className=cell_class(value))
+    aside = [html.Span(f" {value.aside}", className="aside")] if value.aside else []
+    return html.Td([value.text, *aside], className=cell_class(value))
+
+
+def table_card(shown: Table) -> Component:
+    """A table in a titled box; None without rows."""
+    return card(shown.title, table(shown)) if shown.rows else None
+
+
+def commands_card(title: str, commands: Mapping[str, str]) -> Component:
+    """Commands to paste, by the engine they are for, each with a button that copies it; None without any."""
+    parts: list[Component] = []
+    for engine, text in commands.items():
+        named: Any = {"aria-label": f"Copy the command for {engine}"}
+        copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs", **named)
+        parts.append(dmc.Group([dmc.Text(engine, size="sm", fw=600), copy], justify="space-between"))
+        parts.append(dmc.Code(text, block=True, className="flags"))
+    return card(title, *parts) if parts else None
 
 
 def card(title: str, *content: Component, **more: Any) -> Component:
     """A titled box."""
-    heading = [dmc.Text(title, fw=600)] if title else []
+    heading = [dmc.Title(title, order=2, className="card-title")] if title else []
     return dmc.Paper(dmc.Stack([*heading, *content], gap="sm"), withBorder=True, radius="md", p="md", **more)
 
 
 def page_frame(title: str, says: str, *content: Component) -> Component:
     """A page: its name, what it answers in one sentence, and its content."""
-    head = [dmc.Title(title, order=2), dmc.Text(says, c="dimmed")]
+    head = [dmc.Title(title, order=1, className="page-title"), dmc.Text(says, className="muted")]
     return dmc.Stack([html.Div(head), *content], gap="md", className="page")
 
 
 def with_controls(controls: Sequence[Component], content: Sequence[Component]) -> Component:
     """Controls beside the content; above it on a narrow screen."""
-    return dmc.Grid(
-        [
-            dmc.GridCol(card("", *controls, className="controls"), span={"base": 12, "md": 3}),
-            dmc.GridCol(dmc.Stack(list(content), gap="md"), span={"base": 12, "md": 9}),
-        ],
-        gutter="md",
+    return html.Div(
+        [card("", *controls, className="controls"), dmc.Stack(list(content), gap="md", className="content")],
+        className="with-controls",
     )
 
 

@@ -1,16 +1,22 @@
-"""Replays of served kernel traces, kept while nothing changes."""
+"""Replays in the app: of kernel traces, kept while nothing changes; of served runs and steps, in the background."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from dashboards.app.jobs import Tell
 from dashboards.app.served import Served
+from dashboards.replay_report import KERNELS, kind_of
 from hwprofiles import KernelLibrary, load_chip
 from simulator.errors import ForerunError
 from simulator.replay import ReplayReport, Split, calibrate, load_residuals, replay_kernels
+from simulator.scenario import Scenario
 from traces.kernels import KernelTable, read_kernels
 
 PHYSICS = "the profile as it is"
@@ -20,6 +26,9 @@ LAYERS = (PHYSICS, LEARNED, FITTED)
 SPLIT = Split(0.7, 1)
 MOST_FITTED = 5000
 """Rows of a trace that is fitted while someone waits."""
+MOST_RUNS = 40
+"""Measured runs of one file that are served again here, evenly chosen; the command takes them all."""
+Document = dict[str, Any]
 
 
 def devices(served: Served, trace: str) -> list[str]:
@@ -75,3 +84,78 @@ def _replayed(path: Path, modified_ns: int, chip: str, library: str, device: str
         return replay_kernels(table, KernelLibrary(fitted, library), SPLIT)
     residuals = load_residuals(chip) if layer == LEARNED else None
     return replay_kernels(table, KernelLibrary(profile, library), residuals=residuals)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTask:
+    """Measured runs served again, or measured steps predicted, with a scenario for what the file does not tell."""
+
+    file: Path
+    steps: bool
+    scenario: Scenario
+
+    def __call__(self, folder: Path, tell: Tell) -> None:
+        """Replay, and write ``replay.json`` as the command does."""
+        from dashboards.replay_report import write_replay
+        from simulator.replay.requests import replay_requests, requests_document
+        from simulator.replay.steps import replay_steps, steps_document
+        from simulator.workers import Workers, cores
+        from traces.servings import read_runs
+        from traces.steps import read_steps
+
+        if self.steps:
+            document = steps_document(replay_steps([read_steps(self.file)], self.scenario))
+        else:
+            runs = read_runs(self.file)
+            with Workers(cores() if cores() > 1 else 0) as workers:
+                start = workers.start if cores() > 1 else None
+                report = replay_requests(
+                    runs, self.scenario, (self.file.name,), limit=MOST_RUNS, start=start, progress=tell
+                )
+            document = requests_document(report)
+        write_replay(folder, document)
+
+
+def replay_task(served: Served, label: str, model: str, chip: str, framework: str, tensor_parallel: int) -> ReplayTask:
+    """The replay of a served file with this model, chip and engine where the file names none.
+
+    Raises:
+        ForerunError: no such file, or no such deployment.
+    """
+    from simulator.scenario import scenario_from
+
+    file, steps = served.measured_file(label)
+    data = {
+        "model": model,
+        "hardware": {"chip": chip, "tensor_parallel": tensor_parallel},
+        "engine": {"framework": framework},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 512, "output_tokens": 128, "num_requests": 100},
+    }
+    return ReplayTask(file, steps, scenario_from(data, "replay"))
+
+
+def document_of(served: Served, label: str) -> Document:
+    """The ``replay.json`` with this label.
+
+    Raises:
+        ForerunError: no such replay, or not one of served runs or steps.
+        OSError: it cannot be read.
+    """
+    path = served.replays().get(label)
+    if path is None:
+        raise ForerunError(f"replay: no replay '{label[:120]}' in the served folders")
+    document = _read(path, path.stat().st_mtime_ns)
+    if kind_of(document) in (None, KERNELS):
+        raise ForerunError(
+            f"replay: {label[:120]}: replay.json is not what forerun replay requests or steps --out writes"
+        )
+    return document
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _modified_ns: int) -> Document:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ForerunError(f"replay: {path.parent.name}: replay.json is not JSON") from None
+    return document if isinstance(document, dict) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -32,26 +33,35 @@ SAMPLE_TRACE = "shipped sample: kernels on one CPU core"
 SAMPLE_CHIP = "shipped sample: one core of that CPU"
 
 
+@dataclass(frozen=True, slots=True)
 class Served:
     """Folders whose runs and traces are shown, and the folder of the runs that the app makes itself.
 
     Everything is addressed by a label that this class hands out; a label that it does not know is refused, so no text
     from a browser is ever used as a path.
-
-    Args:
-        folders: to serve; need not hold anything yet.
-        session: for runs of this session.
-
-    Raises:
-        ForerunError: a folder that is not there.
     """
 
-    def __init__(self, folders: Iterable[Path], session: Path) -> None:
-        self.folders = tuple(Path(folder).resolve() for folder in folders)
-        self.session = session.resolve()
-        for folder in self.folders:
+    folders: tuple[Path, ...]
+    """They need not hold anything yet."""
+    session: Path
+    """For the runs of one session, or of all where none is meant."""
+
+    @classmethod
+    def of(cls, folders: Iterable[Path], place: Path) -> Served:
+        """Serve folders, with ``place`` for the runs that the app makes.
+
+        Raises:
+            ForerunError: a folder that is not there.
+        """
+        found = tuple(Path(folder).resolve() for folder in folders)
+        for folder in found:
             if not folder.is_dir():
                 raise ForerunError(f"{folder}: no such folder to serve")
+        return cls(found, place.resolve())
+
+    def of_session(self, name: str) -> Served:
+        """The same folders, and the runs of one session alone."""
+        return replace(self, session=self.session / name)
 
     def runs(self) -> dict[str, Path]:
         """Run folders by label: runs of this session first, then those of the served folders by name."""

@@ -1,7 +1,8 @@
-"""The app and its server: local by default, one process, nothing from the network."""
+"""The app and its server: local by default, one process, nothing from the network, a session for each browser."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import logging
 import secrets
@@ -15,12 +16,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dash import Dash
-from flask import abort, request
+from flask import Response, abort, redirect, request, session
 
-from dashboards.app import job_panel, shell
-from dashboards.app.context import Context, Page
-from dashboards.app.jobs import Jobs
-from dashboards.app.pages import pages
+from dashboards.app import shell
+from dashboards.app.jobs import register_panels
+from dashboards.app.page import Context
+from dashboards.app.pages import PAGES
 from dashboards.app.served import Served
 from simulator.errors import ForerunError
 
@@ -32,16 +33,30 @@ SECURITY = {
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "no-referrer",
 }
+POLICY = (
+    "default-src 'self'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "font-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
+)
+"""No script runs but the app's own; styles are set inline by the component library and by Plotly."""
+ADMITTED = "admitted"
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
+<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
+</html>"""
 
 
-def create_app(folders: Sequence[Path], session: Path, hosts: Sequence[str] = LOCAL_NAMES) -> tuple[Dash, Context]:
+def create_app(
+    folders: Sequence[Path], place: Path, hosts: Sequence[str] = LOCAL_NAMES, token: str | None = None
+) -> tuple[Dash, Context]:
     """The app over some folders of runs and traces.
 
     Args:
         folders: served, read-only.
-        session: an empty folder for runs that the app makes.
+        place: an empty folder for the runs that the app makes, in one folder for each session.
         hosts: names under which the app may be asked; others are refused, so that no foreign page can reach it by
             pointing its own name here. Empty: any.
+        token: has to be in the first address that a browser opens (``/?token=...``); None: none is needed.
 
     Returns:
         The app, and what its pages share; close ``context.jobs`` in the end.
@@ -50,33 +65,50 @@ def create_app(folders: Sequence[Path], session: Path, hosts: Sequence[str] = LO
         ForerunError: a folder that is not there.
     """
     _load_before_threads()
-    context = Context(Served(folders, session), Jobs(session))
-    shown: tuple[Page, ...] = pages()
+    context = Context(Served.of(folders, place))
     app = Dash(
         "forerun",
         title="Forerun",
         update_title="",
+        index_string=INDEX,
         serve_locally=True,
         suppress_callback_exceptions=True,
         assets_folder=str(Path(__file__).parent / "assets"),
         add_log_handler=False,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    app.layout = shell.frame(shown)
-    shell.register(app, shown, context)
-    job_panel.register(app, context)
-    for page in shown:
+    app.layout = shell.frame(PAGES)
+    shell.register(app, PAGES, context)
+    register_panels(app, context.jobs)
+    for page in PAGES:
         page.register(app, context)
+    policy = POLICY.format(scripts=" ".join(app.csp_hashes()))
     server = app.server
     server.config["MAX_CONTENT_LENGTH"] = LARGEST_MESSAGE_BYTES
+    server.config["SESSION_COOKIE_SAMESITE"] = "Strict"
     server.secret_key = secrets.token_bytes(32)
     server.before_request(lambda: _refuse_foreign(hosts))
-    server.after_request(_secured)
+    if token is not None:
+        server.before_request(lambda: _admit(token))
+    server.before_request(context.begin_session)
+
+    def secured(response: Any) -> Any:
+        for name, value in (*SECURITY.items(), ("Content-Security-Policy", policy)):
+            response.headers.setdefault(name, value)
+        return response
+
+    server.after_request(secured)
     return app, context
 
 
-def serve(folders: Sequence[Path], host: str, port: int) -> None:
+def serve(folders: Sequence[Path], host: str, port: int, with_token: bool | None = None) -> None:
     """Serve the app until Ctrl-C.
+
+    Args:
+        folders: served, read-only.
+        host: address to serve on.
+        port: 0 picks a free one.
+        with_token: ask for a token, which the printed address has; None: where others can reach ``host``.
 
     Raises:
         ForerunError: a folder that is not there, or an address that cannot be used.
@@ -84,14 +116,17 @@ def serve(folders: Sequence[Path], host: str, port: int) -> None:
     from werkzeug.serving import make_server
 
     check_free(host, port)
+    local = is_loopback(host)
+    token = secrets.token_urlsafe(18) if with_token or (with_token is None and not local) else None
     with ExitStack() as stack:
-        session = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-")))
-        app, context = create_app(folders, session, () if not is_loopback(host) else LOCAL_NAMES)
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-")))
+        app, context = create_app(folders, place, (*LOCAL_NAMES, host) if local else (), token)
         stack.callback(context.jobs.close)
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         server = make_server(host, port, app.server, threaded=True)
         with_brackets = f"[{host}]" if ":" in host else host
-        print(f"Serving http://{with_brackets}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+        asked = f"?token={token}" if token else ""
+        print(f"Serving http://{with_brackets}:{server.server_port}/{asked} (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()
         finally:
@@ -133,15 +168,23 @@ def _load_before_threads() -> None:
 
 def _refuse_foreign(hosts: Sequence[str]) -> None:
     """Refuse requests for another name than ours, and changes asked for by other sites' pages."""
-    asked = urlsplit(f"//{request.host}").hostname
-    if hosts and asked not in hosts:
+    try:
+        asked = urlsplit(f"//{request.host}").hostname
+        origin = request.headers.get("Origin")
+        foreign = origin is not None and urlsplit(origin).netloc != request.host
+    except ValueError:  # brackets that hold no address
         abort(403)
-    origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
+    if foreign or (hosts and asked not in hosts):
         abort(403)
 
 
-def _secured(response: Any) -> Any:
-    for name, value in SECURITY.items():
-        response.headers.setdefault(name, value)
-    return response
+def _admit(token: str) -> Any:
+    """Let a browser in that brings the token, and remember it; others are told where the token is."""
+    given = request.args.get("token")
+    if given is not None and hmac.compare_digest(given.encode(), token.encode()):
+        session[ADMITTED] = True
+        return redirect(request.path)
+    if session.get(ADMITTED) is True:
+        return None
+    words = "Open the address with its token that forerun dash printed in its terminal.\n"
+    return Response(words, 403, mimetype="text/plain")

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
 from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.dependencies import ALL
 
-from dashboards.app.context import Context, Page
+from dashboards.app.controls import Number, slider_id, state_id
 from dashboards.app.downloads import figure_csv, figure_html, figure_title
+from dashboards.app.page import Context, Page
 from dashboards.app.parts import page_frame
-from dashboards.app.url_state import Params
-from dashboards.figures.theme import FONT, dark_template, light_template
+from dashboards.theme import FONT, dark_template, light_template
 
 
-def frame(pages: tuple[Page, ...]) -> Any:
+def frame(pages: Sequence[Page]) -> Any:
     """The layout of the whole app; a page goes into ``page``."""
     links = [
-        dmc.NavLink(label=page.name, href=page.path, active="exact", id={"kind": "link", "path": page.path})
+        dmc.NavLink(label=page.name, href=f"/{page.path}", active="exact", id={"kind": "link", "path": page.path})
         for page in pages
     ]
     schemes = dmc.SegmentedControl(
         id="scheme-choice",
         data=[{"value": name, "label": name.capitalize()} for name in ("auto", "light", "dark")],
+        **{"aria-label": "Colours"},
         value="auto",
         size="xs",
         persistence="forerun",
@@ -47,19 +49,24 @@ def frame(pages: tuple[Page, ...]) -> Any:
         wrap="nowrap",
     )
     templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
-    steps = {f"{page.path.strip('/')}/{name}": list(values) for page in pages for name, values in page.steps.items()}
+    stops = {
+        f"{page.path}/{name}": {"stops": list(control.stops), "unit": control.unit, "label": control.label}
+        for page in pages
+        for name, control in page.fields.items()
+        if isinstance(control, Number) and control.stops
+    }
     return dmc.MantineProvider(
         [
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="scheme", data="light"),
             dcc.Store(id="templates", data=templates),
-            dcc.Store(id="steps", data=steps),
+            dcc.Store(id="stops", data=stops),
             dcc.Store(id="address"),
             dcc.Store(id="picture"),
             dmc.AppShell(
                 [
                     dmc.AppShellHeader(header),
-                    dmc.AppShellNavbar(dmc.Stack(links, gap=2), p="sm"),
+                    dmc.AppShellNavbar(dmc.Stack(links, gap=2), p="sm", **{"aria-label": "Pages"}),
                     dmc.AppShellMain(html.Div(id="page")),
                 ],
                 id="shell",
@@ -69,20 +76,25 @@ def frame(pages: tuple[Page, ...]) -> Any:
             ),
         ],
         id="theme",
-        theme={"fontFamily": FONT, "primaryColor": "blue", "headings": {"fontFamily": FONT}},
+        theme={
+            "fontFamily": FONT,
+            "primaryColor": "blue",
+            "primaryShade": {"light": 8, "dark": 8},
+            "headings": {"fontFamily": FONT},
+        },
         defaultColorScheme="auto",
     )
 
 
-def register(app: Dash, pages: tuple[Page, ...], context: Context) -> None:
+def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
     """Add the frame's callbacks to ``app``."""
 
     def show_page(path: str | None, search: str | None) -> Any:
-        wanted = (path or "/").rstrip("/") or "/"
-        page = pages[0] if wanted == "/" else next((page for page in pages if page.path == wanted), None)
+        wanted = (path or "").strip("/")
+        page = next((page for page in pages if page.path == (wanted or pages[0].path)), None)
         if page is None:
             return page_frame("No such page", "The menu has all pages there are.")
-        return page.layout(Params(search), context)
+        return page.layout(search, context)
 
     in_browser: Any = app.clientside_callback
     app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))(show_page)
@@ -98,17 +110,20 @@ def register(app: Dash, pages: tuple[Page, ...], context: Context) -> None:
         ClientsideFunction("forerun", "address"),
         Output("address", "data"),
         Input({"kind": "state", "page": ALL, "name": ALL}, "value"),
-        State("steps", "data"),
         prevent_initial_call=True,
     )
-    in_browser(
-        ClientsideFunction("forerun", "words"),
-        Output({"kind": "value", "page": MATCH, "name": MATCH}, "children"),
-        Input({"kind": "state", "page": MATCH, "name": MATCH}, "value"),
-        State("steps", "data"),
-        State({"kind": "value", "page": MATCH, "name": MATCH}, "title"),
-        prevent_initial_call=True,
-    )
+    for page in pages:
+        for name, control in page.fields.items():
+            if isinstance(control, Number) and control.stops:
+                field, slider = state_id(page.path, name), slider_id(page.path, name)
+                in_browser(
+                    ClientsideFunction("forerun", "pair"),
+                    Output(field, "value"),
+                    Output(slider, "value"),
+                    Input(field, "value"),
+                    Input(slider, "value"),
+                    State("stops", "data"),
+                )
     in_browser(
         ClientsideFunction("forerun", "draw"),
         Output({"kind": "graph", "page": MATCH, "name": MATCH}, "figure"),

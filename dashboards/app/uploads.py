@@ -1,15 +1,18 @@
-"""A scenario that came through the browser: safe to parse, and unable to name files of the server."""
+"""A scenario that came through the browser: unable to name files of the server, and no larger than the app may run.
+
+It is read in the process that runs it, where memory and time are bounded: a short text can take long to read.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dashboards.app.jobs import RunTask, Tell
 from dashboards.app.served import Served
 from simulator.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
@@ -18,22 +21,43 @@ from simulator.scenario import Scenario, parse_yaml, scenario_from
 LARGEST_UPLOAD_BYTES = 512 * 1024
 MOST_REQUESTS = 200_000
 """Requests of a run that the app makes."""
+MOST_TOKENS = 2_000_000
+"""Tokens of a prompt, an answer or a system prompt."""
+MOST_REPLICAS = 1024
 Key = str | int
 
 
-def uploaded_text(contents: str) -> str:
+@dataclass(frozen=True, slots=True)
+class UploadTask:
+    """Reads an uploaded scenario and runs it."""
+
+    text: str
+    name: str
+    served: Served
+
+    def __call__(self, folder: Path, tell: Tell) -> None:
+        """Read, check, run, and write the run's files."""
+        RunTask(uploaded_scenario(self.text, self.name, self.served))(folder, tell)
+
+
+def uploaded_text(contents: str, name: str) -> str:
     """The text of an upload as the browser sends it (``data:...;base64,...``).
 
     Raises:
-        ForerunError: too large, or not text.
+        ForerunError: too large, or nothing that could be a scenario.
     """
     encoded = contents.partition(",")[2]
+    if not name.lower().endswith((".yaml", ".yml", ".json")):
+        raise ForerunError(
+            f"{name[:80]}: a scenario is YAML or JSON; a request trace goes into a served folder, and is named by "
+            f"workload.trace of a scenario, or by forerun plan SCENARIO --trace FILE"
+        )
     if len(encoded) * 3 // 4 > LARGEST_UPLOAD_BYTES:
-        raise ForerunError(f"upload: larger than {LARGEST_UPLOAD_BYTES // 1024} KiB, which no scenario is")
+        raise ForerunError(f"{name[:80]}: larger than {LARGEST_UPLOAD_BYTES // 1024} KiB, which no scenario is")
     try:
         return base64.b64decode(encoded, validate=True).decode("utf-8-sig")
     except (binascii.Error, UnicodeDecodeError):
-        raise ForerunError("upload: not a text file; a scenario is YAML or JSON") from None
+        raise ForerunError(f"{name[:80]}: not a text file; a scenario is YAML or JSON") from None
 
 
 def uploaded_scenario(text: str, name: str, served: Served) -> Scenario:
@@ -41,28 +65,12 @@ def uploaded_scenario(text: str, name: str, served: Served) -> Scenario:
 
     Raises:
         ForerunError: not a scenario, one that names files outside the served folders, or one too large for the app.
-        TraceError: a trace that cannot be found by name.
     """
     place = Path(name.replace("\\", "/")).name[:80] or "upload"
-    refuse_aliases(text, place)
     data = parse_yaml(text, place)
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: a scenario is a mapping with model, hardware and workload at its top")
     return checked_size(scenario_from(confined(data, served, place), place), place)
-
-
-def refuse_aliases(text: str, place: str) -> None:
-    """Refuse YAML aliases, which let a few lines stand for gigabytes.
-
-    Raises:
-        ForerunError: there is one.
-    """
-    try:
-        for token in yaml.scan(text, Loader=yaml.SafeLoader):
-            if isinstance(token, yaml.AliasToken):
-                raise ForerunError(f"{place}:{token.start_mark.line + 1}: aliases (*{token.value}) are not taken here")
-    except yaml.YAMLError:
-        return  # parse_yaml says what is wrong, with the line
 
 
 def confined(data: dict[str, Any], served: Served, place: str) -> dict[str, Any]:
@@ -77,10 +85,10 @@ def confined(data: dict[str, Any], served: Served, place: str) -> dict[str, Any]
     """
     result: dict[str, Any] = _copy(data)
     inline = isinstance(result.get("model"), dict)
-    for holder, key, path in list(_texts(result, ())):
-        if inline and path[0] == "model":
-            continue
+    for holder, key, path in list(_leaves(result, ())):
         text = holder[key]
+        if not isinstance(text, str) or (inline and path[0] == "model"):
+            continue
         if not _like_a_path(text) or _known_by_name(path, text):
             continue
         file = served.confined(text)
@@ -94,20 +102,31 @@ def confined(data: dict[str, Any], served: Served, place: str) -> dict[str, Any]
 
 
 def checked_size(scenario: Scenario, place: str) -> Scenario:
-    """``scenario`` if the app may run it.
+    """``scenario`` if the app may run it; one with a trace takes as many of its rows as may be.
 
     Raises:
-        ForerunError: too many requests, or replicas.
+        ForerunError: too many requests or replicas, or too long prompts or answers.
     """
-    asked = scenario.workload.num_requests
-    if asked is not None and asked > MOST_REQUESTS:
-        raise ForerunError(
-            f"{place}: workload.num_requests: at most {MOST_REQUESTS:,} here (got {asked:,}); "
-            f"use forerun run for longer ones"
-        )
-    if asked is None and scenario.workload.trace is not None:
+    data = scenario.model_dump(mode="json", exclude_none=True, include={"workload", "hardware", "pools"})
+    for holder, key, path in _leaves(data, ()):
+        most, value = _most_of(path), holder[key]
+        if most is not None and isinstance(value, int | float) and value > most:
+            raise ForerunError(
+                f"{place}: {'.'.join(map(str, path))}: at most {most:,} here (got {value:,.15g}); "
+                f"use forerun run for more"
+            )
+    if scenario.workload.num_requests is None and scenario.workload.trace is not None:
         return scenario.with_values({"workload.num_requests": MOST_REQUESTS})
     return scenario
+
+
+def _most_of(path: tuple[Key, ...]) -> int | None:
+    """What a number at this place may be at most here."""
+    if path[-1] == "num_requests":
+        return MOST_REQUESTS
+    if path[-1] in ("replicas", "system_prompts"):
+        return MOST_REPLICAS
+    return MOST_TOKENS if any("tokens" in str(key) or key == "turns" for key in path) else None
 
 
 def _known_by_name(path: tuple[Key, ...], text: str) -> bool:
@@ -130,12 +149,12 @@ def _copy(data: Any) -> Any:
     return [_copy(value) for value in data] if isinstance(data, list) else data
 
 
-def _texts(data: Any, path: tuple[Key, ...]) -> Iterator[tuple[Any, Any, tuple[Key, ...]]]:
-    """(holder, key, dotted path) of every text in ``data``."""
+def _leaves(data: Any, path: tuple[Key, ...]) -> Iterator[tuple[Any, Any, tuple[Key, ...]]]:
+    """(holder, key, path) of every value in ``data`` that holds no others."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         here = (*path, key)
-        if isinstance(value, str):
-            yield data, key, here
+        if isinstance(value, dict | list):
+            yield from _leaves(value, here)
         else:
-            yield from _texts(value, here)
+            yield data, key, here

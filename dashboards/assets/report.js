@@ -2,6 +2,7 @@
   "use strict";
   var figures = JSON.parse(document.getElementById("figures").textContent);
   var templates = JSON.parse(document.getElementById("templates").textContent);
+  var packed = document.getElementById("plotly").textContent;
   var dark = window.matchMedia("(prefers-color-scheme: dark)");
   var config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
 
@@ -16,6 +17,31 @@
       Plotly.react(document.getElementById(id), figures[id].data, layoutOf(figures[id]), config);
     });
   }
-  draw();
-  dark.addEventListener("change", draw);
+  function unpacked(text) {
+    var bytes = Uint8Array.from(atob(text), function (letter) { return letter.charCodeAt(0); });
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+  function copied(button, text) {
+    button.textContent = "Copied";
+    window.setTimeout(function () { button.textContent = "Copy"; }, 1500);
+    if (navigator.clipboard) { return navigator.clipboard.writeText(text); }
+    var area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  document.querySelectorAll("button.copy").forEach(function (button) {
+    button.addEventListener("click", function () { copied(button, button.closest(".command").querySelector("pre").textContent); });
+  });
+  if (packed) {
+    unpacked(packed).then(function (code) {
+      var script = document.createElement("script");
+      script.textContent = code;
+      document.head.append(script);
+      draw();
+      dark.addEventListener("change", draw);
+    });
+  }
 })();

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
-from dashboards.figures.theme import BLUE, COLOURS, captioned
+from dashboards.theme import BLUE, COLOURS, FloatArray, captioned
 from hwprofiles import Chip
 from simulator.replay import ReplayReport
 from simulator.timing import Kernel
@@ -17,7 +16,6 @@ from simulator.timing import Kernel
 MAX_POINTS = 2000
 """Measured kernels of one plot; a larger trace is thinned evenly."""
 SYMBOLS = {"gemm": "circle", "attention": "diamond", "moe": "square", "elementwise": "x"}
-FloatArray = NDArray[np.float64]
 
 
 class RooflinePoint(NamedTuple):
@@ -151,7 +149,7 @@ def _add_measured(figure: go.Figure, measured: MeasuredPoints) -> None:
         ("predicted for it", measured.predicted_flops_per_s, "cross-thin-open", COLOURS["idle"]),
     ]
     for name, values, symbol, colour in shown:
-        figure.add_scattergl(
+        figure.add_scatter(
             x=measured.intensity,
             y=values,
             mode="markers",

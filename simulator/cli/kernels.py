@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
+from simulator.cli.output import JsonOption, Progress, checked_outputs, emit, printed
 from simulator.cli.replays import DeviceOption, FilesArgument, FormatOption
 
 if TYPE_CHECKING:
@@ -196,10 +196,10 @@ def calibrate(
 ) -> int:
     """Fit kernel efficiencies to measured kernels and write a profile that --chip and hardware.chip accept."""
     from hwprofiles import load_chip
-    from simulator.cli.replay_tables import calibration_tables
     from simulator.replay import parse_split
     from simulator.replay.calibrate import calibrate as fit_chip
     from simulator.replay.calibrate import calibration_document, write_profile
+    from simulator.replay.tables import calibration_tables
     from traces.kernels import concatenate, read_kernels
 
     with checked_outputs(None, json_file), Progress(json_file != "-", "fitting") as bar:
@@ -208,5 +208,6 @@ def calibrate(
         found = fit_chip(table, limits, library, parse_split(split), residual, seed, progress=bar.update)
         written = write_profile(found, output)
     document = calibration_document(found) | {"files": [str(path) for path in written]}
-    emit(document, json_file, calibration_tables(document))
+    title, facts = f"{document['chip']}, library {document['library']}", f"written: {', '.join(document['files'])}"
+    emit(document, json_file, printed(title, facts, calibration_tables(document), document))
     return 0

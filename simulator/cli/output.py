@@ -126,7 +126,7 @@ def printed(title: str, facts: str, tables: Sequence[Table], document: Mapping[s
     from rich.text import Text
 
     heading = Text(title, style="bold").append(f"  {facts}", style="dim not bold")
-    parts: list[Any] = [heading, *tables]
+    parts: list[Any] = [heading, *(table for table in tables if table.rows)]
     if document.get("conclusion"):
         parts.append(Text(document["conclusion"], style="bold"))
     if document.get("notes"):

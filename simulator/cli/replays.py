@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli.output import JsonOption, OutOption, SetOption, checked_outputs, emit
+from simulator.cli.output import JsonOption, OutOption, SetOption, checked_outputs, emit, printed
 
 EXIT_GATE_FAILED = 1
 
@@ -68,11 +68,9 @@ def kernels(
     import sys
 
     from hwprofiles import KernelLibrary, load_chip
-    from simulator.cli.replay_tables import replay_tables
-    from simulator.metrics.document import json_text
-    from simulator.metrics.files import write_text_atomically
     from simulator.replay import exceeded, load_residuals, parse_limit, parse_split, replay_kernels, report_document
     from simulator.replay.kernels import trace_library
+    from simulator.replay.tables import cold_words, kernel_replay_tables, replay_heading
     from traces.kernels import concatenate, read_kernels
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -85,11 +83,11 @@ def kernels(
         report = replay_kernels(table, chosen, held_out, where or [], corrections)
         document = report_document(report)
         if out is not None:
-            from dashboards.replay_report import write_replay_report
+            from dashboards.replay_report import write_replay
 
-            write_text_atomically(out / "replay.json", json_text(document))
-            write_replay_report(report, out / "report.html")
-        emit(document, json_file, replay_tables(document))
+            write_replay(out, document, report)
+        notes = {"notes": [words] if (words := cold_words(document)) else []}
+        emit(document, json_file, printed(*replay_heading(document), kernel_replay_tables(document), notes))
     lines = exceeded(limits, report.gated)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
@@ -133,12 +131,10 @@ def requests(
     import sys
 
     from simulator.cli.output import Progress
-    from simulator.cli.replay_tables import request_tables
-    from simulator.metrics.document import json_text
-    from simulator.metrics.files import write_text_atomically
     from simulator.replay.requests import replay_requests, requests_document
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.split import parse_split
+    from simulator.replay.tables import replay_heading, run_replay_tables
     from simulator.scenario import load_scenario
     from simulator.workers import Workers, cores
     from traces.servings import read_runs
@@ -156,11 +152,10 @@ def requests(
             )
         document = requests_document(report)
         if out is not None:
-            from dashboards.requests_report import write_requests_report
+            from dashboards.replay_report import write_replay
 
-            write_text_atomically(out / "replay.json", json_text(document))
-            write_requests_report(document, out / "report.html")
-        emit(document, json_file, request_tables(document))
+            write_replay(out, document)
+        emit(document, json_file, printed(*replay_heading(document), run_replay_tables(document), document))
     lines = exceeded(limits, report.gated)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
@@ -188,11 +183,9 @@ def steps(
     import sys
     from types import SimpleNamespace
 
-    from simulator.cli.replay_tables import step_tables
-    from simulator.metrics.document import json_text
-    from simulator.metrics.files import write_text_atomically
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.steps import replay_steps, steps_document
+    from simulator.replay.tables import replay_heading, step_replay_tables
     from simulator.scenario import load_scenario
     from traces.steps import read_steps
 
@@ -203,11 +196,10 @@ def steps(
         groups = (*document["groups"], document["overall"])
         lines = exceeded(limits, [(group["kind"], group["kind"], SimpleNamespace(**group)) for group in groups])
         if out is not None:
-            from dashboards.steps_report import write_steps_report
+            from dashboards.replay_report import write_replay
 
-            write_text_atomically(out / "replay.json", json_text(document))
-            write_steps_report(document, out / "report.html")
-        emit(document, json_file, step_tables(document))
+            write_replay(out, document)
+        emit(document, json_file, printed(*replay_heading(document), step_replay_tables(document), document))
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
     return EXIT_GATE_FAILED if lines else 0

@@ -168,7 +168,7 @@ def load_run(folder: Path) -> Run:
             the file and what is wrong.
         OSError: when a file cannot be read.
     """
-    document = _summary(folder)
+    document = load_summary(folder)
     for name in (REQUESTS_FILE, STEPS_FILE, TIMELINE_FILE):
         path = folder / name
         if not path.is_file():
@@ -187,8 +187,13 @@ def load_run(folder: Path) -> Run:
     )
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    """``summary.json`` as it was written."""
+def load_summary(folder: Path) -> dict[str, Any]:
+    """``summary.json`` of the run in ``folder``, as it was written.
+
+    Raises:
+        ForerunError: there is none, or it was changed.
+        OSError: it cannot be read.
+    """
     path = folder / SUMMARY_FILE
     if not path.is_file():
         raise ForerunError(

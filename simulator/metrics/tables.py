@@ -12,6 +12,8 @@ from simulator.tables import ABSENT, Cell, Table, Value, duration, number, pairs
 
 Document = dict[str, Any]
 
+MOST_REPLICAS = 64
+"""Replicas up to which each has a row."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 
@@ -26,6 +28,11 @@ def run_tables(document: Document) -> list[Table]:
     if document.get("pools"):
         found.append(pool_table(document))
     return found
+
+
+def more_run_tables(document: Document) -> list[Table]:
+    """What a page has room for beyond :func:`run_tables`: what fills a chip's memory, and every replica."""
+    return [memory_table(document), replica_table(document)]
 
 
 def run_title(document: Document) -> str:
@@ -156,6 +163,39 @@ def pool_table(document: Document) -> Table:
         for pool in document["pools"]
     ]
     return Table("Pools", columns, rows, name="pools")
+
+
+def memory_table(document: Document) -> Table:
+    """What fills the memory of one chip."""
+    kv = document["kv_cache"]
+    rows = (
+        ("Memory per chip", "capacity_bytes"),
+        ("Weights per chip", "weights_bytes"),
+        ("Draft weights per chip", "draft_weights_bytes"),
+        ("Activations and graphs per chip", "activation_bytes"),
+        ("KV of a token, per chip", "bytes_per_token"),
+    )
+    known = [(label, scaled(kv[key], "B")) for label, key in rows if kv.get(key)]
+    return pairs("Memory", known, name="memory")
+
+
+def replica_table(document: Document) -> Table:
+    """Every replica; empty where there is one, or more than can be read."""
+    replicas = document.get("replicas") or []
+    rows = [
+        [
+            f"{row['replica']} ({row['pool']})" if document.get("pools") else str(row["replica"]),
+            row["requests"],
+            row["prompt_tokens"],
+            percent(row["prefix_hit_rate"]),
+            percent(row["peak_use"]),
+            percent(row["busy"]),
+        ]
+        for row in replicas
+    ]
+    columns = ("replica", "requests", "prompt tokens", "prefix hits", "peak KV", "busy")
+    shown = rows if 1 < len(rows) <= MOST_REPLICAS else []
+    return Table("Replicas", columns, shown, shown=16, name="replicas")
 
 
 def bottleneck_cell(shares: Mapping[str, float] | None) -> Value:

@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 
 from dashboards.attention_report import Finding, attention_report_html
-from dashboards.figures.attention_gantt import WORK_COLOURS, gantt_data, gantt_figure
-from dashboards.figures.attention_speculation import (
+from dashboards.figures.attention import (
+    WORK_COLOURS,
     GainData,
     RateData,
+    context_gain_data,
+    context_gain_figure,
     context_ticks,
     gain_figure,
+    gantt_data,
+    gantt_figure,
     hit_rate_data,
     hit_rate_figure,
     rate_figure,
     sensitivity_data,
     sensitivity_figure,
-    speedup_data,
-    speedup_figure,
     tokens,
 )
 from simulator.speculation.attention_level import compare_layouts, consistency_set, pass_seconds
@@ -48,12 +50,12 @@ def test_gantt_shows_every_bar_of_a_hit_and_of_a_miss(reading):
 
 
 def test_speedup_lines_are_the_closed_form_inside_their_band():
-    data = speedup_data(SET, points=9)
+    data = context_gain_data(SET, points=9)
     for rate, row in zip(data.hit_rates, data.speedup, strict=True):
         np.testing.assert_allclose(row, [compare_layouts(SET, c, rate).speedup for c in data.contexts])
     assert (data.low <= data.speedup[-1]).all()
     assert (data.speedup[-1] <= data.high).all()
-    figure = speedup_figure(data)
+    figure = context_gain_figure(data)
     assert len(figure.data) == 6
     assert "consistency, not validation" in figure.layout.title.text
     assert "pays from 19.4K at 87.5% (17.3K to 113K)" in figure.layout.title.text
@@ -97,6 +99,6 @@ def test_the_page_holds_figures_sentences_and_sources():
     findings = {"one": Finding(sensitivity_figure(sensitivity_data(SET, 131072, 0.875)), "A < sentence.")}
     html = attention_report_html("Title", "Lead.", findings, {"sync_s": "25 us"})
     assert "A &lt; sentence." in html
-    assert '<div class="figure" id="one">' in html
+    assert '<div class="figure" id="one"' in html
     figures = html.split('id="figures">')[1].split("</script>")[0]
     assert list(json.loads(figures)) == ["one"]

@@ -3,11 +3,19 @@
 import numpy as np
 import pytest
 
-from dashboards.figures.attention_map import attention_map_data, attention_map_figure
-from dashboards.figures.bound_time import bound_time_data, bound_time_figure
+from dashboards.figures.attention import attention_map_data, attention_map_figure
+from dashboards.figures.load import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
+from dashboards.figures.replays import coverage_figure, scores_data, scores_figure
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
-from dashboards.figures.run_pair import change_figure, comparison_data, curves_figure
-from dashboards.figures.scores import coverage_figure, scores_data, scores_figure
+from dashboards.figures.run import (
+    bound_time_data,
+    bound_time_figure,
+    change_figure,
+    comparison_data,
+    curves_figure,
+    waterfall_data,
+    waterfall_figure,
+)
 from dashboards.figures.speculation import (
     SpeedupData,
     acceptance_data,
@@ -18,11 +26,9 @@ from dashboards.figures.speculation import (
     speedup_by_context,
     speedup_figure,
 )
-from dashboards.figures.theme import METHODS, chip_colour, gain_scale
-from dashboards.figures.waterfall import waterfall_data, waterfall_figure
-from dashboards.figures.what_if import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
+from dashboards.theme import METHODS, chip_colour, gain_scale
 from hwprofiles import KernelLibrary, KernelTime, load_chip
-from simulator.metrics.run_folder import BOUNDS
+from simulator.metrics.usage import BOUNDS
 from simulator.replay import replay_kernels
 from simulator.scenario import scenario_from
 from simulator.speculation import load_curve

@@ -13,17 +13,17 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dashboards.app.context import Context
+from dashboards.app.controls import DRAFT_TOKENS, Choice, Number, Several, checked_values, nearest, values_of
 from dashboards.app.downloads import figure_csv, figure_html, values
 from dashboards.app.jobs import Jobs, RunTask
 from dashboards.app.messages import FAULT, sentence
-from dashboards.app.pages import capacity
+from dashboards.app.page import Context
+from dashboards.app.pages import PAGES, capacity
 from dashboards.app.parts import spec
 from dashboards.app.replays import FITTED, replayed
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
 from dashboards.app.server import check_free, create_app, is_loopback
 from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, uploaded_scenario, uploaded_text
-from dashboards.app.url_state import Params
 from simulator.build import build_alone
 from simulator.cli import main
 from simulator.errors import ForerunError
@@ -39,7 +39,7 @@ workload: {arrivals: {process: poisson, request_rate: 4}, input_tokens: 128, out
 @pytest.fixture
 def served(tmp_path, run_folder):
     (tmp_path / "session").mkdir()
-    return Served([run_folder.parent], tmp_path / "session")
+    return Served.of([run_folder.parent], tmp_path / "session")
 
 
 def encoded(data: bytes) -> str:
@@ -61,18 +61,18 @@ def test_only_kernel_traces_are_offered(served, tmp_path):
     (tmp_path / "more" / "kernels.csv").write_text("op,dtype,m,n,k,measured_s\ngemm,bf16,1,2,3,1e-6\n")
     (tmp_path / "more" / "notes.csv").write_text("a,b\n1,2\n")
     (tmp_path / "more" / "link.csv").symlink_to("/etc/passwd")
-    found = Served([tmp_path / "more"], tmp_path / "session").traces()
+    found = Served.of([tmp_path / "more"], tmp_path / "session").traces()
     assert list(found) == [SAMPLE_TRACE, "kernels.csv"]
     assert list(served.traces()) == [SAMPLE_TRACE]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ForerunError, match="no such folder"):
-        Served([tmp_path / "absent"], tmp_path)
+        Served.of([tmp_path / "absent"], tmp_path)
 
 
 def test_upload_of_a_scenario(served):
-    scenario = uploaded_scenario(uploaded_text(encoded(GOOD.encode())), "good.yaml", served)
+    scenario = uploaded_scenario(uploaded_text(encoded(GOOD.encode()), "good.yaml"), "good.yaml", served)
     assert scenario.workload.num_requests == 20
 
 
@@ -89,11 +89,26 @@ def test_upload_of_a_scenario(served):
         ),
         (GOOD.replace("input_tokens: 128", "input_tokens: {distribution: empirical, file: /etc/hosts}"), "file"),
         (GOOD.replace("llama", "lama"), "did you mean 'llama-3.1-8b'"),
-        ("a: &x [1]\nb: *x", "aliases"),
+        ("model: llama-3.1-8b\na: &x [*x]", "alias"),
+        ("[" * 16_000, "nested too deeply"),
         ("model: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("model: [", "upload.yaml:"),
         ("- 1", "a scenario is a mapping"),
         (GOOD.replace("num_requests: 20", "num_requests: 99000000"), "at most 200,000"),
+        (GOOD.replace("input_tokens: 128", "input_tokens: 10000000"), r"workload\.input_tokens: at most 2,000,000"),
+        (
+            GOOD.replace("input_tokens: 128", "input_tokens: {distribution: uniform, min: 1, max: 90000000}"),
+            r"workload\.input_tokens\.max: at most 2,000,000 here \(got 90,000,000\)",
+        ),
+        (
+            GOOD.replace("16, num", "16, sessions: {turns: 2, think_time_s: 1, system_prompt_tokens: 1000000000}, num"),
+            r"workload\.sessions\.system_prompt_tokens: at most 2,000,000",
+        ),
+        (GOOD.replace("h100-sxm}", "h100-sxm, replicas: 9999}"), r"hardware\.replicas: at most 1,024"),
+        (
+            GOOD + "pools: {a: {hardware: {replicas: 5000}}}",
+            r"pools\.a\.hardware\.replicas: at most 1,024",
+        ),
     ],
 )
 def test_upload_is_refused_in_one_sentence(served, monkeypatch, project_root, text, complaint):
@@ -108,7 +123,7 @@ def test_upload_may_name_files_of_the_served_folders(tmp_path):
     (tmp_path / "served" / "lengths.txt").write_text("1 2 3")
     (tmp_path / "outside.txt").write_text("1 2 3")
     (tmp_path / "served" / "link.txt").symlink_to(tmp_path / "outside.txt")
-    served = Served([tmp_path / "served"], tmp_path)
+    served = Served.of([tmp_path / "served"], tmp_path)
     text = GOOD.replace("input_tokens: 128", "input_tokens: {distribution: empirical, file: ./NAME}")
     scenario = uploaded_scenario(text.replace("NAME", "lengths.txt"), "x.yaml", served)
     assert scenario.workload.input_tokens.file == str((tmp_path / "served" / "lengths.txt").resolve())
@@ -119,21 +134,66 @@ def test_upload_may_name_files_of_the_served_folders(tmp_path):
 
 def test_upload_must_be_small_text():
     with pytest.raises(ForerunError, match="larger than"):
-        uploaded_text(encoded(b"x" * (LARGEST_UPLOAD_BYTES + 10)))
+        uploaded_text(encoded(b"x" * (LARGEST_UPLOAD_BYTES + 10)), "x.yaml")
     with pytest.raises(ForerunError, match="not a text file"):
-        uploaded_text(encoded(b"\xff\xfe\x00\x80"))
+        uploaded_text(encoded(b"\xff\xfe\x00\x80"), "x.yml")
     with pytest.raises(ForerunError, match="not a text file"):
-        uploaded_text("data:,$$$")
+        uploaded_text("data:,$$$", "x.json")
+    with pytest.raises(ForerunError, match=r"my\.csv: a scenario is YAML or JSON"):
+        uploaded_text(encoded(b"a,b"), "my.csv")
 
 
-def test_addresses_never_fail():
-    params = Params("?chip=h100-sxm&batch=1e3&k=x&tp=9&flag=%00")
-    assert params.choice("chip", ["h100-sxm", "l4"], "l4") == "h100-sxm"
-    assert params.choice("tp", ["1", "2"], "1") == "1"
-    assert params.number("batch", 1, 512, 16) == 16
-    assert params.number("k", 1, 8, 3) == 3
-    assert params.choice_or_none("run", []) is None
-    assert Params(None).whole("request", 0, 5, 2) == 2
+CONTROLS = (
+    Choice("chip", "Chip", options=("h100-sxm", "l4"), default="l4"),
+    Several("chips", "Chips", options=("h100-sxm", "l4"), defaults=("l4",), most=2),
+    Number("batch", "Batch", stops=(1, 16, 512), default=16, low=1, high=512),
+    Number("rate", "Load", stops=(1, 2), default=2, low=0.5, high=9, whole=False),
+    Choice("run", "Run", options=lambda served: list(served.runs())),
+)
+
+
+def test_an_address_is_honoured_or_says_what_is_shown_instead(served):
+    values, changed = values_of(CONTROLS, "?chip=h100-sxm&batch=226&rate=1.25&chips=l4,h100-sxm", served)
+    assert values == {"chip": "h100-sxm", "chips": ["l4", "h100-sxm"], "batch": 226, "rate": 1.25, "run": "one"}
+    assert changed == []
+    assert values_of(CONTROLS, None, served)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ("chip=h10-sxm", "Chip: 'h10-sxm' is not offered; did you mean 'h100-sxm'?; shown is l4."),
+        ("batch=1000", "Batch: '1000' is not a whole number from 1 to 512; shown is 16."),
+        ("batch=2.5", "Batch: '2.5' is not a whole number from 1 to 512; shown is 16."),
+        ("batch=many", "Batch: 'many' is not a whole number from 1 to 512; shown is 16."),
+        ("rate=nan", "Load: 'nan' is not a number from 0.5 to 9; shown is 2."),
+        ("rate=%00", "Load: '\\x00' is not a number from 0.5 to 9; shown is 2."),
+        ("chips=l4,x", "Chips: 'x' is not offered; shown is l4."),
+        ("chips=", "Chips: choose 1 to 2; shown is l4."),
+        ("run=../../etc", "Run: '../../etc' is not offered; shown is one."),
+        ("bach=3", "'bach' is nothing that this page knows; did you mean 'batch'?."),
+    ],
+)
+def test_what_of_an_address_cannot_be_honoured_is_said(served, search, said):
+    values, changed = values_of(CONTROLS, "?" + search, served)
+    assert values == {"chip": "l4", "chips": ["l4"], "batch": 16, "rate": 2, "run": "one"}
+    assert changed == ([said] if search != "chips=" else [])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
+def test_no_control_takes_what_it_does_not_offer(page, served):
+    """What a browser sends passes the same check as what an address says."""
+    for name, control in page.fields.items():
+        shown = control.default_in(served)
+        if shown is not None:
+            assert checked_values(page.fields, {name: shown}, served) == {name: shown}
+        for forged in ("/etc/passwd", 10**9, -1.0, float("nan"), {"a": 1}, ["/etc/passwd"], [[]], True):
+            with pytest.raises(ForerunError):
+                control.checked(forged, served)
+
+
+def test_the_slider_is_at_the_stop_nearest_to_the_number():
+    assert [DRAFT_TOKENS[nearest(DRAFT_TOKENS, value)] for value in (0, 3, 9, 11.1, 64)] == [1, 3, 8, 12, 16]
 
 
 def test_csv_has_every_point_and_no_formulas():
@@ -172,7 +232,7 @@ def waited(jobs, token, states, seconds=600):
 
 
 def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
-    jobs = Jobs(tmp_path, most_running=1)
+    jobs = Jobs(most_running=1)
     long = scenario_from(
         {
             "model": "llama-3.1-8b",
@@ -187,19 +247,19 @@ def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
         },
         "long",
     )
-    token = jobs.start(RunTask(long), "long/../run")
+    token = jobs.start(RunTask(long), "long/../run", tmp_path)
     assert waited(jobs, token, ("running",)).folder.parent == tmp_path
     with pytest.raises(ForerunError, match="under way"):
-        jobs.start(RunTask(long), "second")
+        jobs.start(RunTask(long), "second", tmp_path)
     jobs.cancel(token)
     assert jobs.look(token).state == "cancelled"
     assert list(tmp_path.iterdir()) == []
     small = long.with_values({"workload.num_requests": 3, "workload.output_tokens": 4})
-    view = waited(jobs, jobs.start(RunTask(small), "small"), ("finished", "failed"))
+    view = waited(jobs, jobs.start(RunTask(small), "small", tmp_path), ("finished", "failed"))
     assert view.state == "finished", view.message
     assert json.loads((view.folder / "summary.json").read_text())["summary"]["completed"] == 3
     bad = small.with_values({"model": "llama-3.1-405b"})
-    view = waited(jobs, jobs.start(RunTask(bad), "bad"), ("finished", "failed"))
+    view = waited(jobs, jobs.start(RunTask(bad), "bad", tmp_path), ("finished", "failed"))
     assert view.state == "failed"
     assert "fit" in view.message or "memory" in view.message
     assert jobs.look("no such run") is None
@@ -229,7 +289,7 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
     document = json.loads((folder / "plan.json").read_text())
     (tmp_path / "served" / "broken").mkdir()
     (tmp_path / "served" / "broken" / "plan.json").write_text("{}")
-    context = Context(Served([tmp_path / "served"], tmp_path / "session"), Jobs(tmp_path / "session"))
+    context = Context(Served.of([tmp_path / "served"], tmp_path / "session"))
     assert list(context.served.plans()) == ["azure", "broken"]
     shown, figures = capacity.compute(context, {"plan": "azure"})
     assert document["conclusion"] in str(shown["lead"])
@@ -244,12 +304,12 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
 
 
 def test_capacity_controls_make_a_plan_of_their_values():
-    values = {"model": "qwen3-8b", "chips": ["l4", "h100-sxm"], "rate": 2, "growth": 3, "ttft": 0, "tpot": 1}
-    asked = capacity.task({**values, "prompt": 1, "output": 0})
+    values = {"model": "qwen3-8b", "chips": ["l4", "h100-sxm"], "rate": 10.5, "growth": 3, "ttft": 120, "tpot": 9.5}
+    asked = capacity.plan_task({**values, "prompt": 226, "output": 32})
     assert asked.chips == ("l4", "h100-sxm")
-    assert (asked.rate, asked.growth) == (4.0, 3.0)
-    assert asked.slo == ("p99_ttft_ms=100", "p99_tpot_ms=10")
-    assert asked.scenario.workload.input_tokens.mean == 256
+    assert (asked.rate, asked.growth) == (10.5, 3.0)
+    assert asked.slo == ("p99_ttft_ms=120", "p99_tpot_ms=9.5")
+    assert asked.scenario.workload.input_tokens.mean == 226
 
 
 def test_a_shipped_trace_is_fitted_and_scored_on_the_rest(served):

@@ -7,11 +7,10 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dashboards.app.context import Context
-from dashboards.app.jobs import Jobs
-from dashboards.app.pages.replay import SERVED, compute
+from dashboards.app.page import Context
+from dashboards.app.pages.replay import VIEWS, compute
+from dashboards.app.replays import document_of, replay_task
 from dashboards.app.served import Served
-from dashboards.app.served_replays import document_of, replay_task
 from simulator.errors import ForerunError
 
 RUNS = """run,model,chip,framework,tensor_parallel,request_rate,process,input_tokens,output_tokens,num_requests,\
@@ -32,9 +31,9 @@ def context(tmp_path):
     (folder / "plan.json").write_text("{}")
     session = tmp_path / "session"
     session.mkdir()
-    jobs = Jobs(session)
-    yield Context(Served([folder], session), jobs)
-    jobs.close()
+    shared = Context(Served.of([folder], session))
+    yield shared
+    shared.jobs.close()
 
 
 def made(context, label):
@@ -45,7 +44,7 @@ def made(context, label):
 
 
 def shown(context):
-    return compute(context, {"view": SERVED, "replay": "this session/made"})
+    return compute(context, {"view": VIEWS[1], "replay": "this session/made"})
 
 
 def test_measured_files_are_found_by_content(context):
@@ -83,17 +82,18 @@ def test_only_served_files_are_replayed(context, label):
 @pytest.mark.parametrize(("text", "said"), [("[]", "not what forerun replay"), ("{", "not JSON")])
 def test_a_faulty_replay_is_one_sentence(context, text, said):
     folder = context.served.session / "made"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "replay.json").write_text(text)
     with pytest.raises(ForerunError, match=said):
         shown(context)
-    with pytest.raises(ForerunError, match="no replay here yet"):
-        compute(context, {"view": SERVED, "replay": None})
+    parts, figures = compute(context, {"view": VIEWS[1], "replay": None})
+    assert "no replay here yet" in str(parts["lead"])
+    assert figures == {}
 
 
 def test_a_background_task_may_use_processes_of_its_own(context):
     task = replay_task(context.served, "bench.csv", "llama-3.1-8b", "h100-sxm", "vllm", 1)
-    token = context.jobs.start(task, "replay bench")
+    token = context.jobs.start(task, "replay bench", context.served.session)
     while (view := context.jobs.look(token)).state == "running":
         multiprocessing.connection.wait([], 0.05)
     assert view.message == ""

@@ -1,6 +1,8 @@
 """What a forged request may reach: no file that is not served, whatever a control is made to say."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,11 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dashboards.app import choices, create_app
+from dashboards.app import create_app
 from dashboards.app.pages import what_if
+from dashboards.app.served import Served
+from dashboards.app.server import LOCAL_NAMES
+from dashboards.app.uploads import UploadTask
 from simulator.errors import ForerunError
 
 SECRET = "the secret of this machine"
@@ -73,19 +78,156 @@ def test_no_control_reads_a_file_that_is_not_served(app, secret):
     assert asked > 20
 
 
-@pytest.mark.parametrize("name", ["chip", "runs-chip", "model", "draft", "chips"])
-def test_only_what_is_offered_is_taken(name, secret):
-    offered = {"model": "llama-3.1-8b", "draft": "llama-3.2-1b"}.get(name, "h100-sxm")
-    choices.checked({name: offered, "other": secret})
-    for forged in (secret, [offered, secret], {"name": "x"}):
-        with pytest.raises(ForerunError, match="not in the catalogue"):
-            choices.checked({name: forged})
+def answered(**forged):
+    """What the what-if page has told itself last, as a browser sends it back."""
+    fields = {control.name: control for control in what_if.CONTROLS}
+    return {"answered": {name: control.default_in(None) for name, control in fields.items()} | forged}
 
 
 def test_a_forged_answer_of_the_analytic_model_names_no_files(app, secret):
-    scenario = {"model": secret, "hardware": {"chip": "h100-sxm"}, "workload": {"arrivals": {"request_rate": 1.0}}}
-    with pytest.raises(ForerunError, match="no file of the served folders"):
-        what_if.compute_load(app[1], {"answered": {"scenario": scenario, "basis": "datasheet"}})
+    _, figures = what_if.compute_load(app[1], answered())
+    assert figures["load"] is not None
+    for forged in ({"model": secret}, {"chip": secret}, {"scenario": {"model": secret}, "model": None}):
+        with pytest.raises(ForerunError, match="is not offered"):
+            what_if.compute_load(app[1], answered(**forged))
+
+
+def test_a_forged_start_is_no_larger_than_an_honest_one(app):
+    """The number of requests comes from a list; a tree cannot come at all."""
+    client, started = app[0].server.test_client(), []
+    app[1].jobs.start = lambda *task: started.append(task) or "token"
+    fields = {control.name: control.default_in(None) for control in what_if.CONTROLS}
+
+    def start(**forged):
+        [one] = [one for one in client.get("/_dash-dependencies").json if "simulate" in json.dumps(one["inputs"])]
+        given = fields | forged
+        body = {
+            "output": one["output"],
+            "outputs": ids(one["output"]),
+            "inputs": [part(one["inputs"][0], 1)],
+            "state": [part(each, given[json.loads(each["id"])["name"]]) for each in one["state"]],
+            "changedPropIds": [f"{one['inputs'][0]['id']}.n_clicks"],
+        }
+        return client.post("/_dash-update-component", json=body).get_data(as_text=True)
+
+    assert "token" in start()
+    assert len(started) == 1
+    for forged in (
+        {"requests": "999999999"},
+        {"requests": 10**9},
+        {"method": {"tree": [[1] * 900] * 900}},
+        {"k": 10**7},
+        {"rate": 1e300},
+        {"replicas": 10**6},
+        {"prompt": 1e12},
+    ):
+        assert "is not" in start(**forged), forged
+    assert len(started) == 1
+
+
+def test_other_names_of_this_machine_may_be_asked_for(tmp_path):
+    app, _ = create_app([], tmp_path, (*LOCAL_NAMES, "127.0.0.2"))
+    client = app.server.test_client()
+    assert client.get("/", headers={"Host": "127.0.0.2:8050"}).status_code == 200
+    assert client.get("/", headers={"Host": "127.0.0.3:8050"}).status_code == 403
+
+
+def test_a_loopback_address_is_served_under_its_own_name(monkeypatch):
+    """``--host 127.0.0.2``: what ``serve`` hands to the app."""
+    from dashboards.app import server
+
+    asked = {}
+
+    class StopError(Exception):
+        pass
+
+    def made(_folders, _place, hosts, token):
+        asked.update(hosts=hosts, token=token)
+        raise StopError
+
+    monkeypatch.setattr(server, "create_app", made)
+    monkeypatch.setattr(server, "check_free", lambda *_: None)
+    for host, named, tokens in (("127.0.0.2", True, False), ("::1", True, False), ("0.0.0.0", False, True)):
+        with pytest.raises(StopError):
+            server.serve([], host, 0)
+        assert (host in asked["hosts"]) == named
+        assert (asked["token"] is not None) == tokens
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://[", "http://[::1", "[", "\x7f://", "null", "http://localhost:8050.evil.example"]
+)
+def test_a_malformed_origin_is_refused(app, origin):
+    answer = (
+        app[0]
+        .server.test_client()
+        .post("/_dash-update-component", json={}, headers={"Host": "localhost:8050", "Origin": origin})
+    )
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "a]b", "a@b@c["])
+def test_a_malformed_host_is_refused(app, host):
+    assert app[0].server.test_client().get("/", headers={"Host": host}).status_code in (400, 403)
+
+
+def test_with_a_token_nothing_is_said_without_it(tmp_path):
+    app, _ = create_app([], tmp_path, (), "secret-token")
+    client = app.server.test_client()
+    for path in ("/", "/_dash-layout", "/_dash-dependencies", "/assets/forerun.js", "/?token=", "/?token=secret"):
+        answer = client.get(path)
+        assert answer.status_code == 403, path
+        assert "forerun dash printed" in answer.text
+    opened = client.get("/what-if?token=secret-token")
+    assert (opened.status_code, opened.headers["Location"]) == (302, "/what-if")
+    assert "HttpOnly" in opened.headers["Set-Cookie"]
+    assert "SameSite=Strict" in opened.headers["Set-Cookie"]
+    assert client.get("/what-if").status_code == 200
+    assert app.server.test_client().get("/what-if").status_code == 403
+
+
+def test_every_answer_has_a_policy_without_foreign_or_inline_scripts(app):
+    policy = app[0].server.test_client().get("/").headers["Content-Security-Policy"]
+    scripts = re.search("script-src ([^;]*)", policy)[1]
+    assert "unsafe" not in scripts
+    assert "http" not in policy
+    assert "default-src 'self'" in policy
+    assert "'sha256-" in scripts
+
+
+def test_a_session_sees_its_own_runs_alone(app, run_folder):
+    made, context = app
+    seen = []
+
+    def see():
+        seen.append(context.served.session)
+        return str(list(context.served.runs()))
+
+    made.server.add_url_rule("/seen", view_func=see)
+    one, other = made.server.test_client(), made.server.test_client()
+    one.get("/seen")
+    shutil.copytree(run_folder, seen[0] / "mine")
+    assert "this session/mine" in one.get("/seen").text
+    assert "this session/mine" not in other.get("/seen").text
+    assert len({*seen}) == 2
+
+
+def test_a_run_may_not_take_all_memory(tmp_path):
+    """In a process of its own, as runs are: more than it may have is one sentence."""
+    code = "from dashboards.app import jobs; import numpy, pathlib; jobs.MOST_MEMORY_BYTES = 2**30; said = []\n"
+    code += "class Sender: send = staticmethod(said.append)\n"
+    code += "jobs.follow_parent = lambda _: None\n"
+    code += "jobs.work(Sender, lambda folder, tell: numpy.ones(2**28), pathlib.Path('x'), 1)\n"
+    code += "assert said == [('failed', jobs.NO_MEMORY)], said"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_deep_brackets_cost_nothing(tmp_path, monkeypatch):
+    """They are counted, not parsed; and uploads are read where time and memory are bounded."""
+    task = UploadTask("[" * 500_000, "deep.yaml", Served.of([], tmp_path))
+    monkeypatch.setattr("yaml.scanner.Scanner.fetch_more_tokens", None)
+    with pytest.raises(ForerunError, match="nested too deeply"):
+        task(tmp_path / "run", lambda *_: None)
 
 
 def test_what_threads_share_is_imported_before_them():

@@ -5,21 +5,20 @@ import json
 import numpy as np
 import pytest
 
-from dashboards.figures import (
-    COLOURS,
+from dashboards.figures.run import (
     bottleneck_data,
     bottleneck_figure,
-    dark_template,
     latency_data,
     latency_figure,
-    light_template,
+    percentile_limits,
+    thinned_distribution,
+    time_mean,
     timeline_data,
     timeline_figure,
     waterfall_data,
     waterfall_figure,
 )
-from dashboards.figures.latency import percentile_limits, thinned_distribution
-from dashboards.figures.timeline import time_mean
+from dashboards.theme import COLOURS, dark_template, light_template
 
 
 def titles(figure):

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from dashboards.report import report_html, write_report
-from dashboards.report_parts import lead_sentence, number
+from dashboards.report import lead_sentence, report_html, write_report
 from simulator.errors import ForerunError
 from simulator.metrics.run_folder import checksum, load_run, run_id
+from simulator.tables import number
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,8 @@ def own_part(page):
 
 def test_page_needs_no_network(page):
     assert "<script src" not in page
-    assert "http" not in own_part(page)
-    assert page.count("define.amd") <= 2
-    assert len(page) < 8_000_000
+    assert not re.search("https?://", own_part(page))
+    assert len(page) < 1_500_000
 
 
 def test_page_holds_every_section(page):
@@ -38,9 +37,10 @@ def test_page_holds_every_section(page):
         "1 failed",
         "Latency (ms)",
         "TTFT",
-        "Service-level objectives",
+        "SLO missed, ",
         "Speculative decoding",
-        "KV cache and memory",
+        "Memory",
+        "Weights per chip",
         "Scenario",
         "request_rate: 8.0",
         "$1.37",
@@ -65,12 +65,12 @@ def test_text_of_the_run_cannot_become_markup(page):
 def test_replications_show_intervals(write_hand_made, tmp_path):
     page = report_html(load_run(write_hand_made(tmp_path / "run", replications=3)))
     assert "3 replications" in page
-    assert 'class="interval"' in page
+    assert re.search(r'<span class="aside">±', page)
 
 
 def test_report_goes_where_asked(run_folder, tmp_path):
     assert write_report(run_folder, tmp_path / "x.html") == tmp_path / "x.html"
-    assert (tmp_path / "x.html").stat().st_size > 1_000_000
+    assert (tmp_path / "x.html").stat().st_size > 500_000
     assert not (run_folder / "report.html").exists()
 
 
@@ -123,7 +123,7 @@ def test_lead_sentence_names_rate_tail_and_bottleneck(run):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (0, "0"), (12345, "12,345"), (1234.56, "1,235"), (0.012346, "0.01235"), (3.0, "3")]
+    ("value", "text"), [(None, "-"), (0, "0"), (12345, "12,345"), (1234.56, "1,235"), (0.012346, "0.01235"), (3.0, "3")]
 )
 def test_numbers_read_well(value, text):
     assert number(value) == text

@@ -3,15 +3,16 @@
 import pytest
 
 from dashboards.compare_report import compare_report
-from dashboards.figures.comparison import (
+from dashboards.figures.studies import (
     forest_data,
     forest_figure,
     load_curve_data,
     load_curve_figure,
+    sweep_data,
+    sweep_figure,
     tornado_data,
     tornado_figure,
 )
-from dashboards.figures.sweep import sweep_data, sweep_figure
 from dashboards.study_report import study_html, study_markdown, text_intervals
 from dashboards.sweep_report import sweep_report
 
@@ -114,7 +115,7 @@ def test_report_holds_all_that_a_reviewer_needs(comparison):
         assert needle in text
     assert "b wins | by &lt;a lot&gt;" in page
     assert "<a lot>" not in page
-    assert "| 1.200 [1.100, 1.300] |" in text
+    assert "| 1.200 \\[1.100, 1.300] |" in text
     assert {figure.name for figure in report.figures} == {"speedup", "load", "tornado"}
 
 

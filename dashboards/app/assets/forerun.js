@@ -1,6 +1,12 @@
 (function () {
   "use strict";
   var places = window.dash_clientside = window.dash_clientside || {};
+  // The component library gives its file input no label, and no way to give it one.
+  new MutationObserver(function () {
+    document.querySelectorAll("input[type=file]:not([aria-label])").forEach(function (input) {
+      input.setAttribute("aria-label", "File to upload");
+    });
+  }).observe(document.documentElement, { childList: true, subtree: true });
   function narrow() { return window.innerWidth < 560; }
 
   places.forerun = {
@@ -21,31 +27,40 @@
         layout.title = Object.assign({}, title, { text: text });
         layout.margin = Object.assign({ r: 10 }, layout.margin);
         layout.margin.t = Math.max(layout.margin.t || 0, 38 + 18 * lines);
-        data = data.map(function (trace) {
-          return trace.type === "heatmap" ? Object.assign({}, trace, { texttemplate: "", showscale: false }) : trace;
-        });
       }
       return [{ data: data, layout: layout }, {}];
     },
-    address: function (values, steps) {
+    address: function (values) {
       var ids = places.callback_context.inputs_list[0];
       if (!ids || !ids.length) { return places.no_update; }
       var query = new URLSearchParams();
       ids.forEach(function (entry) {
         if (entry.value !== null && entry.value !== undefined && entry.value !== "") {
-          var known = steps[entry.id.page + "/" + entry.id.name];
-          query.set(entry.id.name, String(known ? known[entry.value] : entry.value));
+          query.set(entry.id.name, String(entry.value));
         }
       });
       var address = window.location.pathname + "?" + query.toString();
       window.history.replaceState(window.history.state, "", address);
       return address;
     },
-    words: function (place, steps, unit) {
-      var id = places.callback_context.outputs_list.id;
-      var value = (steps[id.page + "/" + id.name] || [])[place];
-      if (value === undefined) { return places.no_update; }
-      return (value >= 1024 && value % 1024 === 0 ? value / 1024 + "k" : String(value)) + (unit ? " " + unit : "");
+    pair: function (value, place, known) {
+      var id = places.callback_context.outputs_list[0].id;
+      var about = known[id.page + "/" + id.name];
+      var asked = places.callback_context.triggered_id;
+      if (!about) { return [places.no_update, places.no_update]; }
+      var drawn = asked && asked.kind === "slider";
+      if (drawn) { value = about.stops[place]; }
+      var near = 0;
+      about.stops.forEach(function (stop, index) {
+        if (Math.abs(stop - value) < Math.abs(about.stops[near] - value)) { near = index; }
+      });
+      var words = value + (about.unit ? " " + about.unit : "");
+      window.setTimeout(function () {
+        document.querySelectorAll('[role="slider"][aria-label="' + about.label + '"]').forEach(function (thumb) {
+          thumb.setAttribute("aria-valuetext", words);
+        });
+      }, 0);
+      return drawn ? [value, places.no_update] : [places.no_update, near === place ? places.no_update : near];
     },
     picture: function (png, svg) {
       var asked = places.callback_context.triggered_id;

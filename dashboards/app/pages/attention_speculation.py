@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
-from dash import Dash
-
-from dashboards.app import choices
-from dashboards.app.context import Context, Page
-from dashboards.app.parts import (
-    at,
-    columns,
-    figure_card,
-    page_frame,
-    remark,
-    rests_on,
-    select,
-    slider,
-    with_controls,
-)
-from dashboards.app.url_state import Params
-from dashboards.app.views import Shown, Values, area, message_area, register_view
-from dashboards.figures.attention_gantt import gantt_data, gantt_figure
-from dashboards.figures.attention_map import attention_map_data, attention_map_figure
-from dashboards.figures.attention_speculation import (
+from dashboards.app.controls import CHIP, CONTEXTS, MODEL, TENSOR_PARALLEL, WEIGHTS, Choice, Number, Values, weights_of
+from dashboards.app.page import Context, Page, Shown, View
+from dashboards.app.parts import area, columns, figure_card, message_area, remark, rests_on
+from dashboards.app.served import Served
+from dashboards.figures.attention import (
     GainData,
+    attention_map_data,
+    attention_map_figure,
+    context_gain_data,
+    context_gain_figure,
     gain_figure,
+    gantt_data,
+    gantt_figure,
     sensitivity_data,
     sensitivity_figure,
-    speedup_data,
-    speedup_figure,
     tokens,
 )
 from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
@@ -38,56 +27,34 @@ from simulator.speculation.attention_level.consistency import group_layer
 from simulator.studies.alspec import StepPricer, gains
 from simulator.studies.alspec import layout as layout_scenario
 
-NAME = "attention"
-CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+MAP_CONTEXTS = CONTEXTS[3:]
 RATES = (0.0, 0.25, 0.5, 0.625, 0.65, 0.75, 0.8, 0.85, 0.875, 0.9, 0.95, 1.0)
-TENSOR_PARALLEL = ("2", "4", "8", "16")
 BATCHES = (1, 4, 16, 64)
 LONG = (8192, 32768, 131072, 524288)
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
-STEPS = {"context": CONTEXTS, "rate": RATES}
-PUBLISHED = ("set", "reading", "context", "rate")
-OWN = ("rate", "chip", "model", "tp", "dtype")
 
 
-def layout(params: Params, _context: Context) -> Any:
-    """The page."""
-    sets, chips, models = list(consistency_sets()), choices.chips(), choices.models()
-    controls = [
-        slider(NAME, "rate", "Hit rate", RATES, params.number("rate", 0, 1, 0.875)),
-        slider(NAME, "context", "Context", CONTEXTS, params.number("context", 1, 131072, 131072), "tokens"),
-        select(NAME, "set", "Documented parameters", sets, params.choice("set", sets, sets[0])),
-        select(NAME, "reading", "What waits for the check", READINGS, params.choice("reading", READINGS, READINGS[0])),
-        select(NAME, "chip", "Other chip", chips, params.choice("chip", chips, choices.DEFAULT_CHIP)),
-        select(NAME, "model", "Model", models, params.choice("model", models, choices.DEFAULT_MODEL)),
-        select(NAME, "tp", "Chips", TENSOR_PARALLEL, params.choice("tp", TENSOR_PARALLEL, "8")),
-        select(NAME, "dtype", "Weights", choices.DTYPES, params.choice("dtype", choices.DTYPES, choices.DTYPES[0])),
-    ]
-    content = [
-        message_area(NAME),
-        area(NAME, "lead"),
-        figure_card(NAME, "map", 420, "Speedup by context and hit rate"),
-        figure_card(NAME, "gantt", 540, "What both groups do in a layer that hits and one that misses"),
+def content(page: str, _served: Served) -> list[Any]:
+    """Figures of the documented parameters, then of the chosen chip."""
+    return [
+        area(page, "lead"),
+        figure_card(page, "map", 420, "Speedup by context and hit rate", wide=True),
+        figure_card(page, "gantt", 540, "What both groups do in a layer that hits and one that misses"),
         columns(
-            figure_card(NAME, "speedup", 560, "Speedup by context, with the band of plausible parameters"),
-            figure_card(NAME, "sensitivity", 560, "Speedup under other plausible parameters"),
+            figure_card(page, "speedup", 560, "Speedup by context, with the band of plausible parameters"),
+            figure_card(page, "sensitivity", 560, "Speedup under other plausible parameters"),
         ),
-        message_area(NAME, "own"),
-        figure_card(NAME, "gain", 500, "Speedup on another chip by batch and context"),
-        area(NAME, "basis"),
+        message_area(page, "own"),
+        figure_card(page, "gain", 500, "Speedup on another chip by batch and context"),
+        area(page, "basis"),
     ]
-    return page_frame(
-        "Attention-level speculation",
-        "What a second group of chips gains by running ahead on approximate attention, and how far that is known.",
-        with_controls(controls, content),
-    )
 
 
 def compute(_context: Context, values: Values) -> Shown:
     """The documented parameter set at the chosen context and hit rate."""
-    parameters = consistency_set(str(values["set"]))
+    parameters = consistency_set(values["set"])
     reading = next(name for name in READINGS if name == values["reading"])
-    context, rate = int(at(CONTEXTS, values["context"])), float(at(RATES, values["rate"]))
+    context, rate = values["context"], values["rate"]
     found = compare_layouts(parameters, context, rate, reading)
     own = parameters.label.split(":")[0]
     lead = (
@@ -103,9 +70,9 @@ def compute(_context: Context, values: Values) -> Shown:
     ]
     gantt = gantt_data(group_layer(parameters, context, parameters.values()), reading, own)
     figures = {
-        "map": attention_map_figure(attention_map_data(parameters, CONTEXTS, reading)),
+        "map": attention_map_figure(attention_map_data(parameters, MAP_CONTEXTS, reading)),
         "gantt": gantt_figure(gantt),
-        "speedup": speedup_figure(speedup_data(parameters, reading)),
+        "speedup": context_gain_figure(context_gain_data(parameters, reading)),
         "sensitivity": sensitivity_figure(sensitivity_data(parameters, context, rate, reading)),
     }
     return {"lead": remark(lead), "basis": rests_on(own, notes)}, figures
@@ -113,26 +80,43 @@ def compute(_context: Context, values: Values) -> Shown:
 
 def compute_own(_context: Context, values: Values) -> Shown:
     """The chosen chip and model: all chips in one group against two groups of half of them."""
-    chips, chip = int(values["tp"]), str(values["chip"])
-    dtype = None if values["dtype"] == choices.DTYPES[0] else str(values["dtype"])
-    base = {"model": str(values["model"]), "weights_dtype": dtype, "engine": ENGINE}
+    chips, chip = int(values["tp"]), values["chip"]
+    base = {"model": values["model"], **weights_of(values), "engine": ENGINE}
     alone = layout_scenario(base, hardware={"chip": chip, "tensor_parallel": chips})
     both = layout_scenario(
         base,
         hardware={"chip": chip, "tensor_parallel": chips // 2, "speculative_parallel": 2},
-        attention_speculation={"hit_rate": float(at(RATES, values["rate"]))},
+        attention_speculation={"hit_rate": values["rate"]},
     )
     rows = tuple(gains(alone, both, BATCHES, LONG))
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
-    basis = StepPricer(both).step(1, CONTEXTS[0]).basis
-    return {}, {"gain": gain_figure(GainData(title, str(values["model"]), rows, basis))}
+    basis = StepPricer(both).step(1, MAP_CONTEXTS[0]).basis
+    return {}, {"gain": gain_figure(GainData(title, values["model"], rows, basis))}
 
 
-def register(app: Dash, context: Context) -> None:
-    """Add the callbacks."""
-    figures = ("map", "gantt", "speedup", "sensitivity")
-    register_view(app, NAME, PUBLISHED, ("lead", "basis"), figures, partial(compute, context))
-    register_view(app, NAME, OWN, (), ("gain",), partial(compute_own, context), message_at="own")
-
-
-PAGE = Page("/attention", "Attention speculation", layout, register, STEPS)
+PAGE = Page(
+    "attention",
+    "Attention speculation",
+    "Attention-level speculation",
+    "What a second group of chips gains by running ahead on approximate attention, and how far that is known.",
+    [
+        Number("rate", "Hit rate", stops=RATES, default=0.875, high=1.0, whole=False),
+        Number("context", "Context", stops=MAP_CONTEXTS, default=131072, unit="tokens", low=256, high=2**20),
+        Choice("set", "Documented parameters", options=lambda _: list(consistency_sets())),
+        Choice("reading", "What waits for the check", options=READINGS),
+        replace(CHIP, label="Other chip"),
+        MODEL,
+        replace(TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
+        WEIGHTS,
+    ],
+    content,
+    [
+        View(
+            compute,
+            ("set", "reading", "context", "rate"),
+            ("lead", "basis"),
+            ("map", "gantt", "speedup", "sensitivity"),
+        ),
+        View(compute_own, ("rate", "chip", "model", "tp", "dtype"), figures=("gain",), message_at="own"),
+    ],
+)

@@ -2,95 +2,146 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from dash import Dash
+import numpy as np
 
-from dashboards.app import choices
-from dashboards.app.context import Context, Page
-from dashboards.app.parts import at, card, figure_card, page_frame, rests_on, select, slider, table, with_controls
+from dashboards.app.controls import (
+    ANY_CHIP,
+    BATCHES,
+    CONTEXTS,
+    DRAFT_TOKENS,
+    MODEL,
+    TENSOR_PARALLEL,
+    WEIGHTS,
+    Choice,
+    Number,
+    Values,
+    weights_of,
+)
+from dashboards.app.page import Context, Page, Shown, View
+from dashboards.app.parts import area, figure_card, rests_on, table_card
 from dashboards.app.replays import replayed
-from dashboards.app.steps import phases, priced
-from dashboards.app.url_state import Params
-from dashboards.app.views import Shown, Values, area, message_area, register_view
+from dashboards.app.served import Served
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
-from dashboards.report_parts import number, percent
+from hwprofiles import Chip
+from simulator.build import build_alone
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
+from simulator.tables import Table, number, percent
+from simulator.timing import Kernel, ModelTimer, StepTimer, running, some_steps
 
-NAME = "roofline"
 NO_TRACE = "none"
-CONTROLS = ("chip", "model", "tp", "dtype", "batch", "context", "k", "prompt", "trace")
-STEPS = {
-    "batch": choices.BATCHES,
-    "context": choices.CONTEXTS,
-    "k": choices.DRAFT_TOKENS,
-    "prompt": choices.CONTEXTS[:8],
-}
+MOST_STEP_TOKENS = 16384
 
 
-def layout(params: Params, context: Context) -> Any:
-    """The page."""
-    traces = [NO_TRACE, *context.served.traces()]
-    chips = choices.chips_and_sample()
-    controls = [
-        select(NAME, "chip", "Chip", chips, params.choice("chip", chips, choices.DEFAULT_CHIP)),
-        select(
-            NAME, "model", "Model", choices.models(), params.choice("model", choices.models(), choices.DEFAULT_MODEL)
-        ),
-        select(
-            NAME, "tp", "Tensor parallel", choices.TENSOR_PARALLEL, params.choice("tp", choices.TENSOR_PARALLEL, "1")
-        ),
-        select(NAME, "dtype", "Weights", choices.DTYPES, params.choice("dtype", choices.DTYPES, choices.DTYPES[0])),
-        slider(NAME, "batch", "Batch (decode, verify)", STEPS["batch"], params.number("batch", 1, 512, 16)),
-        slider(NAME, "context", "Context", STEPS["context"], params.number("context", 1, 131072, 2048), "tokens"),
-        slider(NAME, "k", "Draft tokens K", STEPS["k"], params.number("k", 1, 16, 3)),
-        slider(NAME, "prompt", "Prompt", STEPS["prompt"], params.number("prompt", 1, 16384, 1024), "tokens"),
-        select(NAME, "trace", "Measured kernels", traces, params.choice("trace", traces, NO_TRACE)),
+class Priced(NamedTuple):
+    """A model on its chips, ready to price steps."""
+
+    timer: StepTimer
+    chip: Chip
+    basis: str
+    notes: tuple[str, ...]
+
+
+@lru_cache(maxsize=16)
+def priced(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Priced:
+    """The step timer of a deployment.
+
+    Raises:
+        ForerunError: unknown model or chip, it does not fit, or the chip cannot compute in ``dtype``.
+    """
+    data: dict[str, Any] = {
+        "model": model,
+        "hardware": {"chip": chip, "tensor_parallel": tensor_parallel},
+        "engine": {"max_num_batched_tokens": MOST_STEP_TOKENS, "max_num_seqs": 512},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+    }
+    scenario = scenario_from(data | ({"weights_dtype": dtype} if dtype else {}), "deployment")
+    build = build_alone(scenario, 0)
+    timer = build.main.timer
+    if not isinstance(timer, ModelTimer):
+        raise ForerunError("deployment: its timer does not say what its kernels are")
+    return Priced(timer.target, timer.target.deployment.chip, build.basis, build.notes)
+
+
+def phases(ready: Priced, batch: int, context: int, draft_tokens: int, prompt_tokens: int) -> dict[str, list[Kernel]]:
+    """Kernels of a step that prefills a prompt, of one that decodes, and of one that verifies draft tokens."""
+    windows = ready.timer.windows
+    contexts = np.array([context])
+    work = {
+        "prefill": prompt_chunks(windows, min(prompt_tokens, MOST_STEP_TOKENS), MOST_STEP_TOKENS),
+        "decode": decode_steps(windows, np.array([batch]), 1, contexts + 1),
+        "verify": decode_steps(windows, np.array([batch]), draft_tokens + 1, contexts + draft_tokens + 1),
+    }
+    return {phase: running(ready.timer.kernels(some_steps(steps, slice(0, 1)))) for phase, steps in work.items()}
+
+
+def content(page: str, _served: Served) -> list[Any]:
+    """The figure and the kernels in it."""
+    return [
+        figure_card(page, "roofline", 540, "Kernels on the roofline of the chip"),
+        area(page, "kernels"),
+        area(page, "basis"),
     ]
-    content = [
-        message_area(NAME),
-        figure_card(NAME, "roofline", 540, "Kernels on the roofline of the chip"),
-        card("Kernels of one step", area(NAME, "kernels")),
-        area(NAME, "basis"),
-    ]
-    return page_frame(
-        "Roofline",
-        "What each kernel of a step is bound by, and how far it stays below its chip's limits.",
-        with_controls(controls, content),
-    )
 
 
 def compute(context: Context, values: Values) -> Shown:
     """Kernels of the three phases, with measured ones where a trace is chosen."""
-    chip = context.served.chip(str(values["chip"]))
-    dtype = None if values["dtype"] == choices.DTYPES[0] else str(values["dtype"])
-    ready = priced(str(values["model"]), chip, int(values["tp"]), dtype)
-    batch, length, k, prompt = (int(at(STEPS[name], values[name])) for name in ("batch", "context", "k", "prompt"))
-    kernels = phases(ready, batch, max(length, k + 1), k, prompt)
+    served = context.served
+    dtype = weights_of(values).get("weights_dtype")
+    ready = priced(values["model"], served.chip(values["chip"]), int(values["tp"]), dtype)
+    kernels = phases(ready, values["batch"], max(values["context"], values["k"] + 1), values["k"], values["prompt"])
     measured, notes = None, list(ready.notes)
     if values["trace"] not in (None, NO_TRACE):
-        report = replayed(context.served, str(values["trace"]), str(values["chip"]), "generic")
+        report = replayed(served, values["trace"], values["chip"], "generic")
         measured = measured_points(report)
         device = report.table.row(0).get("device") or "a device that the trace does not name"
         name = report.source.rpartition("/")[2]
         notes.append(f"Measured kernels: {measured.rows:,} of {name}, timed on {device}, predicted for {report.chip}.")
     data = roofline_data(ready.chip, kernels, measured, ready.basis)
     notes.append("Times of one chip; host work and drafter are not on the roofline.")
-    rows = []
-    for phase, part in kernels.items():
-        total_s = sum(kernel.times * kernel.seconds for kernel in part)
-        for kernel in sorted(part, key=lambda kernel: -kernel.times * kernel.seconds):
-            share = kernel.times * kernel.seconds / total_s
-            each = number(kernel.seconds * 1e6)
-            rows.append((phase, kernel.name, kernel.dtype, f"{kernel.times}", each, percent(share), kernel.bound))
-    columns = ("phase", "kernel", "format", "count", "each (us)", "of the step", "bound")
-    shown = {"kernels": table(columns, rows, numbers_from=3), "basis": rests_on(ready.basis, notes)}
+    shown = {"kernels": table_card(kernel_table(kernels)), "basis": rests_on(ready.basis, notes)}
     return shown, {"roofline": roofline_figure(data)}
 
 
-def register(app: Dash, context: Context) -> None:
-    """Add the callbacks."""
-    register_view(app, NAME, CONTROLS, ("kernels", "basis"), ("roofline",), partial(compute, context))
+def kernel_table(phase_kernels: dict[str, list[Kernel]]) -> Table:
+    """Every kernel of each phase, the longest first."""
+    rows = []
+    for phase, kernels in phase_kernels.items():
+        total_s = sum(kernel.times * kernel.seconds for kernel in kernels)
+        for kernel in sorted(kernels, key=lambda kernel: -kernel.times * kernel.seconds):
+            share = percent(kernel.times * kernel.seconds / total_s)
+            each = number(kernel.seconds * 1e6)
+            rows.append((f"{phase}: {kernel.name}", kernel.dtype, kernel.times, each, share, kernel.bound))
+    return Table("Kernels of one step", ("kernel", "format", "count", "each (us)", "of the step", "bound"), rows)
 
 
-PAGE = Page("/roofline", "Roofline", layout, register, STEPS)
+PAGE = Page(
+    "roofline",
+    "Roofline",
+    "Roofline",
+    "What each kernel of a step is bound by, and how far it stays below its chip's limits.",
+    [
+        ANY_CHIP,
+        MODEL,
+        TENSOR_PARALLEL,
+        WEIGHTS,
+        Number("batch", "Batch (decode, verify)", stops=BATCHES, default=16, low=1, high=512),
+        Number("context", "Context", stops=CONTEXTS, default=2048, unit="tokens", low=1, high=1_000_000),
+        Number("k", "Draft tokens K", stops=DRAFT_TOKENS, default=3, low=1, high=64),
+        Number("prompt", "Prompt", stops=CONTEXTS[:8], default=1024, unit="tokens", low=1, high=MOST_STEP_TOKENS),
+        Choice("trace", "Measured kernels", options=lambda served: [NO_TRACE, *served.traces()], default=NO_TRACE),
+    ],
+    content,
+    [
+        View(
+            compute,
+            ("chip", "model", "tp", "dtype", "batch", "context", "k", "prompt", "trace"),
+            ("kernels", "basis"),
+            ("roofline",),
+        )
+    ],
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -10,134 +10,124 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, no_update
 
-from dashboards.app import job_panel
-from dashboards.app.context import Context, Page
-from dashboards.app.jobs import RunTask
+from dashboards.app.controls import Choice, Component, Field, Values, state_id
+from dashboards.app.jobs import job_id, job_panel
 from dashboards.app.messages import sentence
+from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import (
+    area,
     area_id,
-    card,
     columns,
     figure_card,
     message,
-    page_frame,
+    message_area,
     remark,
     rests_on,
-    select,
-    state_id,
-    table,
+    table_card,
     tiles,
-    with_controls,
 )
-from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, uploaded_scenario, uploaded_text
-from dashboards.app.url_state import Params
-from dashboards.app.views import Shown, Values, area, message_area, register_view
-from dashboards.figures.bottleneck import bottleneck_data, bottleneck_figure
-from dashboards.figures.bound_time import bound_time_data, bound_time_figure
-from dashboards.figures.latency import latency_data, latency_figure
-from dashboards.figures.run_pair import ComparisonData, change_figure, comparison_data, curves_figure
-from dashboards.figures.timeline import BINS, spans_of, timeline_data, timeline_figure
-from dashboards.figures.waterfall import slowest, waterfall_data, waterfall_figure
-from dashboards.report import report_html
-from dashboards.report_parts import ABSENT, LATENCY_NAMES, STATISTICS, lead_sentence, number, percent
+from dashboards.app.served import Served
+from dashboards.app.uploads import UploadTask, uploaded_text
+from dashboards.figures.run import (
+    BINS,
+    ComparisonData,
+    bottleneck_data,
+    bottleneck_figure,
+    bound_time_data,
+    bound_time_figure,
+    change_figure,
+    comparison_data,
+    curves_figure,
+    latency_data,
+    latency_figure,
+    slowest,
+    spans_of,
+    timeline_data,
+    timeline_figure,
+    waterfall_data,
+    waterfall_figure,
+)
+from dashboards.report import lead_sentence, report_html, run_tiles
 from simulator.errors import ForerunError
 from simulator.metrics.run_folder import Run
+from simulator.metrics.tables import more_run_tables, run_tables
+from simulator.tables import ABSENT, Table, number, pairs
 
 NAME = "runs"
 NOTHING = "none"
-LATENCIES = ("ttft", "tpot", "e2el")
-AREAS = ("lead", "tiles", "latencies", "notes")
-STEP_FIGURES = ("timeline", "bounds")
-REQUEST_FIGURES = ("latency", "waterfall")
-PAIR_FIGURES = ("change", "curves")
 NEIGHBOURS = 24
 """Requests shown around a chosen one."""
 
 
-def layout(params: Params, context: Context) -> Any:
-    """The page."""
-    runs = list(context.served.runs())
-    asked = params.whole("request", 0, 10**9, -1)
-    controls = [
-        select(
-            NAME,
-            "run",
-            "Run",
-            runs,
-            params.choice_or_none("run", runs, runs[0] if runs else None),
-            placeholder="no run in the served folders",
-        ),
-        dmc.NumberInput(
-            id=state_id(NAME, "request"),
-            label="Single request",
-            description="its number in order of arrival; else the longest TTFT",
-            value=asked if asked >= 0 else "",
-            min=0,
-            allowDecimal=False,
-            size="sm",
-        ),
-        select(NAME, "beside", "Compare with", [NOTHING, *runs], params.choice("beside", [NOTHING, *runs], NOTHING)),
-        select(NAME, "latency", "Latency compared", LATENCIES, params.choice("latency", LATENCIES, "ttft")),
-        dmc.Button("Save the whole report", id={"kind": "report", "page": NAME}, variant="default", size="sm"),
-        dcc.Download(id={"kind": "report-file", "page": NAME}),
-        dmc.Divider(),
-        dmc.Text("Run a scenario of your own", size="sm", fw=500),
-        dcc.Upload(
-            dmc.Button("Upload a scenario", variant="light", size="sm", fullWidth=True),
-            id={"kind": "upload", "page": NAME},
-            accept=".yaml,.yml,.json",
-            max_size=LARGEST_UPLOAD_BYTES,
-        ),
-        area(NAME, "uploaded"),
-        job_panel.job_panel(NAME),
-    ]
-    content = [
-        message_area(NAME),
-        area(NAME, "lead"),
-        area(NAME, "tiles"),
-        figure_card(NAME, "bottleneck", 230, "What limits the engine, as shares of its time"),
-        area(NAME, "latencies"),
-        figure_card(NAME, "timeline", 620, "Batch, queue, KV use and output rate over time"),
-        columns(
-            figure_card(NAME, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
-            figure_card(NAME, "waterfall", 480, "Phases of single requests"),
-        ),
-        message_area(NAME, "no-request"),
-        area(NAME, "request"),
-        message_area(NAME, "no-steps"),
-        figure_card(NAME, "bounds", 420, "What limits the engine over time"),
-        message_area(NAME, "no-pair"),
-        columns(
-            figure_card(NAME, "change", 420, "Change from one run to the other"),
-            figure_card(NAME, "curves", 420, "Latency in both runs"),
-        ),
-        area(NAME, "changes"),
-        area(NAME, "notes"),
-    ]
-    return page_frame(
-        "Run explorer",
-        "What happened in a simulated run, and what another run did differently.",
-        with_controls(controls, content),
+def buttons(page: str, _served: Served) -> Component:
+    """The report of the run, and a scenario of one's own."""
+    named: Any = {"aria-label": "Scenario file to run"}
+    return dmc.Stack(
+        [
+            dmc.Button("Save the report", id={"kind": "report", "page": page}, variant="default", size="sm"),
+            dcc.Download(id={"kind": "report-file", "page": page}),
+            dmc.Divider(label="Run a scenario of your own"),
+            html_upload(page, named),
+        ],
+        gap="sm",
     )
+
+
+def html_upload(page: str, named: dict[str, str]) -> Component:
+    """Takes a file; what cannot be a scenario is refused in words, so nothing is filtered here."""
+    return dmc.Box(
+        dcc.Upload(
+            dmc.Text("Choose a scenario, or drop it here", size="sm"),
+            id={"kind": "upload", "page": page},
+            className="upload",
+            className_active="upload active",
+        ),
+        **named,
+    )
+
+
+def content(page: str, _served: Served) -> list[Any]:
+    """The run, its requests, its steps, the run beside it."""
+    return [
+        area(page, "uploaded"),
+        job_panel(page),
+        area(page, "lead"),
+        area(page, "tiles"),
+        figure_card(page, "bottleneck", 230, "What limits the engine, as shares of its time"),
+        figure_card(page, "timeline", 620, "Batch, queue, KV use and output rate over time"),
+        columns(
+            figure_card(page, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
+            figure_card(page, "waterfall", 480, "Phases of single requests"),
+        ),
+        message_area(page, "no-request"),
+        area(page, "request"),
+        message_area(page, "no-steps"),
+        figure_card(page, "bounds", 420, "What limits the engine over time"),
+        message_area(page, "no-pair"),
+        columns(
+            figure_card(page, "change", 420, "Change from one run to the other"),
+            figure_card(page, "curves", 420, "Latency in both runs"),
+        ),
+        area(page, "changes"),
+        area(page, "tables"),
+        area(page, "notes"),
+    ]
 
 
 def compute(context: Context, values: Values) -> Shown:
     """What the summary of the chosen run says; the records are for the other views, which may take longer."""
     if not values["run"]:
-        raise ForerunError("There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario.")
-    run = context.served.run(str(values["run"]))
+        words = "There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario."
+        return {"lead": remark(words), "notes": rests_on(None)}, {}
+    run = context.served.run(values["run"])
     document = run.document
+    made = f"Forerun {document.get('version')}, seed {document.get('seed')}; a prediction, not a measurement."
+    tables = (*run_tables(document), *more_run_tables(document))
     shown: dict[str, Any] = {
         "lead": remark(f"{run.name}: {lead_sentence(document)}"),
-        "tiles": _tiles(document),
-        "latencies": card("Latency (ms)", _latencies(document)),
-        "notes": rests_on(
-            run.basis,
-            [
-                *document.get("notes", ()),
-                f"Forerun {document.get('version')}, seed {document.get('seed')}; a prediction, not a measurement.",
-            ],
-        ),
+        "tiles": tiles(run_tiles(document)),
+        "tables": dmc.Stack([card for table in tables if (card := table_card(table)) is not None], gap="md"),
+        "notes": rests_on(run.basis, [*document.get("notes", ()), made]),
     }
     bottleneck = bottleneck_data(run)
     return shown, {"bottleneck": bottleneck_figure(bottleneck) if bottleneck.shares else None}
@@ -145,16 +135,16 @@ def compute(context: Context, values: Values) -> Shown:
 
 def compute_steps(context: Context, values: Values) -> Shown:
     """The engine steps of the chosen run over time."""
-    return ({}, _step_figures(context.served.run(str(values["run"])))) if values["run"] else ({}, {})
+    return ({}, _step_figures(context.served.run(values["run"]))) if values["run"] else ({}, {})
 
 
 def compute_requests(context: Context, values: Values) -> Shown:
     """The requests of the chosen run: their latencies, and a few of them one by one."""
     if not values["run"]:
         return {}, {}
-    run = context.served.run(str(values["run"]))
-    asked, count = values["request"], len(run.requests["arrival_s"])
-    around = int(asked) if isinstance(asked, int | float) and asked >= 0 else slowest(run)
+    run = context.served.run(values["run"])
+    count = len(run.requests["arrival_s"])
+    around = slowest(run) if values["request"] is None else values["request"]
     if around is not None and around >= count:
         raise ForerunError(f"request: this run has {count:,} requests, numbered from 0")
     waterfall = waterfall_data(run, NEIGHBOURS, around)
@@ -162,20 +152,18 @@ def compute_requests(context: Context, values: Values) -> Shown:
         "latency": _latency_figure(run),
         "waterfall": waterfall_figure(waterfall) if len(waterfall.row) else None,
     }
-    return {"request": None if around is None else _request(run, around)}, figures
+    return {"request": None if around is None else table_card(request_table(run, around))}, figures
 
 
 def compute_pair(context: Context, values: Values) -> Shown:
     """The chosen run and the one beside it."""
     if not values["run"] or values["beside"] in (None, NOTHING):
         return {}, {}
-    names = (str(values["run"]), str(values["beside"]))
+    names = (values["run"], values["beside"])
     first, second = (context.served.run(name) for name in names)
-    data = comparison_data(first, second, names, str(values["latency"]))
-    return {"changes": card("Both runs", _changes(data))}, {
-        "change": change_figure(data),
-        "curves": curves_figure(data),
-    }
+    data = comparison_data(first, second, names, values["latency"])
+    figures = {"change": change_figure(data), "curves": curves_figure(data)}
+    return {"changes": table_card(change_table(data))}, figures
 
 
 @lru_cache(maxsize=8)
@@ -196,122 +184,7 @@ def _latency_figure(run: Run) -> go.Figure | None:
     return latency_figure(latency) if latency.curves else None
 
 
-def register(app: Dash, context: Context) -> None:
-    """Add the callbacks."""
-
-    def take_upload(contents: str | None, name: str | None) -> tuple[Any, Any]:
-        if not contents:
-            return no_update, no_update
-        try:
-            scenario = uploaded_scenario(uploaded_text(contents), name or "scenario", context.served)
-            token = context.jobs.start(RunTask(scenario), (name or "scenario").rpartition(".")[0] or "scenario")
-        except Exception as error:
-            return message(sentence(error)), no_update
-        return dmc.Text(f"{name}: accepted, simulating.", size="sm", c="dimmed"), token
-
-    def show_finished(label: str | None, before: str | None) -> tuple[Any, ...]:
-        runs = list(context.served.runs())
-        if not label or label not in runs:
-            return no_update, no_update, no_update, no_update
-        beside = [NOTHING, *runs]
-        return runs, label, beside, before if before in runs and before != label else NOTHING
-
-    def save_report(clicks: int | None, label: str | None) -> Any:
-        if not clicks or label not in context.served.runs():
-            return no_update
-        name = label.replace("/", "-").replace(" ", "-")
-        return {"content": report_html(context.served.run(label)), "filename": f"{name}.html", "type": "text/html"}
-
-    register_view(app, NAME, ("run",), AREAS, ("bottleneck",), partial(compute, context))
-    register_view(
-        app,
-        NAME,
-        ("run", "request"),
-        ("request",),
-        REQUEST_FIGURES,
-        partial(compute_requests, context),
-        message_at="no-request",
-    )
-    register_view(app, NAME, ("run",), (), STEP_FIGURES, partial(compute_steps, context), message_at="no-steps")
-    register_view(
-        app,
-        NAME,
-        ("run", "beside", "latency"),
-        ("changes",),
-        PAIR_FIGURES,
-        partial(compute_pair, context),
-        message_at="no-pair",
-    )
-    app.callback(
-        Output(area_id(NAME, "uploaded"), "children"),
-        Output(job_panel.job_id(NAME, "token"), "data"),
-        Input({"kind": "upload", "page": NAME}, "contents"),
-        State({"kind": "upload", "page": NAME}, "filename"),
-        prevent_initial_call=True,
-    )(take_upload)
-    app.callback(
-        Output(state_id(NAME, "run"), "data"),
-        Output(state_id(NAME, "run"), "value"),
-        Output(state_id(NAME, "beside"), "data"),
-        Output(state_id(NAME, "beside"), "value"),
-        Input(job_panel.job_id(NAME, "done"), "data"),
-        State(state_id(NAME, "run"), "value"),
-        prevent_initial_call=True,
-    )(show_finished)
-    app.callback(
-        Output({"kind": "report-file", "page": NAME}, "data"),
-        Input({"kind": "report", "page": NAME}, "n_clicks"),
-        State(state_id(NAME, "run"), "value"),
-        prevent_initial_call=True,
-    )(save_report)
-
-
-def _tiles(document: dict[str, Any]) -> Any:
-    summary, kv = document["summary"], document["kv_cache"]
-    rows = [
-        (
-            "Output throughput",
-            number(summary["output_throughput"]),
-            "tok/s",
-            f"{number(summary['request_throughput'])} req/s",
-        ),
-        *(
-            (
-                f"p99 {short}",
-                number(summary[f"p99_{name}_ms"]),
-                "ms",
-                f"median {number(summary[f'median_{name}_ms'])} ms",
-            )
-            for name, short in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E latency"))
-        ),
-        ("KV cache peak", percent(kv.get("peak_use")), "", f"of {number(kv.get('num_blocks'))} blocks"),
-    ]
-    cost = document.get("usd_per_million_output_tokens")
-    if cost is not None:
-        rows.append(("Cost", f"${number(cost, 3)}", "", "per million output tokens"))
-    else:
-        rows.append(("Bandwidth used", percent(document["utilisation"]["mbu"]), "", "MBU"))
-    length = summary.get("spec_decode_acceptance_length")
-    if length is not None:
-        rate = summary.get("spec_decode_acceptance_rate")
-        rows.append(("Acceptance length", number(length, 3), "tokens/step", f"rate {number(rate, 3)} %"))
-    hits = kv.get("prefix_hit_rate")
-    if hits is not None:
-        rows.append(("Prefix cache hits", percent(hits), "", "of the prompt tokens"))
-    return tiles(rows)
-
-
-def _latencies(document: dict[str, Any]) -> Any:
-    summary = document["summary"]
-    rows = [
-        (short, *(number(summary.get(f"{statistic}_{name}_ms")) for statistic in STATISTICS))
-        for name, (short, _) in LATENCY_NAMES.items()
-        if summary.get(f"mean_{name}_ms") is not None
-    ]
-    return table(("", *STATISTICS), rows)
-
-
-def _request(run: Run, row: int) -> Any:
+def request_table(run: Run, row: int) -> Table:
     """What happened to one request."""
     values = {name: float(column[row]) for name, column in run.requests.items()}
 
@@ -332,15 +205,92 @@ def _request(run: Run, row: int) -> Any:
         ("finished (E2E latency)", ms("e2el_ms")),
         ("preemptions", f"{values['preemptions']:.0f}"),
     ]
-    return card(f"Request {row}", table(("", ""), rows))
+    return pairs(f"Request {row}", rows)
 
 
-def _changes(data: ComparisonData) -> Any:
-    rows = [
-        (change.label, number(change.first), number(change.second), f"{change.percent:+.1f} %")
-        for change in data.changes
-    ]
-    return table(("", *data.names, "change"), rows)
+def change_table(data: ComparisonData) -> Table:
+    """Figures of two runs."""
+    rows = [(change.label, change.first, change.second, f"{change.percent:+.1f} %") for change in data.changes]
+    return Table("Both runs", ("", *data.names, "change"), rows)
 
 
-PAGE = Page("/runs", "Run explorer", layout, register)
+def more(app: Dash, context: Context) -> None:
+    """Uploads, what they leave, and the report of a run."""
+
+    def take_upload(contents: str | None, name: str | None) -> tuple[Any, Any]:
+        if not contents:
+            return no_update, no_update
+        try:
+            file = name or "scenario.yaml"
+            served = context.served
+            task = UploadTask(uploaded_text(contents, file), file, served)
+            token = context.jobs.start(task, file.rpartition(".")[0] or "scenario", served.session)
+        except Exception as error:
+            return message(sentence(error)), no_update
+        return dmc.Text(f"{file}: taken, reading and simulating it.", size="sm", className="muted"), token
+
+    def show_finished(label: str | None, before: str | None) -> tuple[Any, ...]:
+        runs = list(context.served.runs())
+        if not label or label not in runs:
+            return no_update, no_update, no_update, no_update, no_update
+        beside = [NOTHING, *runs]
+        return runs, label, beside, before if before in runs and before != label else NOTHING, None
+
+    def save_report(clicks: int | None, label: str | None) -> Any:
+        served = context.served
+        if not clicks or label not in served.runs():
+            return no_update
+        name = label.replace("/", "-").replace(" ", "-")
+        return {"content": report_html(served.run(label)), "filename": f"{name}.html", "type": "text/html"}
+
+    app.callback(
+        Output(area_id(NAME, "uploaded"), "children"),
+        Output(job_id(NAME, "token"), "data"),
+        Input({"kind": "upload", "page": NAME}, "contents"),
+        State({"kind": "upload", "page": NAME}, "filename"),
+        prevent_initial_call=True,
+    )(take_upload)
+    app.callback(
+        Output(state_id(NAME, "run"), "data"),
+        Output(state_id(NAME, "run"), "value"),
+        Output(state_id(NAME, "beside"), "data"),
+        Output(state_id(NAME, "beside"), "value"),
+        Output(area_id(NAME, "uploaded"), "children", allow_duplicate=True),
+        Input(job_id(NAME, "done"), "data"),
+        State(state_id(NAME, "run"), "value"),
+        prevent_initial_call=True,
+    )(show_finished)
+    app.callback(
+        Output({"kind": "report-file", "page": NAME}, "data"),
+        Input({"kind": "report", "page": NAME}, "n_clicks"),
+        State(state_id(NAME, "run"), "value"),
+        prevent_initial_call=True,
+    )(save_report)
+
+
+PAGE = Page(
+    NAME,
+    "Run explorer",
+    "Run explorer",
+    "What happened in a simulated run, and what another run did differently.",
+    [
+        Choice("run", "Run", options=lambda served: list(served.runs()), placeholder="no run in the served folders"),
+        Field(
+            "request",
+            "Single request",
+            high=1e8,
+            says="its number in order of arrival; else the longest TTFT",
+        ),
+        Choice("beside", "Compare with", options=lambda served: [NOTHING, *served.runs()]),
+        Choice("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
+        buttons,
+    ],
+    content,
+    [
+        View(compute, ("run",), ("lead", "tiles", "tables", "notes"), ("bottleneck",)),
+        View(compute_requests, ("run", "request"), ("request",), ("latency", "waterfall"), message_at="no-request"),
+        View(compute_steps, ("run",), figures=("timeline", "bounds"), message_at="no-steps"),
+        View(compute_pair, ("run", "beside", "latency"), ("changes",), ("change", "curves"), message_at="no-pair"),
+    ],
+    more=more,
+)

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from made_kernels import attention_rows, gemm_rows, measured
+from simulator.cli.replay_tables import replay_tables
 
 from hwprofiles import KernelLibrary, load_chip
 from simulator.cli import main
-from simulator.cli.replay_tables import replay_tables
 from simulator.errors import ForerunError
 from simulator.replay import (
     Split,

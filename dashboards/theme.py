@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
 
 BLUE, ORANGE, GREEN, PINK, VERMILLION, SKY, GREY = (
     "#0072b2",

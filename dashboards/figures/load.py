@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboards.figures.bottleneck import add_bounds
-from dashboards.figures.theme import COLOURS, GREY, METHODS, captioned
+from dashboards.figures.run import add_bounds
+from dashboards.theme import COLOURS, GREY, METHODS, FloatArray, captioned
 
-FloatArray = NDArray[np.float64]
 PANELS = ("mean TTFT (ms)", "mean TPOT (ms)", "output tokens/s")
 
 

@@ -1,0 +1,350 @@
+"""Controls as data: one declaration gives the widget, what an address may say, and what a browser may send.
+
+The value of every control is in the query of the address: read when a page opens, written by the browser on change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isfinite
+from typing import Any
+from urllib.parse import parse_qsl
+
+import dash_mantine_components as dmc
+from dash import html
+
+from dashboards.app.served import SAMPLE_CHIP, Served
+from hwprofiles import chip_names
+from simulator.errors import ForerunError, did_you_mean
+from simulator.llm import architecture_names
+
+Component = Any
+"""A Dash component; the component libraries are not typed."""
+Identity = dict[str, str]
+Values = dict[str, Any]
+Offer = Callable[[Served], Sequence[str]]
+LONGEST_QUERY = 4000
+LONGEST_WORD = 80
+
+
+def state_id(page: str, name: str) -> Identity:
+    """Id of a control whose value is part of the address."""
+    return {"kind": "state", "page": page, "name": name}
+
+
+def control_id(page: str, name: str) -> Identity:
+    """Id of the place of a control with its label."""
+    return {"kind": "control", "page": page, "name": name}
+
+
+def slider_id(page: str, name: str) -> Identity:
+    """Id of the slider beside a number."""
+    return {"kind": "slider", "page": page, "name": name}
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What all controls have."""
+
+    name: str
+    """In the address, and in the values that a page computes from."""
+    label: str
+    when: tuple[str, Callable[[Any], bool]] | None = None
+    """Shown only while the control of this name has a wanted value."""
+
+    def default_in(self, served: Served) -> Any:
+        """The value without an address."""
+        raise NotImplementedError
+
+    def read(self, text: str, served: Served) -> Any:
+        """The value that an address says.
+
+        Raises:
+            ForerunError: this control cannot take it.
+        """
+        return self.checked(text, served)
+
+    def checked(self, value: Any, served: Served) -> Any:
+        """A value as a page computes with it; whatever a browser sends passes through here.
+
+        Raises:
+            ForerunError: this control cannot have it.
+        """
+        raise NotImplementedError
+
+    def widget(self, page: str, value: Any, served: Served) -> Component:
+        """The control showing ``value``."""
+        raise NotImplementedError
+
+    def place(self, page: str, value: Any, served: Served) -> Component:
+        """The widget in its place."""
+        return html.Div(self.widget(page, value, served), id=control_id(page, self.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Control):
+    """One of several texts. The functions behind some also take files, which nobody may name from a browser."""
+
+    options: Sequence[str] | Offer = ()
+    default: str | None = None
+    """None: the first there is, or none."""
+    placeholder: str = ""
+
+    def offered(self, served: Served) -> list[str]:
+        """What there is to choose from now."""
+        return list(self.options(served) if callable(self.options) else self.options)
+
+    def default_in(self, served: Served) -> str | None:
+        """The default where it is offered, else the first."""
+        offered = self.offered(served)
+        return self.default if self.default in offered else next(iter(offered), None)
+
+    def checked(self, value: Any, served: Served) -> str | None:
+        """One of what is offered; None only where nothing is."""
+        offered = self.offered(served)
+        if value is None and not offered:
+            return None
+        if not isinstance(value, str) or value not in offered:
+            word = str(value)[:LONGEST_WORD]
+            raise ForerunError(f"{self.label}: '{word}' is not offered{did_you_mean(word, offered)}")
+        return value
+
+    def widget(self, page: str, value: Any, served: Served) -> Component:
+        """A list; a long one can be searched, and Enter takes the first that matches."""
+        offered = self.offered(served)
+        return dmc.Select(
+            id=state_id(page, self.name),
+            label=self.label,
+            data=offered,
+            value=value,
+            searchable=len(offered) > 8,
+            selectFirstOptionOnChange=True,
+            allowDeselect=False,
+            placeholder=self.placeholder,
+            size="sm",
+            maxDropdownHeight=320,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Several(Choice):
+    """Some of several texts, at least one."""
+
+    defaults: Sequence[str] = ()
+    most: int = 4
+
+    def default_in(self, served: Served) -> Any:
+        """The defaults."""
+        return list(self.defaults)
+
+    def read(self, text: str, served: Served) -> Any:
+        """Texts between commas."""
+        return self.checked([word for word in text.split(",") if word], served)
+
+    def checked(self, value: Any, served: Served) -> Any:
+        """As many as may be."""
+        if not isinstance(value, list) or not 0 < len(value) <= self.most:
+            raise ForerunError(f"{self.label}: choose 1 to {self.most}")
+        for one in value:
+            Choice.checked(self, one, served)
+        return value
+
+    def widget(self, page: str, value: Any, served: Served) -> Component:
+        """A list of which several can be picked."""
+        return dmc.MultiSelect(
+            id=state_id(page, self.name),
+            label=self.label,
+            data=self.offered(served),
+            value=value,
+            maxValues=self.most,
+            searchable=True,
+            size="sm",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Control):
+    """A number, typed or drawn: the slider stops at ``stops``, the field takes all from ``low`` to ``high``."""
+
+    stops: Sequence[float] = ()
+    default: float | None = 0.0
+    unit: str = ""
+    low: float = 0.0
+    high: float = 0.0
+    whole: bool = True
+    live: bool = True
+    """Answer while the knob moves, not only when it is let go."""
+
+    def default_in(self, served: Served) -> float | None:
+        """The default."""
+        return self.default
+
+    def read(self, text: str, served: Served) -> Any:
+        """A number in an address."""
+        try:
+            return self.checked(float(text), served)
+        except ValueError:
+            raise ForerunError(f"{self.label}: '{text[:LONGEST_WORD]}' is not {self._wanted()}") from None
+
+    def checked(self, value: Any, served: Served) -> Any:
+        """A number within the bounds; None where it may be left out."""
+        if value in (None, "") and self.default is None:
+            return None
+        known = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        if not known or not self.low <= value <= self.high or (self.whole and value != int(value)):
+            raise ForerunError(f"{self.label}: '{str(value)[:LONGEST_WORD]}' is not {self._wanted()}")
+        return int(value) if self.whole else float(value)
+
+    def _wanted(self) -> str:
+        return f"{'a whole number' if self.whole else 'a number'} from {self.low:,g} to {self.high:,g}"
+
+    def widget(self, page: str, value: Any, served: Served) -> Component:
+        """The field, and the slider below it."""
+        named: Any = {"aria-label": self.label}
+        field = dmc.NumberInput(
+            id=state_id(page, self.name),
+            value="" if value is None else value,
+            min=self.low,
+            max=self.high,
+            allowDecimal=not self.whole,
+            decimalScale=0 if self.whole else 6,
+            thousandSeparator=",",
+            suffix=f" {self.unit}" if self.unit else "",
+            hideControls=True,
+            clampBehavior="none",
+            debounce=350,
+            size="xs",
+            w=132,
+            **named,
+        )
+        shown = sorted({0, len(self.stops) // 2, len(self.stops) - 1})
+        slider = dmc.Slider(
+            id=slider_id(page, self.name),
+            min=0,
+            max=len(self.stops) - 1,
+            step=1,
+            value=nearest(self.stops, value),
+            updatemode="drag" if self.live else "mouseup",
+            marks=[{"value": index, "label": short(self.stops[index])} for index in shown],
+            label=None,
+            size="md",
+            mb="lg",
+            mt=6,
+            px="lg",
+            thumbLabel=self.label,
+        )
+        head = dmc.Group([dmc.Text(self.label, size="sm", fw=500), field], justify="space-between", wrap="nowrap")
+        return [head, slider]
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Number):
+    """A number without a slider, which may be left out."""
+
+    default: float | None = None
+    says: str = ""
+
+    def widget(self, page: str, value: Any, served: Served) -> Component:
+        """The field alone."""
+        return dmc.NumberInput(
+            id=state_id(page, self.name),
+            label=self.label,
+            description=self.says,
+            value="" if value is None else value,
+            min=self.low,
+            allowDecimal=not self.whole,
+            debounce=350,
+            size="sm",
+        )
+
+
+def nearest(stops: Sequence[float], value: Any) -> int:
+    """The place of the stop nearest to ``value``."""
+    return min(range(len(stops)), key=lambda index: abs(stops[index] - float(value or 0.0)))
+
+
+def short(value: float) -> str:
+    """A number on a slider: 131072 is ``128k``."""
+    return f"{value / 1024:g}k" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
+
+
+def values_of(controls: Sequence[Control], search: str | None, served: Served) -> tuple[Values, list[str]]:
+    """The value of each control under an address, and what of the address could not be honoured, in words."""
+    asked = dict(parse_qsl((search or "").lstrip("?")[:LONGEST_QUERY]))
+    values, changed = {}, []
+    for control in controls:
+        values[control.name] = control.default_in(served)
+        text = asked.pop(control.name, None)
+        if text is None:
+            continue
+        try:
+            values[control.name] = control.read(text, served)
+        except ForerunError as error:
+            shown = values[control.name]
+            words = ", ".join(shown) if isinstance(shown, list) else "nothing" if shown is None else str(shown)
+            changed.append(f"{error}; shown is {words}.")
+    known = [control.name for control in controls]
+    changed += [
+        f"'{name[:LONGEST_WORD]}' is nothing that this page knows{did_you_mean(name, known)}." for name in asked
+    ]
+    return values, changed
+
+
+def checked_values(controls: Mapping[str, Control], given: Values, served: Served) -> Values:
+    """Values that a browser sent, each as its control may have it; what is no control's stays as it is.
+
+    Raises:
+        ForerunError: one that its control cannot have.
+    """
+    return {name: controls[name].checked(value, served) if name in controls else value for name, value in given.items()}
+
+
+# What the controls of several pages offer.
+
+DTYPES = ("checkpoint", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4")
+"""Formats of weights; ``checkpoint`` is the model's own."""
+METHODS = ("none", "draft-model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp", "parallel-draft")
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+LENGTH_CV = 0.8
+"""Spread of prompt and output lengths: log-normal, standard deviation over mean."""
+
+
+@lru_cache(maxsize=1)
+def _chips() -> tuple[str, ...]:
+    return tuple(chip_names())
+
+
+@lru_cache(maxsize=1)
+def _models() -> tuple[str, ...]:
+    return tuple(architecture_names())
+
+
+CHIP = Choice("chip", "Chip", options=lambda _: _chips(), default="h100-sxm")
+ANY_CHIP = replace(CHIP, options=lambda _: (*_chips(), SAMPLE_CHIP))
+"""With the machine on which the shipped kernel trace was measured."""
+MODEL = Choice("model", "Model", options=lambda _: _models(), default="llama-3.1-8b")
+TENSOR_PARALLEL = Choice("tp", "Tensor parallel", options=("1", "2", "4", "8", "16"), default="1")
+WEIGHTS = Choice("dtype", "Weights", options=DTYPES, default=DTYPES[0])
+DRAFT = replace(
+    MODEL,
+    name="draft",
+    label="Draft model",
+    default="llama-3.2-1b",
+    when=("method", lambda method: method == "draft-model"),
+)
+PROMPT = Number("prompt", "Mean prompt", stops=CONTEXTS[:9], default=512, unit="tokens", low=1, high=1e6)
+OUTPUT = Number("output", "Mean output", stops=CONTEXTS[:6], default=256, unit="tokens", low=1, high=1e5)
+
+
+def lengths(mean: float) -> dict[str, Any]:
+    """Lengths of prompts or answers around a mean, as a scenario says them."""
+    return {"distribution": "lognormal", "mean": mean, "cv": LENGTH_CV}
+
+
+def weights_of(values: Values) -> dict[str, Any]:
+    """The scenario's ``weights_dtype``, where the control says one."""
+    return {} if values["dtype"] == DTYPES[0] else {"weights_dtype": values["dtype"]}

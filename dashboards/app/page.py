@@ -1,0 +1,202 @@
+"""What a page is, and how its views and background runs are wired: plain values in, areas and figures out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, State, no_update
+from dash.exceptions import PreventUpdate
+from flask import has_request_context, session
+
+from dashboards.app.controls import Component, Control, Values, checked_values, control_id, state_id, values_of
+from dashboards.app.jobs import Jobs, Task, job_id
+from dashboards.app.messages import sentence
+from dashboards.app.parts import (
+    MESSAGE,
+    area_id,
+    message,
+    message_area,
+    page_frame,
+    said_otherwise,
+    spec,
+    spec_id,
+    told_id,
+    with_controls,
+)
+from dashboards.app.served import Served
+
+Shown = tuple[Mapping[str, Any], Mapping[str, go.Figure | None]]
+"""Components by area, and figures by name; what is left out stays empty."""
+LOCAL = "local"
+"""The session of code outside any request."""
+
+
+class Context:
+    """Shared by all pages: the served folders, and the background runs of each session.
+
+    Args:
+        served: the folders, and where the folders of sessions are made.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self.jobs = Jobs()
+
+    @property
+    def served(self) -> Served:
+        """What the session of this request may read: the served folders, and its own runs."""
+        return self._served.of_session(session[LOCAL] if has_request_context() else LOCAL)
+
+    @staticmethod
+    def begin_session() -> None:
+        """Give a browser that has none a session of its own, in a signed cookie."""
+        session.setdefault(LOCAL, token_hex(8))
+
+
+class View(NamedTuple):
+    """Areas and figures that are computed anew whenever one of some controls changes."""
+
+    compute: Callable[[Context, Values], Shown]
+    controls: Sequence[str] = ()
+    areas: Sequence[str] = ()
+    figures: Sequence[str] = ()
+    others: Mapping[str, Input] = {}
+    """Further inputs by the name under which ``compute`` sees them."""
+    tells: Sequence[str] = ()
+    """Stores of the page that get what ``compute`` gives for their names, for views that follow this one."""
+    message_at: str | None = MESSAGE
+    """Area that says what is wrong; None leaves it to another view."""
+
+
+class Start(NamedTuple):
+    """A button that starts a background run from the values of some controls."""
+
+    button: str
+    """Kind of the button."""
+    controls: Sequence[str]
+    make: Callable[[Context, Values], tuple[Task, str]]
+    """The task, and what to call it."""
+    field: str | None = None
+    """The list that shows the run once it is done."""
+    known: Callable[[Served], Mapping[str, Any]] | None = None
+    """The labels that this list offers then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of the app."""
+
+    path: str
+    """In the address, without the slash; also its name in the ids of its parts."""
+    name: str
+    """In the menu."""
+    title: str
+    says: str
+    controls: Sequence[Control | Component | Callable[[str, Served], Component]]
+    """Beside the content, in order; what is no control is shown as it is."""
+    content: Callable[[str, Served], list[Component]]
+    views: Sequence[View]
+    starts: Sequence[Start] = ()
+    more: Callable[[Dash, Context], None] | None = None
+    """Adds callbacks of its own."""
+
+    @property
+    def fields(self) -> dict[str, Control]:
+        """Its controls by name, also those in the content."""
+        return {control.name: control for control in self.controls if isinstance(control, Control)}
+
+    def layout(self, search: str | None, context: Context) -> Component:
+        """What it shows, restored from an address."""
+        served = context.served
+        values, changed = values_of(list(self.fields.values()), search, served)
+
+        def shown(part: Any) -> Component:
+            if isinstance(part, Control):
+                return part.place(self.path, values[part.name], served)
+            return part(self.path, served) if callable(part) else part
+
+        parts = [said_otherwise(changed), message_area(self.path), *self.content(self.path, served)]
+        return page_frame(self.title, self.says, with_controls([shown(part) for part in self.controls], parts))
+
+    def register(self, app: Dash, context: Context) -> None:
+        """Add its callbacks to ``app``."""
+        for view in self.views:
+            _register_view(app, context, self, view)
+        for start in self.starts:
+            _register_start(app, context, self, start)
+        for control in self.fields.values():
+            if control.when is not None:
+                _register_when(app, self.path, control.name, *control.when)
+        if self.more is not None:
+            self.more(app, context)
+
+
+def _register_when(app: Dash, page: str, name: str, other: str, wanted: Callable[[Any], bool]) -> None:
+    app.callback(Output(control_id(page, name), "style"), Input(state_id(page, other), "value"))(
+        lambda value: {} if wanted(value) else {"display": "none"}
+    )
+
+
+def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
+    at = [] if view.message_at is None else [Output(area_id(page.path, view.message_at), "children")]
+    outputs = [
+        *at,
+        *(Output(area_id(page.path, name), "children") for name in view.areas),
+        *(Output(told_id(page.path, name), "data") for name in view.tells),
+        *(Output(spec_id(page.path, name), "data") for name in view.figures),
+    ]
+    inputs = [Input(state_id(page.path, name), "value") for name in view.controls]
+    names, fields = (*view.controls, *view.others), page.fields
+
+    def answer(*values: Any) -> list[Any]:
+        try:
+            given = dict(zip(names, values, strict=True))
+            shown, drawn = view.compute(context, checked_values(fields, given, context.served))
+        except PreventUpdate:
+            raise
+        except Exception as error:
+            return [*(message(sentence(error)) for _ in at), *[None] * (len(outputs) - len(at))]
+        filled = (shown.get(name) for name in (*view.areas, *view.tells))
+        return [*(None for _ in at), *filled, *(spec(drawn.get(name)) for name in view.figures)]
+
+    app.callback(outputs, [*inputs, *view.others.values()])(answer)
+
+
+def _register_start(app: Dash, context: Context, page: Page, start: Start) -> None:
+    fields = page.fields
+
+    def begin(clicks: int | None, *values: Any) -> tuple[Any, Any]:
+        if not clicks:
+            return no_update, no_update
+        try:
+            served = context.served
+            given = checked_values(fields, dict(zip(start.controls, values, strict=True)), served)
+            return None, context.jobs.start(*start.make(context, given), served.session)
+        except Exception as error:
+            return message(sentence(error)), no_update
+
+    app.callback(
+        Output(area_id(page.path, "started"), "children"),
+        Output(job_id(page.path, "token"), "data"),
+        Input({"kind": start.button, "page": page.path}, "n_clicks"),
+        *(State(state_id(page.path, name), "value") for name in start.controls),
+        prevent_initial_call=True,
+    )(begin)
+    known = start.known
+    if start.field is None or known is None:
+        return
+
+    def show(label: str | None) -> tuple[Any, Any]:
+        labels = list(known(context.served))
+        return (labels, label) if label in labels else (no_update, no_update)
+
+    app.callback(
+        Output(state_id(page.path, start.field), "data"),
+        Output(state_id(page.path, start.field), "value"),
+        Input(job_id(page.path, "done"), "data"),
+        prevent_initial_call=True,
+    )(show)

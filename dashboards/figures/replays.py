@@ -1,0 +1,306 @@
+"""Predictions beside measurements: kernels, served runs and engine steps; errors by group, and coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboards.figures.run import thinned_distribution
+from dashboards.theme import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, captioned
+from simulator.replay import ReplayReport
+from simulator.replay.predict import REGIMES
+from simulator.replay.tables import METRIC_WORDS
+
+MAX_POINTS = 4000
+"""Points of one parity plot; a larger trace is thinned evenly."""
+
+
+class ParityData(NamedTuple):
+    """Measured and predicted seconds with the regime of every point."""
+
+    measured_s: FloatArray
+    predicted_s: FloatArray
+    regime: tuple[str, ...]
+    rows: int
+    mape: float
+    basis: str
+
+
+class ErrorCurve(NamedTuple):
+    """``share[i]`` of the rows of ``op`` are off by ``ape[i]`` percent or less."""
+
+    op: str
+    ape: FloatArray
+    share: FloatArray
+
+
+class ErrorData(NamedTuple):
+    """One curve per operation."""
+
+    curves: tuple[ErrorCurve, ...]
+    rows: int
+    basis: str
+
+
+def parity_data(report: ReplayReport) -> ParityData:
+    """At most ``MAX_POINTS`` rows of a replay, evenly chosen."""
+    rows = np.unique(np.linspace(0, len(report.table) - 1, MAX_POINTS).round().astype(np.int64))
+    return ParityData(
+        report.table.measured_s[rows],
+        report.prediction.seconds[rows],
+        tuple(REGIMES[code] for code in report.prediction.regime[rows]),
+        len(report.table),
+        report.overall.mape,
+        report.basis,
+    )
+
+
+def parity_figure(data: ParityData) -> go.Figure:
+    """Points on the diagonal are exact; the dotted lines are 20 % off."""
+    figure = go.Figure()
+    low = float(min(data.measured_s.min(), data.predicted_s.min())) * 1e6
+    high = float(max(data.measured_s.max(), data.predicted_s.max())) * 1e6
+    regimes = np.array(data.regime)
+    for regime in REGIMES:
+        part = regimes == regime
+        if part.any():
+            figure.add_scatter(
+                x=data.measured_s[part] * 1e6,
+                y=data.predicted_s[part] * 1e6,
+                mode="markers",
+                name=f"{regime}-bound",
+                marker={"color": COLOURS[regime], "size": 4, "opacity": 0.55},
+                hovertemplate="measured %{x:.4s} us, predicted %{y:.4s} us",
+            )
+    add_guides(figure, low, high)
+    ticks = {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {}
+    figure.update_xaxes(type="log", title="measured (us)", **ticks)
+    figure.update_yaxes(type="log", title="predicted (us)", **ticks)
+    figure.update_layout(legend_itemsizing="constant")
+    return captioned(figure, "Parity", f"{data.rows:,} kernels, MAPE {data.mape:.1f} %", data.basis, 560)
+
+
+def add_guides(figure: go.Figure, low: float, high: float) -> None:
+    """The diagonal from ``low`` to ``high``, and the lines 20 % off it."""
+    for factor, dash in ((1.0, "solid"), (1.2, "dot"), (1 / 1.2, "dot")):
+        figure.add_scatter(
+            x=[low, high],
+            y=[low * factor, high * factor],
+            mode="lines",
+            line={"color": COLOURS["idle"], "width": 1, "dash": dash},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+
+
+def error_data(report: ReplayReport) -> ErrorData:
+    """The distribution of absolute percentage errors of every operation."""
+    ape = np.abs(report.prediction.seconds / report.table.measured_s - 1.0) * 100.0
+    op = report.table.word("op")
+    curves = []
+    for code, name in enumerate(op.names):
+        part = np.sort(ape[op.codes == code])
+        if len(part):
+            curves.append(ErrorCurve(name, *thinned_distribution(np.maximum(part, 1e-3))))
+    return ErrorData(tuple(curves), len(ape), report.basis)
+
+
+def error_figure(data: ErrorData) -> go.Figure:
+    """Cumulative share of rows by error."""
+    figure = go.Figure()
+    for curve in data.curves:
+        figure.add_scatter(
+            x=curve.ape,
+            y=curve.share * 100,
+            mode="lines" if len(curve.ape) > 1 else "markers",
+            name=curve.op,
+            line={"width": 2.5, "shape": "hv"},
+            hovertemplate="%{y:.1f} % of rows within %{x:.3g} %",
+        )
+    figure.update_xaxes(type="log", title="absolute error (%)", dtick=1)
+    figure.update_yaxes(title="share of rows (%)", range=[0, 102])
+    return captioned(figure, "Error distribution", f"{data.rows:,} kernels", data.basis, 560)
+
+
+class ScoreBar(NamedTuple):
+    """One group of rows; percentages of the measurement."""
+
+    label: str
+    regime: str
+    rows: int
+    median_ape: float
+    p90_ape: float
+    bias: float
+    coverage90: float | None
+
+
+class ScoresData(NamedTuple):
+    """Groups, worst first."""
+
+    bars: tuple[ScoreBar, ...]
+    basis: str
+
+
+def scores_data(report: ReplayReport) -> ScoresData:
+    """Every group by operation, format and regime."""
+    bars = [
+        ScoreBar(
+            f"{score.op} {score.dtype}, {score.regime}",
+            score.regime,
+            score.n,
+            score.median_ape,
+            score.p90_ape,
+            score.bias,
+            score.coverage90,
+        )
+        for score in report.groups
+        if score.regime != "all"
+    ]
+    return ScoresData(tuple(sorted(bars, key=lambda bar: -bar.p90_ape)), report.basis)
+
+
+def scores_figure(data: ScoresData) -> go.Figure:
+    """Bars to the median error in the colour of the regime; whiskers to the 90th percentile."""
+    figure = go.Figure()
+    for regime in dict.fromkeys(bar.regime for bar in data.bars):
+        part = [bar for bar in data.bars if bar.regime == regime]
+        figure.add_bar(
+            y=[bar.label for bar in part],
+            x=[bar.median_ape for bar in part],
+            orientation="h",
+            name=f"{regime}-bound",
+            marker={"color": COLOURS.get(regime, BLUE)},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [max(0.0, bar.p90_ape - bar.median_ape) for bar in part],
+                "arrayminus": [0.0] * len(part),
+                "color": GREY,
+                "thickness": 1.5,
+            },
+            customdata=[[bar.rows, bar.p90_ape, bar.bias] for bar in part],
+            hovertemplate="%{y}: median %{x:.1f} %, p90 %{customdata[1]:.1f} %, bias %{customdata[2]:+.1f} %, "
+            "%{customdata[0]:,} rows<extra></extra>",
+        )
+    order = [bar.label for bar in data.bars]
+    figure.update_yaxes(categoryorder="array", categoryarray=order, autorange="reversed", ticks="")
+    figure.update_xaxes(title="absolute error (%)", rangemode="tozero")
+    height = 160 + 30 * max(3, len(order))
+    return captioned(figure, "By operation and regime", "bar: median, whisker: 90th percentile", data.basis, height)
+
+
+def coverage_figure(data: ScoresData) -> go.Figure:
+    """Share of measurements inside the 90 % interval of their prediction, by group; empty where none has one."""
+    figure = go.Figure()
+    part = [bar for bar in data.bars if bar.coverage90 is not None]
+    figure.add_bar(
+        y=[bar.label for bar in part],
+        x=[bar.coverage90 for bar in part],
+        orientation="h",
+        marker={"color": SKY},
+        customdata=[[bar.rows] for bar in part],
+        hovertemplate="%{y}: %{x:.1f} % of %{customdata[0]:,} rows<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_vline(x=90, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.update_yaxes(autorange="reversed", ticks="")
+    figure.update_xaxes(title="inside the 90 % interval (%)", range=[0, 100])
+    height = 160 + 30 * max(3, len(part))
+    return captioned(figure, "Coverage", "90 % would be right", data.basis, height)
+
+
+MOST_GROUPS = 6
+"""Groups with a colour of their own; the others share one."""
+_GROUP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
+
+
+class ServingParity(NamedTuple):
+    """Measured and predicted values of one metric over runs."""
+
+    metric: str
+    measured: FloatArray
+    predicted: FloatArray
+    group: tuple[str, ...]
+    name: tuple[str, ...]
+    mape: float
+    basis: str
+
+
+def serving_parity_data(document: Mapping[str, Any], metric: str) -> ServingParity | None:
+    """The runs of a replay document that measured ``metric``; None where there is none."""
+    runs = [run for run in document["runs"] if metric in run["error"]]
+    if not runs:
+        return None
+    errors = np.array([run["error"][metric] for run in runs])
+    return ServingParity(
+        metric,
+        np.array([run["measured"][metric] for run in runs]),
+        np.array([run["predicted"][metric] for run in runs]),
+        tuple(_group(run) for run in runs),
+        tuple(run["name"] for run in runs),
+        float(np.abs(errors).mean()),
+        document["basis"] or "datasheet",
+    )
+
+
+def step_parity_data(document: Mapping[str, Any]) -> ServingParity:
+    """Both times of every step in milliseconds, coloured by kind."""
+    steps = document["steps"]
+    return ServingParity(
+        "step_ms",
+        np.array([row["measured_s"] for row in steps]) * 1e3,
+        np.array([row["predicted_s"] for row in steps]) * 1e3,
+        tuple(row["kind"] for row in steps),
+        tuple(row["place"].rsplit("/", 1)[-1] for row in steps),
+        document["overall"]["mape"],
+        document["basis"],
+    )
+
+
+def serving_parity_figure(data: ServingParity) -> go.Figure:
+    """Points on the diagonal are exact; the dotted lines are 20 % off."""
+    title, unit = METRIC_WORDS[data.metric]
+    figure = go.Figure()
+    groups = np.array(data.group)
+    labels, counts = np.unique(groups, return_counts=True)
+    order = [str(label) for label in labels[np.argsort(-counts, kind="stable")]]
+    own = order if len(order) <= MOST_GROUPS else order[: MOST_GROUPS - 1]
+    parts = [(label, groups == label) for label in own]
+    if len(order) > len(own):
+        parts.append((f"{len(order) - len(own)} others", ~np.isin(groups, own)))
+    names = np.array(data.name)
+    for index, (label, part) in enumerate(parts):
+        colour = GREY if index >= len(own) else _GROUP_COLOURS[index]
+        figure.add_scatter(
+            x=data.measured[part],
+            y=data.predicted[part],
+            mode="markers",
+            name=label,
+            text=names[part],
+            marker={"color": colour, "size": 6, "opacity": 0.7},
+            hovertemplate=f"%{{text}}<br>measured %{{x:.4g}} {unit}, predicted %{{y:.4g}} {unit}<extra></extra>",
+        )
+    low = float(min(data.measured.min(), data.predicted.min()))
+    high = float(max(data.measured.max(), data.predicted.max()))
+    add_guides(figure, low, high)
+    ticks: dict[str, Any] = {"tickformat": "~s"}
+    if high > 4 * low:
+        ticks["dtick"] = 1 if high > 40 * low else "D2"
+    figure.update_xaxes(type="log", title=f"measured ({unit})", **ticks)
+    figure.update_yaxes(type="log", title=f"predicted ({unit})", **ticks)
+    return captioned(
+        figure,
+        title,
+        f"{len(data.measured):,} {'steps' if data.metric == 'step_ms' else 'runs'}, MAPE {data.mape:.1f} %",
+        data.basis,
+        520,
+    )
+
+
+def _group(run: Mapping[str, Any]) -> str:
+    """Engine and tensor parallelism, which tell host and interconnect errors apart."""
+    parallel = f"TP {run['tensor_parallel']}" if run["tensor_parallel"] else ""
+    return " ".join(word for word in (run["framework"], parallel) if word) or "runs"

@@ -1,0 +1,530 @@
+"""One run: what bound the engine, latencies, batch and queue over time, single requests, two runs side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from dashboards.theme import COLOURS, GREY, RUN_COLOURS, FloatArray, captioned
+from hwprofiles import weakest
+from simulator.metrics.run_folder import Run
+from simulator.metrics.usage import BOUNDS
+
+
+class BottleneckData(NamedTuple):
+    """Shares of engine time by bound, in the fixed order of the legend."""
+
+    shares: dict[str, float]
+    basis: str
+
+
+def bottleneck_data(run: Run) -> BottleneckData:
+    """The ``bottleneck`` section of a run; empty when nothing ran."""
+    return BottleneckData(dict(run.document["bottleneck"] or {}), run.basis)
+
+
+def bottleneck_figure(data: BottleneckData) -> go.Figure:
+    """One stacked bar of 100 %."""
+    figure = go.Figure()
+    add_bounds(figure, [""], {bound: [share] for bound, share in data.shares.items()})
+    figure.update_yaxes(showticklabels=False, ticks="")
+    return captioned(figure, "Bottleneck", "what limits the engine", data.basis, 230)
+
+
+def add_bounds(figure: go.Figure, names: Sequence[str], shares: Mapping[str, Sequence[float]]) -> None:
+    """One bar per name, divided by what limits the engine.
+
+    Args:
+        figure: to draw in.
+        names: of the bars.
+        shares: of engine time, 0 to 1, by bound and then by bar.
+    """
+    for bound, values in shares.items():
+        figure.add_bar(
+            y=list(names),
+            x=[share * 100 for share in values],
+            orientation="h",
+            name=bound,
+            marker={"color": COLOURS[bound]},
+            text=[f"{share:.0%}" if share >= 0.09 else "" for share in values],
+            textposition="inside",
+            insidetextanchor="middle",
+            constraintext="none",
+            textangle=0,
+            textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
+            hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
+    figure.update_xaxes(title="share of engine time (%)", range=[0, 100], showgrid=False)
+
+
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
+MOST_CURVE_POINTS = 400
+"""Points of one curve; longer ones keep every quantile step and the whole extreme."""
+
+
+class LatencyCurve(NamedTuple):
+    """An empirical distribution: ``share[i]`` of the requests took ``ms[i]`` or less."""
+
+    name: str
+    ms: FloatArray
+    share: FloatArray
+    limits: tuple[tuple[float, float], ...]
+    """SLO limits on percentiles: (limit in ms, share of requests)."""
+
+
+class LatencyData(NamedTuple):
+    """Curves of every latency that was measured."""
+
+    curves: tuple[LatencyCurve, ...]
+    requests: int
+    basis: str
+
+
+def latency_data(run: Run) -> LatencyData:
+    """The distributions over the completed requests of ``run``, with the SLO limits of its scenario."""
+    slo = run.document["scenario"].get("slo") or {}
+    curves = []
+    for name in NAMES:
+        ms = run.requests[f"{name}_ms"]
+        ms = np.sort(ms[np.isfinite(ms)])
+        if len(ms):
+            curves.append(LatencyCurve(name, *thinned_distribution(ms), percentile_limits(slo, name)))
+    return LatencyData(tuple(curves), int(np.isfinite(run.requests["e2el_ms"]).sum()), run.basis)
+
+
+def thinned_distribution(ascending: FloatArray, points: int = MOST_CURVE_POINTS) -> tuple[FloatArray, FloatArray]:
+    """Values and the share of the sample at or below each; at most about ``points``, first and last always kept."""
+    count = len(ascending)
+    rows = np.unique(np.linspace(0, count - 1, min(count, points)).round().astype(np.int64))
+    tail = np.arange(max(0, count - points // 8), count)
+    rows = np.union1d(rows, tail) if count > points else rows
+    return ascending[rows], (rows + 1) / count
+
+
+def percentile_limits(slo: dict[str, Any], latency: str) -> tuple[tuple[float, float], ...]:
+    """Limits such as ``p99_ttft_ms: 500`` on ``latency`` as (500.0, 0.99)."""
+    found = []
+    for key, limit in slo.items():
+        match = re.fullmatch(rf"(?:p(\d+(?:\.\d+)?)|(median))_{latency}_ms", key)
+        if match is not None and limit is not None:
+            found.append((float(limit), float(match[1] or 50) / 100))
+    return tuple(found)
+
+
+def latency_figure(data: LatencyData) -> go.Figure:
+    """Cumulative distributions over a logarithmic axis; diamonds are SLO limits the curve must pass on the left."""
+    figure = go.Figure()
+    for curve in data.curves:
+        figure.add_scatter(
+            x=curve.ms,
+            y=curve.share * 100,
+            mode="lines" if len(curve.ms) > 1 else "markers",
+            name=NAMES[curve.name],
+            line={"color": COLOURS[curve.name], "width": 2.5, "shape": "hv"},
+            hovertemplate="%{y:.1f} % within %{x:.4s} ms",
+        )
+    for curve in data.curves:
+        if curve.limits:
+            figure.add_scatter(
+                x=[limit for limit, _ in curve.limits],
+                y=[share * 100 for _, share in curve.limits],
+                mode="markers",
+                name=f"SLO {NAMES[curve.name]}",
+                marker={"symbol": "diamond-open", "size": 11, "color": COLOURS[curve.name], "line": {"width": 2.5}},
+                hovertemplate="limit: %{y} % within %{x} ms",
+            )
+    figure.update_xaxes(type="log", title="milliseconds", dtick=1, minor={"ticks": "outside", "ticklen": 2})
+    figure.update_yaxes(title="share of requests (%)", range=[0, 102])
+    figure.update_layout(hovermode="closest")
+    return captioned(figure, "Latency", f"{data.requests:,} requests", data.basis, 480)
+
+
+BINS = 300
+
+
+class TimelineData(NamedTuple):
+    """Means over bins of equal length; ``time_s`` is the middle of each bin. Sums over all replicas."""
+
+    time_s: FloatArray
+    bin_s: float
+    running: FloatArray
+    waiting: FloatArray
+    kv_use: FloatArray | None
+    """Share of all KV blocks in use; None when the capacity is unknown."""
+    output_tokens_per_s: FloatArray
+    basis: str
+
+
+def timeline_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
+    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them.
+
+    Args:
+        spans: those of ``spans_of``, where they are known already.
+    """
+    steps = run.steps
+    spans = spans or spans_of(run, bins)
+    if spans is None:
+        empty = np.empty(0)
+        return TimelineData(empty, 0.0, empty, empty, None, empty, run.basis)
+    kinds = run.document.get("pools") or [
+        {
+            "num_blocks": run.document["kv_cache"].get("num_blocks") or 0,
+            "replicas": run.document["scenario"]["hardware"].get("replicas", 1),
+        }
+    ]
+    blocks = sum(kind["num_blocks"] * kind["replicas"] for kind in kinds)
+    return TimelineData(
+        time_s=spans.middle_s,
+        bin_s=spans.bin_s,
+        running=spans.mean(steps["running"]),
+        waiting=spans.mean(steps["waiting"]),
+        kv_use=spans.mean(steps["kv_blocks"]) / blocks if blocks else None,
+        output_tokens_per_s=spans.rate(steps["output_tokens"]),
+        basis=run.basis,
+    )
+
+
+def spans_of(run: Run, bins: int) -> Spans | None:
+    """The engine steps of ``run`` as spans over ``bins`` equal parts of its time; None where there is no step."""
+    start_s, seconds = run.steps["start_s"], run.steps["seconds"]
+    if not len(start_s):
+        return None
+    end_s = start_s + seconds
+    return Spans(run.steps["replica"], start_s, end_s, np.linspace(start_s.min(), end_s.max(), bins + 1))
+
+
+class Spans:
+    """Engine steps in time, ready to average many of their quantities over the same bins.
+
+    Where steps of a replica overlap, a step counts until the next one starts.
+
+    Args:
+        replica: of every step.
+        start_s: of every step, in seconds.
+        end_s: not before the start.
+        edges: ascending bin edges in seconds, one more than bins; bins of no length give 0.
+    """
+
+    def __init__(self, replica: FloatArray, start_s: FloatArray, end_s: FloatArray, edges: FloatArray) -> None:
+        self.edges = edges
+        step = np.diff(replica)
+        ordered = bool(np.all((step > 0) | ((step == 0) & (np.diff(start_s) >= 0))))
+        self._order = None if ordered else np.lexsort((start_s, replica))
+        replica, self._begin, finish = (self._sorted(column) for column in (replica, start_s, end_s))
+        self._seconds = finish - self._begin
+        cuts = np.flatnonzero(np.diff(replica)) + 1
+        self._parts = list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(replica)], strict=True))
+        self._kept = self._seconds.copy()
+        for first, end in self._parts:
+            gaps = np.diff(self._begin[first:end])
+            np.minimum(self._kept[first : end - 1], gaps, out=self._kept[first : end - 1])
+
+    @property
+    def middle_s(self) -> FloatArray:
+        """Middle of every bin."""
+        return (self.edges[:-1] + self.edges[1:]) / 2
+
+    @property
+    def bin_s(self) -> float:
+        """Length of the first bin."""
+        return float(self.edges[1] - self.edges[0])
+
+    def mean(self, value: FloatArray) -> FloatArray:
+        """Mean over each bin of a quantity that is ``value[i]`` during step i and else 0; replicas add up."""
+        return self._mean(self._sorted(value))
+
+    def rate(self, amount: FloatArray) -> FloatArray:
+        """The same for an ``amount`` spread evenly over its step; steps without length count for nothing."""
+        value = self._sorted(amount)
+        return self._mean(np.divide(value, self._seconds, out=np.zeros_like(value), where=self._seconds > 0))
+
+    def _sorted(self, column: FloatArray) -> FloatArray:
+        return column if self._order is None else column[self._order]
+
+    def _mean(self, value: FloatArray) -> FloatArray:
+        total = np.zeros(len(self.edges) - 1)
+        for first, end in self._parts:
+            begin, kept, part = self._begin[first:end], self._kept[first:end], value[first:end]
+            grown = np.concatenate([[0.0], np.cumsum(part * kept)])
+            at = np.searchsorted(begin, self.edges, "right") - 1
+            last = np.maximum(at, 0)
+            inside = np.clip(self.edges - begin[last], 0.0, kept[last])
+            total += np.diff(np.where(at >= 0, grown[last] + part[last] * inside, 0.0))
+        width = np.diff(self.edges)
+        return np.divide(total, width, out=np.zeros_like(total), where=width > 0)
+
+
+def time_mean(
+    replica: FloatArray, start_s: FloatArray, end_s: FloatArray, value: FloatArray, edges: FloatArray
+) -> FloatArray:
+    """Mean over each bin of one quantity; see ``Spans``."""
+    return Spans(replica, start_s, end_s, edges).mean(value)
+
+
+def timeline_figure(data: TimelineData) -> go.Figure:
+    """Three panels over one time axis: requests, KV cache, output rate."""
+    panels = ["requests", "KV blocks in use (%)", "output tokens/s"]
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.4, 0.3, 0.3])
+    lines = [
+        ("running", data.running, "running", 1),
+        ("waiting", data.waiting, "waiting", 1),
+        ("KV use", None if data.kv_use is None else data.kv_use * 100, "kv", 2),
+        ("output", data.output_tokens_per_s, "tokens", 3),
+    ]
+    for name, values, colour, row in lines:
+        if values is not None:
+            figure.add_scatter(
+                x=data.time_s,
+                y=values,
+                name=name,
+                mode="lines",
+                line={"color": COLOURS[colour], "width": 2},
+                hovertemplate="%{y:.4~s}",
+                showlegend=row == 1,
+                row=row,
+                col=1,
+            )
+    for row, title in enumerate(panels, start=1):
+        figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1)
+    if data.kv_use is not None:
+        figure.update_yaxes(range=[0, 102], row=2, col=1)
+    figure.update_xaxes(title="simulated seconds", row=3, col=1)
+    figure.update_layout(hovermode="x unified")
+    return captioned(figure, "Over time", f"means of {data.bin_s:.3g} s", data.basis, 620)
+
+
+class BoundTimeData(NamedTuple):
+    """Shares of engine time per bin, summing to 1 where replicas ran or idled; ``time_s`` is the middle of each bin."""
+
+    time_s: FloatArray
+    bin_s: float
+    shares: dict[str, FloatArray]
+    basis: str
+
+
+def bound_time_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> BoundTimeData:
+    """Seconds by bound of every step, spread over the step, as shares of all replicas' time; the rest is idle."""
+    spans = spans or spans_of(run, bins)
+    if spans is None:
+        return BoundTimeData(np.empty(0), 0.0, {}, run.basis)
+    pools = run.document.get("pools")
+    replicas = sum(pool["replicas"] for pool in pools) if pools else _replicas(run)
+    shares = {bound: spans.rate(run.steps[f"{bound}_s"]) / replicas for bound in BOUNDS}
+    shares["idle"] = np.clip(1.0 - sum(shares.values()), 0.0, 1.0)
+    return BoundTimeData(spans.middle_s, spans.bin_s, shares, run.basis)
+
+
+def _replicas(run: Run) -> int:
+    return int(run.document["scenario"]["hardware"].get("replicas", 1))
+
+
+def bound_time_figure(data: BoundTimeData) -> go.Figure:
+    """Stacked areas up to 100 %."""
+    figure = go.Figure()
+    for bound, share in data.shares.items():
+        figure.add_scatter(
+            x=data.time_s,
+            y=share * 100,
+            name=bound,
+            mode="lines",
+            line={"width": 0, "color": COLOURS[bound]},
+            fillcolor=COLOURS[bound],
+            stackgroup="bounds",
+            hovertemplate="%{y:.1f} %",
+        )
+    figure.update_xaxes(title="simulated seconds")
+    figure.update_yaxes(title="share of engine time (%)", range=[0, 100])
+    figure.update_layout(hovermode="x unified", legend={"traceorder": "normal"})
+    return captioned(figure, "Bottleneck over time", f"means of {data.bin_s:.3g} s", data.basis, 420)
+
+
+MAX_REQUESTS = 60
+
+
+class WaterfallData(NamedTuple):
+    """Times of chosen requests in seconds; ``row`` is their place in order of arrival."""
+
+    row: NDArray[np.int64]
+    arrival_s: FloatArray
+    scheduled_s: FloatArray
+    first_token_s: FloatArray
+    finished_s: FloatArray
+    completed: int
+    """Completed requests of the whole run."""
+    basis: str
+    marked: int | None = None
+    """Row to point at."""
+
+
+def waterfall_data(run: Run, most: int = MAX_REQUESTS, around: int | None = None) -> WaterfallData:
+    """At most ``most`` completed requests in order of arrival: evenly spaced, or the neighbours of row ``around``."""
+    done = np.flatnonzero(np.isfinite(run.requests["finished_s"]) & (run.requests["failed"] == 0))
+    if around is None:
+        chosen = done[np.unique(np.linspace(0, len(done) - 1, min(len(done), most)).round().astype(np.int64))]
+    else:
+        first = max(0, min(int(np.searchsorted(done, around)) - most // 2, len(done) - most))
+        chosen = done[first : first + most]
+    return WaterfallData(
+        row=chosen,
+        arrival_s=run.requests["arrival_s"][chosen],
+        scheduled_s=run.requests["scheduled_s"][chosen],
+        first_token_s=run.requests["first_token_s"][chosen],
+        finished_s=run.requests["finished_s"][chosen],
+        completed=len(done),
+        basis=run.basis,
+        marked=around if around is not None and around in chosen else None,
+    )
+
+
+def slowest(run: Run) -> int | None:
+    """The completed request that waited longest for its first token; None where none completed."""
+    ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
+    return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
+
+
+def waterfall_figure(data: WaterfallData) -> go.Figure:
+    """One horizontal bar per request, divided into its phases."""
+    phases = [
+        ("queued", data.arrival_s, data.scheduled_s),
+        ("prefill", data.scheduled_s, data.first_token_s),
+        ("decode", data.first_token_s, data.finished_s),
+    ]
+    figure = go.Figure()
+    places = np.arange(len(data.row))
+    for name, begin, end in phases:
+        figure.add_bar(
+            y=places,
+            x=end - begin,
+            base=begin,
+            orientation="h",
+            name=name,
+            marker={"color": COLOURS[name], "line": {"width": 0}},
+            customdata=np.column_stack([data.row, (end - begin) * 1e3]),
+            hovertemplate="request %{customdata[0]}: %{customdata[1]:.4~s} ms",
+        )
+    figure.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
+    figure.update_xaxes(title="simulated seconds")
+    figure.update_yaxes(title="request, in order of arrival", autorange="reversed", showticklabels=False, ticks="")
+    if data.marked is not None:
+        place = int(np.flatnonzero(data.row == data.marked)[0])
+        figure.add_hrect(y0=place - 0.5, y1=place + 0.5, fillcolor=COLOURS["tokens"], opacity=0.25, line_width=0)
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            y=place,
+            text=f"request {data.marked}",
+            showarrow=False,
+            xanchor="right",
+            yanchor="bottom",
+        )
+    shown = f"{len(data.row)} of {data.completed:,}" if len(data.row) < data.completed else f"all {data.completed:,}"
+    return captioned(figure, "Requests", f"{shown} completed", data.basis, 480)
+
+
+PAIR_METRICS = {
+    "output_throughput": ("output tokens/s", True),
+    "request_throughput": ("requests/s", True),
+    "mean_ttft_ms": ("mean TTFT", False),
+    "p99_ttft_ms": ("p99 TTFT", False),
+    "mean_tpot_ms": ("mean TPOT", False),
+    "p99_tpot_ms": ("p99 TPOT", False),
+    "mean_e2el_ms": ("mean E2E latency", False),
+    "p99_e2el_ms": ("p99 E2E latency", False),
+}
+"""Keys of ``summary``: their words, and whether more is better."""
+
+
+class Change(NamedTuple):
+    """One figure in two runs."""
+
+    key: str
+    label: str
+    first: float
+    second: float
+    more_is_better: bool
+
+    @property
+    def percent(self) -> float:
+        """Change from the first to the second run."""
+        return (self.second / self.first - 1.0) * 100.0
+
+
+class ComparisonData(NamedTuple):
+    """Two runs: names, changes of every figure that both have, and curves of one latency in each."""
+
+    names: tuple[str, str]
+    changes: tuple[Change, ...]
+    latency: str
+    curves: tuple[LatencyCurve | None, LatencyCurve | None]
+    basis: str
+
+
+def comparison_data(first: Run, second: Run, names: tuple[str, str], latency: str = "ttft") -> ComparisonData:
+    """The figures of both ``summary.json`` and the distribution of ``latency`` (ttft, tpot or e2el) in both."""
+    changes = []
+    for key, (label, better) in PAIR_METRICS.items():
+        one, two = (run.document["summary"].get(key) for run in (first, second))
+        if one and two is not None:
+            changes.append(Change(key, label, one, two, better))
+    curves = [{curve.name: curve for curve in latency_data(run).curves}.get(latency) for run in (first, second)]
+    basis = weakest((first.basis, second.basis))
+    return ComparisonData(names, tuple(changes), latency, (curves[0], curves[1]), basis)
+
+
+def change_figure(data: ComparisonData) -> go.Figure:
+    """Bars of change in percent; hatched bars are for the worse."""
+    figure = go.Figure()
+    worse = [(change.percent > 0) != change.more_is_better and change.percent != 0 for change in data.changes]
+    figure.add_bar(
+        y=[change.label for change in data.changes],
+        x=[change.percent for change in data.changes],
+        orientation="h",
+        marker={
+            "color": [RUN_COLOURS[int(bad)] for bad in worse],
+            "pattern": {"shape": ["/" if bad else "" for bad in worse]},
+        },
+        customdata=[[change.first, change.second] for change in data.changes],
+        text=[f"{change.percent:+.1f} %" for change in data.changes],
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="%{y}: %{customdata[0]:.4s} to %{customdata[1]:.4s}, %{x:+.2f} %<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_vline(x=0, line={"color": GREY, "width": 1})
+    figure.update_yaxes(autorange="reversed", ticks="")
+    figure.update_xaxes(title="change (%)", range=_wide([change.percent for change in data.changes]))
+    caption = "second over first; hatched: worse"
+    return captioned(figure, "Change", caption, data.basis, 420)
+
+
+def _wide(percents: list[float]) -> list[float]:
+    """A range around zero with room for the words at the end of the bars."""
+    low, high = min([0.0, *percents]), max([0.0, *percents])
+    room = 0.4 * (high - low or 1.0)
+    return [low - room if low < 0 else 0.0, high + room if high > 0 else 0.0]
+
+
+def curves_figure(data: ComparisonData) -> go.Figure:
+    """The distribution of one latency in both runs."""
+    figure = go.Figure()
+    for name, curve, colour, dash in zip(data.names, data.curves, RUN_COLOURS, ("solid", "dash"), strict=True):
+        if curve is not None:
+            figure.add_scatter(
+                x=curve.ms,
+                y=curve.share * 100,
+                mode="lines" if len(curve.ms) > 1 else "markers",
+                name=name,
+                line={"color": colour, "width": 2.5, "shape": "hv", "dash": dash},
+                hovertemplate="%{y:.1f} % within %{x:.4s} ms",
+            )
+    figure.update_xaxes(type="log", title="milliseconds", dtick=1)
+    figure.update_yaxes(title="share of requests (%)", range=[0, 102])
+    figure.update_layout(hovermode="closest")
+    return captioned(figure, f"{NAMES[data.latency]} in both runs", "cumulative", data.basis, 420)

@@ -1,0 +1,540 @@
+"""What studies found: comparisons, capacity plans, sweeps, tunings."""
+
+from __future__ import annotations
+
+from math import log10
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, captioned, gain_scale
+from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
+from simulator.studies.sweep.study import point_value
+
+FOREST_METRICS = (
+    "output_throughput",
+    "request_goodput",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "mean_e2el_ms",
+    "p99_e2el_ms",
+    "usd_per_million_output_tokens",
+    "energy_joules",
+)
+VARIANT_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, GREY)
+TORNADO_ROWS = 12
+NO_EFFECT = 1e-6
+CAPTION = "each assumed parameter alone"
+
+
+class ForestRow(NamedTuple):
+    """One speedup: above 1 is better."""
+
+    variant: str
+    metric: str
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+class ForestData(NamedTuple):
+    """Speedups of every variant over the baseline, by metric."""
+
+    rows: tuple[ForestRow, ...]
+    baseline: str
+    basis: str
+
+
+class TornadoRow(NamedTuple):
+    """The answer at both ends of one assumed parameter."""
+
+    parameter: str
+    at_low: float
+    at_high: float
+    flips: bool
+
+
+class TornadoData(NamedTuple):
+    """How one variant's speedup moves with each assumed parameter, widest first."""
+
+    rows: tuple[TornadoRow, ...]
+    variant: str
+    metric: str
+    ratio: float
+    basis: str
+
+
+class RatioCurve(NamedTuple):
+    """Speedups of one variant over load, with the ends of their intervals."""
+
+    variant: str
+    loads: tuple[float, ...]
+    ratios: tuple[float, ...]
+    lows: tuple[float | None, ...]
+    highs: tuple[float | None, ...]
+
+
+class LoadCurveData(NamedTuple):
+    """Speedups of every variant over load, and where they pass 1."""
+
+    curves: tuple[RatioCurve, ...]
+    crossings: tuple[float, ...]
+    path: str
+    metric: str
+    basis: str
+
+
+def forest_data(document: dict[str, Any]) -> ForestData:
+    """Speedups of a comparison document in the order of the legend."""
+    metrics = tuple(dict.fromkeys([document["metric"], *FOREST_METRICS]))
+    rows = [
+        ForestRow(variant["name"], metric, cell["ratio"], cell["low"], cell["high"])
+        for variant in document["variants"][1:]
+        for metric in metrics
+        if (cell := variant["speedup"].get(metric)) is not None
+    ]
+    return ForestData(tuple(rows), document["baseline"], document["basis"])
+
+
+def forest_figure(data: ForestData) -> go.Figure:
+    """A dot with its interval per variant and metric, on a logarithmic axis; right of 1 is better."""
+    figure = go.Figure()
+    names = list(dict.fromkeys(row.variant for row in data.rows))
+    metrics = list(dict.fromkeys(row.metric for row in data.rows))
+    for index, name in enumerate(names):
+        rows = [row for row in data.rows if row.variant == name]
+        offset = 0.0 if len(names) == 1 else 0.5 * (index / (len(names) - 1) - 0.5)
+        figure.add_scatter(
+            x=[row.ratio for row in rows],
+            y=[metrics.index(row.metric) + offset for row in rows],
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [0.0 if row.high is None else row.high - row.ratio for row in rows],
+                "arrayminus": [0.0 if row.low is None else row.ratio - row.low for row in rows],
+                "thickness": 2,
+                "width": 4,
+            },
+            mode="markers",
+            name=name,
+            marker={"size": 9, "color": VARIANT_COLOURS[index % len(VARIANT_COLOURS)]},
+            customdata=[[metric_words(row.metric), _interval(row.low, row.high)] for row in rows],
+            hovertemplate="%{customdata[0]}: %{x:.3f} %{customdata[1]}",
+        )
+    figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.update_xaxes(type="log", title="speedup (right of 1 is better)", tickformat=".3~g", nticks=6, tickangle=0)
+    figure.update_yaxes(
+        tickvals=list(range(len(metrics))),
+        ticktext=[metric_words(metric) for metric in metrics],
+        range=[len(metrics) - 0.5, -0.5],
+        showgrid=False,
+    )
+    figure.update_layout(showlegend=len(names) > 1, hovermode="closest")
+    height = 210 + max(26, 16 * len(names)) * len(metrics)
+    return captioned(figure, "Speedup over the baseline", "95 % intervals of paired runs", data.basis, height)
+
+
+def tornado_data(document: dict[str, Any], variant: str | None = None) -> TornadoData | None:
+    """The swings of one variant (default: the one with the largest speedup); None where nothing moves."""
+    metric = document["metric"]
+    known = {v["name"]: v["speedup"][metric] for v in document["variants"][1:] if v["speedup"][metric] is not None}
+    if not known or not document["sensitivity"]:
+        return None
+    name = variant or max(known, key=lambda key: known[key]["ratio"])
+    rows = []
+    for row in document["sensitivity"]:
+        ends = row["ratios"].get(name)
+        if ends is None or ends["at_low"] is None or ends["at_high"] is None:
+            continue
+        if abs(ends["at_high"] - ends["at_low"]) > NO_EFFECT:
+            rows.append(TornadoRow(_labelled(row), ends["at_low"], ends["at_high"], name in row["flips"]))
+    rows.sort(key=lambda row: -abs(row.at_high - row.at_low))
+    if not rows:
+        return None
+    return TornadoData(tuple(rows[:TORNADO_ROWS]), name, metric, known[name]["ratio"], document["basis"])
+
+
+def tornado_figure(data: TornadoData) -> go.Figure:
+    """A bar per parameter from the speedup at its low end to that at its high end, around the answer."""
+    figure = go.Figure()
+    labels = [row.parameter.replace(" ", "<br>", 1) for row in data.rows]
+    for name, colour, ends in (
+        ("at the low end", SKY, [row.at_low for row in data.rows]),
+        ("at the high end", VERMILLION, [row.at_high for row in data.rows]),
+    ):
+        figure.add_bar(
+            y=labels,
+            x=[end - data.ratio for end in ends],
+            base=data.ratio,
+            orientation="h",
+            name=name,
+            marker={"color": colour},
+            customdata=ends,
+            hovertemplate="%{y}: %{customdata:.3f}",
+        )
+    figure.add_vline(x=data.ratio, line={"color": GREY, "width": 1.5})
+    if any(row.flips for row in data.rows) or 0.8 < data.ratio < 1.25:
+        figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.update_layout(barmode="overlay", hovermode="closest")
+    figure.update_xaxes(title=f"speedup of {data.variant}")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return captioned(figure, "What the answer rests on", CAPTION, data.basis, 200 + 36 * len(labels))
+
+
+def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
+    """Speedups over load; None where the comparison tried no other load."""
+    found = document["load_curves"]
+    if found is None or not any(curve["points"] for curve in found["curves"]):
+        return None
+    curves = tuple(
+        RatioCurve(
+            curve["variant"],
+            tuple(point["value"] for point in curve["points"]),
+            tuple(point["ratio"] for point in curve["points"]),
+            tuple(point["low"] for point in curve["points"]),
+            tuple(point["high"] for point in curve["points"]),
+        )
+        for curve in found["curves"]
+    )
+    crossover = document["crossover"]
+    crossings = () if crossover is None else tuple(row["value"] for row in crossover["all"])
+    return LoadCurveData(curves, crossings, found["path"], found["metric"], document["basis"])
+
+
+def load_curve_figure(data: LoadCurveData) -> go.Figure:
+    """Speedup over load with its interval as a band; above 1 the variant pays."""
+    figure = go.Figure()
+    positive = all(load > 0 for curve in data.curves for load in curve.loads)
+    for index, (name, loads, ratios, lows, highs) in enumerate(data.curves):
+        colour = VARIANT_COLOURS[index % len(VARIANT_COLOURS)]
+        if all(end is not None for end in (*lows, *highs)):
+            figure.add_scatter(
+                x=[*loads, *reversed(loads)],
+                y=[*highs, *reversed(lows)],
+                fill="toself",
+                fillcolor=colour,
+                opacity=0.18,
+                line={"width": 0},
+                hoverinfo="skip",
+                showlegend=False,
+            )
+        figure.add_scatter(
+            x=loads,
+            y=ratios,
+            mode="lines+markers",
+            name=name,
+            line={"color": colour, "width": 2.5},
+            hovertemplate="%{y:.3f} at %{x:.4g}",
+        )
+    for crossing in data.crossings:
+        figure.add_vline(x=crossing, line={"color": GREY, "width": 1.5, "dash": "dash"})
+        figure.add_annotation(
+            x=log10(crossing) if positive else crossing,
+            y=0.0,
+            yref="paper",
+            xanchor="right",
+            yanchor="bottom",
+            textangle=-90,
+            showarrow=False,
+            text=load_words(data.path, crossing),
+            font={"size": 12},
+        )
+    figure.add_hline(y=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.update_xaxes(type="log" if positive else "linear", title=_axis(data.path), tickformat=".3~g")
+    figure.update_yaxes(title=f"speedup of {metric_words(data.metric)}")
+    figure.update_layout(hovermode="closest", showlegend=len(data.curves) > 1)
+    return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460)
+
+
+def _axis(path: str) -> str:
+    return {
+        "workload.arrivals.request_rate": "request rate (req/s)",
+        "workload.arrivals.max_concurrency": "concurrent requests",
+        "workload.arrivals.rate_scale": "arrival rate over the trace's own",
+    }.get(path, path)
+
+
+def _labelled(row: dict[str, Any]) -> str:
+    name = row["parameter"].removesuffix("_bytes_per_s").removesuffix("_s")
+    if row["unit"] == "factor":
+        return f"{name} ×{row['low']:g}..×{row['high']:g}"
+    return f"{name} {row['low']:g}..{row['high']:g} {row['unit']}"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
+
+
+HOLDS, MISSES = "holds the SLO", "misses it"
+SLO_COLOURS = {HOLDS: BLUE, MISSES: VERMILLION}
+HEIGHT = 420
+MOST_STRAIN = 10.0
+"""Strain beyond which a point is drawn at the edge: far misses say no more than that."""
+
+
+class ParetoPoint(NamedTuple):
+    """One simulated layout."""
+
+    layout: str
+    cost: float
+    strain: float
+    """Binding value over its limit, at most ``MOST_STRAIN``; up to 1 holds."""
+    max_rate: float | None
+    holds: bool
+    on_front: bool
+
+
+class ParetoData(NamedTuple):
+    """Simulated layouts of a plan."""
+
+    points: tuple[ParetoPoint, ...]
+    cost_label: str
+    request_rate: float | None
+    basis: str
+
+
+def pareto_data(document: dict[str, Any]) -> ParetoData:
+    """The points of a ``plan`` document, in the order of their cost."""
+    by_price = all(row["usd_per_hour"] is not None for row in document["candidates"] if row["binding"] is not None)
+    points = []
+    for row in document["candidates"]:
+        if row["binding"] is None or row["chips"] is None:
+            continue
+        strain = MOST_STRAIN if row["strain"] is None else min(row["strain"], MOST_STRAIN)
+        cost = row["usd_per_hour"] if by_price else row["chips"]
+        holds = row["status"] == "meets"
+        points.append(
+            ParetoPoint(row["layout"], float(cost), strain, row["max_rate"], holds, row["layout"] in document["pareto"])
+        )
+    label = "cost, US dollars per hour" if by_price else "chips"
+    return ParetoData(
+        tuple(sorted(points, key=lambda p: (p.cost, p.strain))),
+        label,
+        document["request_rate"],
+        document["basis"] or "",
+    )
+
+
+def strain_figure(data: ParetoData) -> go.Figure:
+    """Cost against the binding value over its limit: below the line a layout holds."""
+    figure = go.Figure()
+    for name, colour in SLO_COLOURS.items():
+        points = [p for p in data.points if p.holds == (name == HOLDS)]
+        if points:
+            figure.add_scatter(
+                x=[p.cost for p in points],
+                y=[p.strain for p in points],
+                mode="markers",
+                name=name,
+                marker={"color": colour, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]},
+                customdata=[[p.layout] for p in points],
+                hovertemplate="%{customdata[0]}<br>%{y:.2f} of the limit<extra></extra>",
+            )
+    figure.add_hline(y=1.0, line={"color": GREY, "dash": "dash"}, annotation_text="SLO")
+    figure.update_xaxes(title=data.cost_label, rangemode="tozero")
+    figure.update_yaxes(title="binding value over its limit", rangemode="tozero")
+    return captioned(
+        figure, "Cost against the SLO", "each point a simulated layout; below the line it holds", data.basis, HEIGHT
+    )
+
+
+def front_figure(data: ParetoData) -> go.Figure:
+    """Cost against the highest rate that holds, with the front that no layout beats in both."""
+    points = [p for p in data.points if p.max_rate is not None]
+    front = [p for p in points if p.on_front]
+    figure = go.Figure()
+    if front:
+        figure.add_scatter(
+            x=[p.cost for p in front],
+            y=[p.max_rate for p in front],
+            mode="lines",
+            name="Pareto front",
+            line={"color": GREY, "shape": "hv", "width": 2},
+            hoverinfo="skip",
+        )
+    figure.add_scatter(
+        x=[p.cost for p in points],
+        y=[p.max_rate for p in points],
+        mode="markers",
+        name="layout",
+        marker={"color": BLUE, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]},
+        customdata=[[p.layout] for p in points],
+        hovertemplate="%{customdata[0]}<br>up to %{y:.3g} req/s<extra></extra>",
+    )
+    if data.request_rate is not None:
+        figure.add_hline(y=data.request_rate, line={"color": GREY, "dash": "dash"}, annotation_text="asked for")
+    figure.update_xaxes(title=data.cost_label, rangemode="tozero")
+    figure.update_yaxes(title="highest rate that holds, req/s", rangemode="tozero")
+    return captioned(figure, "Cost against headroom", "stars: no layout beats them in both", data.basis, HEIGHT)
+
+
+MOST_FIELDS = 6
+"""Fields that get a panel of their own; those that move the metric most come first."""
+
+
+class SweepPanel(NamedTuple):
+    """The points over one field."""
+
+    path: str
+    values: tuple[Any, ...]
+    """Numbers, or texts for anything else."""
+    metric: tuple[float, ...]
+    names: tuple[str, ...]
+
+
+class SweepData(NamedTuple):
+    """Panels of a sweep and its best point."""
+
+    panels: tuple[SweepPanel, ...]
+    best: int
+    metric: str
+    basis: str
+
+
+def sweep_data(document: dict[str, Any], metric: str) -> SweepData | None:
+    """The finished points of a ``sweep`` document by field; None where none measured the metric."""
+    known = [(p, v) for p in document["points"] if (v := point_value(p, metric)) is not None]
+    if not known:
+        return None
+    paths = list(dict.fromkeys(path for point, _ in known for path in point["set"]))
+    panels = []
+    for path in paths:
+        rows = [(point["set"][path], value, point["name"]) for point, value in known if path in point["set"]]
+        values = [row[0] for row in rows]
+        if len({repr(value) for value in values}) < 2 and len(paths) > 1:
+            continue
+        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        shown = tuple(values) if numeric else tuple(str(value) for value in values)
+        panels.append(SweepPanel(path, shown, tuple(r[1] for r in rows), tuple(r[2] for r in rows)))
+    panels.sort(key=lambda panel: -_explained(panel))
+    order = [value for _, value in known]
+    best = order.index(max(order) if HIGHER_IS_BETTER[metric] else min(order))
+    return SweepData(tuple(panels[:MOST_FIELDS]), best, metric, document["basis"])
+
+
+def sweep_figure(data: SweepData) -> go.Figure:
+    """A panel per field, the best point marked."""
+    count = len(data.panels)
+    figure = make_subplots(rows=count, cols=1, vertical_spacing=0.22 / count if count > 1 else 0.0)
+    for row, panel in enumerate(data.panels, start=1):
+        figure.add_scatter(
+            x=panel.values,
+            y=panel.metric,
+            mode="markers",
+            marker={"color": BLUE, "size": 8, "opacity": 0.75},
+            text=panel.names,
+            hovertemplate="%{text}: %{y:.4g}<extra></extra>",
+            showlegend=False,
+            row=row,
+            col=1,
+        )
+        if len(panel.values) > data.best:
+            figure.add_scatter(
+                x=[panel.values[data.best]],
+                y=[panel.metric[data.best]],
+                mode="markers",
+                marker={"color": VERMILLION, "size": 13, "symbol": "circle-open", "line": {"width": 2.5}},
+                name="best",
+                hoverinfo="skip",
+                showlegend=row == 1,
+                row=row,
+                col=1,
+            )
+        numbers = [value for value in panel.values if not isinstance(value, str)]
+        wide = bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
+        figure.update_xaxes(title=panel.path, type="log" if wide else None, row=row, col=1)
+        figure.update_yaxes(title=_metric_axis(data.metric), rangemode="tozero", row=row, col=1)
+    caption = f"{len(data.panels[0].values) if data.panels else 0} points"
+    return captioned(figure, "Points by field", caption, data.basis, 170 + 280 * max(1, count))
+
+
+def _metric_axis(metric: str) -> str:
+    return metric_words(metric) + (" (ms)" if metric.endswith("_ms") else "")
+
+
+def _explained(panel: SweepPanel) -> float:
+    """Share of the metric's variance that lies between equal values of the field (or ten equal ranges of numbers)."""
+    overall = sum(panel.metric) / len(panel.metric)
+    total = sum((value - overall) ** 2 for value in panel.metric)
+    if total == 0.0:
+        return 0.0
+    groups: dict[Any, list[float]] = {}
+    numbers = [value for value in panel.values if not isinstance(value, str)]
+    spread = len(set(numbers)) > 10
+    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
+    for value, metric in zip(panel.values, panel.metric, strict=True):
+        mark = min(9, int(10 * (value - low) / (high - low))) if spread else value
+        groups.setdefault(mark, []).append(metric)
+    return sum(len(g) * (sum(g) / len(g) - overall) ** 2 for g in groups.values()) / total
+
+
+class TuningData(NamedTuple):
+    """``speedup[context][batch]`` of the best way to draft, and what is drafted there."""
+
+    batches: tuple[str, ...]
+    contexts: tuple[str, ...]
+    speedup: list[list[float]]
+    words: list[list[str]]
+    hover: list[list[str]]
+    method: str
+    basis: str
+
+
+def tuning_data(document: dict[str, Any]) -> TuningData:
+    """The map of a ``tune`` document."""
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for cell in document["table"]:
+        rows.setdefault(cell["judged_at"]["context"], []).append(cell)
+    first = next(iter(rows.values()))
+    return TuningData(
+        tuple(f"{cell['judged_at']['batch']:,}" for cell in first),
+        tuple(f"{context:,}" for context in rows),
+        [[cell["if_on"]["speedup"] for cell in row] for row in rows.values()],
+        [[_words(cell) for cell in row] for row in rows.values()],
+        [[_hover(cell) for cell in row] for row in rows.values()],
+        document["method"],
+        document["basis"],
+    )
+
+
+def _words(cell: dict[str, Any]) -> str:
+    drafted = cell["draft"].replace("tree of ", "T").removeprefix("K=")
+    return f"<b>{drafted}</b><br>{cell['if_on']['speedup']:.2f}{'' if cell['fits_kv_cache'] else '*'}"
+
+
+def _hover(cell: dict[str, Any]) -> str:
+    on = cell["if_on"]
+    ends = f"{on['speedup']:.3f} x ({on['low']:.2f} to {on['high']:.2f}) with {on['num_speculative_tokens']} drafted"
+    batch, context = (f"{low:,} to {high:,}" for low, high in (cell["batch"], cell["context"]))
+    return f"batch {batch}, context {context}<br>{ends}"
+
+
+def tuning_figure(data: TuningData) -> go.Figure:
+    """A heat map: what to draft in every cell, and the speed-up of the best way to draft; 1 is neutral."""
+    cells = [value for row in data.speedup for value in row]
+    low, high = min(0.5, *cells), max(1.5, *cells)
+    figure = go.Figure(
+        go.Heatmap(
+            x=list(data.batches),
+            y=list(data.contexts),
+            z=data.speedup,
+            colorscale=gain_scale(low, 1.0, high),
+            zmin=low,
+            zmax=high,
+            text=data.words,
+            customdata=data.hover,
+            texttemplate="%{text}",
+            textfont={"size": 10},
+            xgap=1,
+            ygap=1,
+            showscale=False,
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title="batch (sequences)", type="category", showgrid=False)
+    figure.update_yaxes(title="context (tokens)", type="category", showgrid=False)
+    caption = f"{data.method}: draft tokens, speed-up"
+    return captioned(figure, "What to draft", caption, data.basis, 160 + 64 * max(3, len(data.contexts)))

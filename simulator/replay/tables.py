@@ -1,0 +1,195 @@
+"""Replays and calibrations as tables: what the command prints, and what pages and reports show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simulator.tables import ABSENT, Cell, Table, Value, duration, faint, number
+
+Document = dict[str, Any]
+
+METRIC_WORDS = {
+    "mean_ttft_ms": ("Mean TTFT", "ms"),
+    "mean_tpot_ms": ("Mean TPOT", "ms"),
+    "mean_itl_ms": ("Mean ITL", "ms"),
+    "mean_e2el_ms": ("Mean E2E latency", "ms"),
+    "output_throughput": ("Output throughput", "tokens/s"),
+    "request_throughput": ("Request throughput", "requests/s"),
+    "step_ms": ("Engine step", "ms"),
+}
+"""Metrics of served runs and steps that are compared, with title and unit."""
+ERRORS = {"mape": "MAPE (%)", "median_ape": "median", "p90_ape": "p90", "bias": "bias"}
+SHOWN_WORST = 8
+SHOWN_RUNS = 40
+SHOWN_REASONS = 12
+_HIDDEN = ("op", "measured_s", "predicted_s", "ape", "regime", "basis", "library", "source", "device", "cache", "name")
+
+
+def replay_heading(document: Document) -> tuple[str, str]:
+    """What was replayed, and what the figures rest on."""
+    basis, held_out = f"basis: {document['basis']}", " held-out" if document.get("split") else ""
+    if "runs" in document:
+        facts = f"{held_out.strip()} configurations · " if held_out else ""
+        return f"{len(document['runs']):,} measured runs served again", f"{facts}seed {document['seed']} · {basis}"
+    count = f"{document['overall']['n']:,}{held_out}"
+    if "chip" not in document:
+        return f"{count} engine steps", basis
+    layer = "with residual" if document["residual"] else "physics alone"
+    return f"{document['chip']}, {document['library']} kernels", f"{count} rows · {layer} · {basis}"
+
+
+def cold_words(document: Document) -> str:
+    """Of a replay of kernels: what rows leave untold about caches; empty where they tell it."""
+    untold = {op: counts["not told"] for op, counts in document.get("cache", {}).items() if "not told" in counts}
+    rows = ", ".join(f"{count:,} rows of {op}" for op, count in untold.items())
+    words = "do not say whether their operands were on the chip (cache: warm if repeated)"
+    return f"Priced cold: {rows} {words}" if untold else ""
+
+
+def kernel_replay_tables(document: Document) -> list[Table]:
+    """A replay of kernels: errors by group, what is not scored, the rows furthest off."""
+    rows = []
+    for group in (*document["groups"], document["overall"]):
+        whole = group["regime"] == "all"
+        row: list[Value] = [group["op"], group["dtype"], group["regime"], group["n"], *_errors(group, "coverage90")]
+        rows.append(row if whole else faint(row))
+    worst = [
+        [
+            row["op"],
+            " ".join(f"{key}={value}" for key, value in row.items() if key not in _HIDDEN),
+            Cell(f"{row['ape']:.0f}", value=row["ape"]),
+            duration(row["measured_s"]),
+            duration(row["predicted_s"]),
+            row["regime"],
+            row["basis"],
+        ]
+        for row in document["worst"]
+    ]
+    columns = ("op", "format", "regime", "rows", *ERRORS.values(), "inside 90 %")
+    heads = ("op", "shape", "error (%)", "measured", "predicted", "regime", "basis")
+    return [
+        Table("Errors by operation, format and regime", columns, rows, name="errors"),
+        Table("Worst rows", heads, worst, shown=SHOWN_WORST, name="worst"),
+        reasons_table("Not scored", document["skipped"]),
+    ]
+
+
+def run_replay_tables(document: Document) -> list[Table]:
+    """A replay of served runs: errors by metric, the runs furthest off, every run, what is not simulated."""
+    scores = []
+    for score in document["scores"]:
+        row = [score["metric"], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
+        scores.append(row if score["group"] == "all" else faint(row))
+    worst: list[list[Value]] = []
+    for run in document["worst"]:
+        metric = run["metric"]
+        unit = METRIC_WORDS[metric][1]
+        values = [f"{number(run[key].get(metric))} {unit}" for key in ("measured", "predicted")]
+        worst.append([run["name"], METRIC_WORDS[metric][0], _signed(run["error"][metric]), *values, run_load(run)])
+    shown = [metric for metric in METRIC_WORDS if any(metric in run["error"] for run in document["runs"])]
+    columns = ["run", "load", "engine"]
+    for metric in shown:
+        columns += [f"{METRIC_WORDS[metric][0].removeprefix('Mean ')} ({METRIC_WORDS[metric][1]})", "error (%)"]
+    runs = []
+    for run in document["runs"]:
+        cells: list[Value] = [run["name"], run_load(run), run_engine(run)]
+        for metric in shown:
+            cells += [run["measured"].get(metric), _signed(run["error"].get(metric))]
+        runs.append(cells)
+    heads = ("metric", "group", "runs", *ERRORS.values(), "simulated", "inside 90 %")
+    return [
+        Table("Errors by metric and configuration", heads, scores, shown=SHOWN_RUNS, name="errors"),
+        Table(
+            "Runs furthest off",
+            ("run", "metric", "error (%)", "measured", "predicted", "load"),
+            worst,
+            shown=SHOWN_WORST,
+            name="worst",
+        ),
+        Table("Every run: measured, and error of the prediction", columns, runs, shown=SHOWN_RUNS, name="runs"),
+        reasons_table("Not simulated", document["skipped"]),
+    ]
+
+
+def step_replay_tables(document: Document) -> list[Table]:
+    """A replay of engine steps: errors by kind, the steps furthest off, what is not used."""
+    groups = [[group["kind"], group["n"], *_errors(group)] for group in (*document["groups"], document["overall"])]
+    worst: list[list[Value]] = [
+        [
+            row["kind"],
+            step_batch(row),
+            Cell(f"{row['ape']:.1f}", value=row["ape"]),
+            duration(row["measured_s"]),
+            duration(row["predicted_s"]),
+            row["bound"],
+        ]
+        for row in document["worst"]
+    ]
+    heads = ("kind", "batch", "error (%)", "measured", "predicted", "bound")
+    return [
+        Table("Errors by kind of step", ("kind", "steps", *ERRORS.values()), groups, name="errors"),
+        Table("Steps furthest off", heads, worst, shown=SHOWN_WORST, name="worst"),
+        reasons_table("Not used", document.get("skipped") or {}),
+    ]
+
+
+def calibration_tables(document: Document) -> list[Table]:
+    """A calibration: errors by kernel family on rows that the fit has not seen, and what is not used."""
+    keys = ("held_out_mape", "held_out_median_ape", "coverage90", "residual_mape")
+    rows = [
+        [one["family"], one["dtype"], one["rows"], one["held_out_rows"], *(_error(one[key]) for key in keys)]
+        for one in document["families"]
+    ]
+    columns = ("family", "format", "rows", "held out", "MAPE (%)", "median", "inside 90 %", "with residual")
+    return [
+        Table("Errors on rows the fit has not seen", columns, rows, name="errors"),
+        reasons_table("Not used", document["skipped"]),
+    ]
+
+
+def reasons_table(title: str, reasons: Mapping[str, int]) -> Table:
+    """How many rows are left out, by reason; empty where none is."""
+    rows: list[list[Value]] = [[reason, count] for reason, count in reasons.items()]
+    return Table(title, ("reason", "rows"), rows, shown=SHOWN_REASONS, name="skipped")
+
+
+def run_load(run: Document) -> str:
+    """Load of a run in a few words: lengths, and concurrency or rate."""
+    lengths = "/".join(_lengths(run[key]) for key in ("input_tokens", "output_tokens"))
+    if run["max_concurrency"] is not None:
+        return f"{lengths} c={run['max_concurrency']}"
+    if run["stages"]:
+        return f"{lengths} {'+'.join(f'{rate:g}' for rate, _ in run['stages'])} req/s"
+    return f"{lengths} {run['request_rate']:g} req/s" if run["request_rate"] else f"{lengths} {run['process'] or ''}"
+
+
+def run_engine(run: Document) -> str:
+    """Model, chips and engine of a run, as far as it says them."""
+    parallel = f"TP {run['tensor_parallel']}" if run["tensor_parallel"] else ""
+    return " ".join(str(word) for word in (run["model"], run["chip"], run["framework"], parallel) if word) or ABSENT
+
+
+def step_batch(row: Document) -> str:
+    """What an engine step works on."""
+    batch = f"{row['prefill_seqs']} x prefill {row['prefill_tokens']:,}" if row["prefill_tokens"] else ""
+    if row["decode_seqs"]:
+        verify = f" x {row['query_len']} tokens" if row["query_len"] > 1 else ""
+        batch += f"{', ' if batch else ''}{row['decode_seqs']} decoding{verify}, {row['decode_kv_tokens']:,} keys"
+    return batch
+
+
+def _errors(group: Document, *more: str) -> Iterable[Value]:
+    return [_error(group.get(key)) for key in (*ERRORS, *more)]
+
+
+def _error(value: float | None) -> Value:
+    return None if value is None else Cell(number(value, 3), value=value)
+
+
+def _signed(value: float | None) -> Value:
+    return None if value is None else Cell(f"{value:+.1f}", value=value)
+
+
+def _lengths(tokens: Any) -> str:
+    return ABSENT if tokens is None else "-".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens)
