@@ -101,14 +101,14 @@ def create_app(
     return app, context
 
 
-def serve(folders: Sequence[Path], host: str, port: int, with_token: bool | None = None) -> None:
+def serve(folders: Sequence[Path], host: str, port: int, with_token: bool = False) -> None:
     """Serve the app until Ctrl-C.
 
     Args:
         folders: served, read-only.
         host: address to serve on.
         port: 0 picks a free one.
-        with_token: ask for a token, which the printed address has; None: where others can reach ``host``.
+        with_token: ask for a token, which the printed address has; where others can reach ``host`` it is asked for anyway.
 
     Raises:
         ForerunError: a folder that is not there, or an address that cannot be used.
@@ -117,7 +117,7 @@ def serve(folders: Sequence[Path], host: str, port: int, with_token: bool | None
 
     check_free(host, port)
     local = is_loopback(host)
-    token = secrets.token_urlsafe(18) if with_token or (with_token is None and not local) else None
+    token = secrets.token_urlsafe(18) if with_token or not local else None
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-")))
         app, context = create_app(folders, place, (*LOCAL_NAMES, host) if local else (), token)

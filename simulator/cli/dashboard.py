@@ -30,7 +30,10 @@ def dash(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 8050,
     expose: Annotated[
-        bool, typer.Option("--expose", help="Allow a --host that others can reach; there is no password.")
+        bool, typer.Option("--expose", help="Allow a --host that others can reach; whoever has the token comes in.")
+    ] = False,
+    token: Annotated[
+        bool, typer.Option("--token", help="Ask for a token, which the printed address has; --expose always does.")
     ] = False,
 ) -> None:
     """Serve the interactive dashboard: what-if, roofline, speculation, runs, replays."""
@@ -48,8 +51,8 @@ def dash(
     if not is_loopback(host):
         if not expose:
             raise ForerunError(
-                f"--host {host}: others could reach this address, and there is no password; add --expose if you mean it"
+                f"--host {host}: others could reach this address, and nothing is encrypted; add --expose if you mean it"
             )
-        print(f"forerun: anyone who can reach {host} can read the served folders and start runs", file=sys.stderr)
+        print(f"forerun: whoever reaches {host} with the token can read the folders and start runs", file=sys.stderr)
     served = folders or ([DEFAULT_FOLDER] if DEFAULT_FOLDER.is_dir() else [])
-    serve(served, host, port)
+    serve(served, host, port, token)
