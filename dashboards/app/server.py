@@ -108,7 +108,7 @@ def serve(folders: Sequence[Path], host: str, port: int, with_token: bool = Fals
         folders: served, read-only.
         host: address to serve on.
         port: 0 picks a free one.
-        with_token: ask for a token, which the printed address has; where others can reach ``host`` it is asked for anyway.
+        with_token: ask for a token, which the printed address has; where others can reach ``host``, always.
 
     Raises:
         ForerunError: a folder that is not there, or an address that cannot be used.
