@@ -69,7 +69,7 @@ def result_of(requests: RequestRecords, **parts: Any) -> Any:
         "gaps": GapCounts(np.array([0.01, 0.02]), np.array([3, 1])),
         "kv": kv,
         "speculation": None,
-        "engine": EngineCounters(2, 2, 0, 2.0, 0.001, 0.001),
+        "engine": EngineCounters(2, 0, 2.0, 0.001, 0.001),
         "basis": "datasheet",
         "notes": (),
         "chips": 1,
