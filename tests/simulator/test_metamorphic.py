@@ -1,0 +1,197 @@
+"""Runs that must come out alike, or in a known order, though nobody knows how any of them comes out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import yaml
+from numpy.testing import assert_allclose, assert_array_equal
+from tiny_scenario import tiny_data
+
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.workload import RequestStream, generate_requests
+from traces import PrefixHashes
+
+SEEDS = [1, 2]
+TIMES = ("scheduled_s", "first_token_s", "finished_s")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+LOADED = {
+    "arrivals": {"process": "poisson", "request_rate": 150.0},
+    "num_requests": 60,
+    "output_tokens": {"distribution": "uniform", "min": 1, "max": 60},
+}
+TIGHT = {"max_num_seqs": 16, "num_kv_blocks": 150, "max_num_batched_tokens": 512}
+SCHEDULERS = ["vllm-v1", "priority", "prefill-first", "sglang", "static"]
+ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
+
+
+def scenario(workload=None, **sections):
+    return scenario_from(tiny_data(**(LOADED | (workload or {}))) | sections, "metamorphic")
+
+
+def latencies(result):
+    """Times of each request since it came."""
+    return np.array([getattr(result.requests, name) - result.requests.arrival_s for name in TIMES])
+
+
+def alike(one, other, **tolerance):
+    assert_array_equal(one.requests.failed, other.requests.failed)
+    assert_array_equal(one.requests.preemptions, other.requests.preemptions)
+    assert_allclose(latencies(one), latencies(other), **({"rtol": 1e-9, "atol": 1e-9} | tolerance))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_twice_the_replicas_and_each_request_twice(scheduler, seed):
+    """In turn, each of two replicas gets what the one had."""
+    engine = TIGHT | {"scheduler": scheduler, "max_num_batched_tokens": 2048}
+    one = scenario(engine=engine)
+    stream = generate_requests(one.workload, seed)
+    columns = {name: np.repeat(getattr(stream, name), 2) for name in ("arrival_s", "input_tokens", "output_tokens")}
+    two = scenario(engine=engine, hardware={"chip": "h100-sxm", "replicas": 2})
+    doubled = simulate(two, seed, stream=dataclasses.replace(stream, **columns))
+    single = simulate(one, seed, stream=stream)
+    for replica in (0, 1):
+        own = doubled.requests.replica == replica
+        assert_array_equal(latencies(doubled)[:, own], latencies(single))
+    assert doubled.kv.preemptions == 2 * single.kv.preemptions
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("router", [{}, {"max_outstanding": 1000}])
+def test_one_replica_behind_any_router(routing, router, seed):
+    plain = simulate(scenario(engine=TIGHT), seed)
+    routed = simulate(scenario(engine=TIGHT | {"routing": routing}, router=router), seed)
+    alike(plain, routed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_prompts_that_share_nothing_need_no_cache(routing, seed):
+    """Hashes of their own for each request; blocks that nobody asks for again are no burden."""
+    hardware = {"chip": "h100-sxm", "replicas": 2}
+    stream = generate_requests(scenario().workload, seed)
+    counts = -(-stream.input_tokens // 16)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    distinct = dataclasses.replace(stream, prefix_hashes=PrefixHashes(offsets, np.arange(offsets[-1]), 16))
+    runs = []
+    for caching in (True, False):
+        engine = TIGHT | {"routing": routing, "enable_prefix_caching": caching}
+        runs.append(simulate(scenario(engine=engine, hardware=hardware), seed, stream=distinct))
+    if not runs[0].kv.preemptions:
+        alike(*runs)
+    if routing in ("round-robin", "least-outstanding"):
+        alike(runs[1], simulate(scenario(engine=TIGHT | {"routing": routing}, hardware=hardware), seed, stream=stream))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drafts_that_are_never_accepted_never_help(seed):
+    engine = {"max_num_seqs": 16}
+    plain = simulate(scenario(engine=engine), seed)
+    none_accepted = simulate(scenario(engine=engine, speculation=NGRAM | {"acceptance": {"alpha": 0.0}}), seed)
+    counters = none_accepted.speculation
+    assert counters.accepted_tokens == 0
+    assert counters.num_drafts == (none_accepted.requests.output_tokens - 1).sum()
+    assert latencies(none_accepted)[2].mean() >= latencies(plain)[2].mean()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_policy_that_drafts_nothing_is_no_speculation(seed):
+    """K = 0 throughout: the same work; graphs are captured for other sizes, and room is kept for drafts."""
+    policy = {"name": "batch-table", "table": [[1, 10_000, 0]]}
+    idle = NGRAM | {"acceptance": {"alpha": 0.5}, "policy": policy}
+    roomy = {"max_num_seqs": 16}
+    plain, resting = simulate(scenario(engine=roomy), seed), simulate(scenario(engine=roomy, speculation=idle), seed)
+    assert resting.speculation.draft_tokens == 0
+    assert_allclose(latencies(resting).mean(axis=1), latencies(plain).mean(axis=1), rtol=0.02)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("first_token", ["prefill", "decode"])
+def test_an_endless_link_between_prefill_and_decode_takes_no_time(tmp_path, first_token, seed):
+    """Ever faster links come to an end: nothing waits for one, and a slower one is never better for a burst's end."""
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+    ends = {}
+    for bandwidth in (1e9, 1e12, 1e20, 1e22):
+        link = {
+            "name": "wire",
+            "description": "any",
+            "topology": "switch",
+            "latency_s": 1e-12,
+            "bandwidth_bytes_per_s": bandwidth,
+            "source": {"kind": "assumed", "reference": "test", "date": "2026-01-01"},
+        }
+        (tmp_path / "wire.yaml").write_text(yaml.safe_dump(link))
+        transfer = {"link": str(tmp_path / "wire.yaml"), "first_token": first_token}
+        ends[bandwidth] = simulate(scenario(pools=pools, kv_transfer=transfer), seed)
+    assert_array_equal(ends[1e20].requests.finished_s, ends[1e22].requests.finished_s)
+    waits = [run.transfers.mean_s for run in ends.values()]
+    assert waits == sorted(waits, reverse=True)
+    assert ends[1e22].requests.finished_s.max() <= ends[1e9].requests.finished_s.max()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("later_s", [64.0, 4096.0, 2.0**20])
+@pytest.mark.parametrize("speculation", [None, NGRAM | {"acceptance": {"alpha": 0.6}}])
+def test_another_hour_of_the_day(later_s, speculation, seed):
+    """When the first request comes does not matter; far out, times are rounded to what doubles can tell."""
+    plain = scenario(engine=TIGHT, speculation=speculation)
+    stream = generate_requests(plain.workload, seed)
+    stream = dataclasses.replace(stream, arrival_s=np.rint(stream.arrival_s * 2**20) / 2**20)
+    moved = dataclasses.replace(stream, arrival_s=stream.arrival_s + later_s)
+    now, later = simulate(plain, seed, stream=stream), simulate(plain, seed, stream=moved)
+    alike(now, later, atol=1e-9 if later_s < 8192 else 1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_trace_written_and_read_again(tmp_path, replicas, seed):
+    hardware = {"chip": "h100-sxm", "replicas": replicas}
+    made = scenario(engine=TIGHT, hardware=hardware)
+    stream = generate_requests(made.workload, seed)
+    rows = zip(stream.arrival_s.tolist(), stream.input_tokens, stream.output_tokens, strict=True)
+    lines = [f"{arrival!r},{prompt},{output}" for arrival, prompt, output in rows]
+    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(lines) + "\n")
+    data = made.model_dump(exclude_unset=True) | {"workload": {"trace": str(tmp_path / "trace.csv")}}
+    read = simulate(scenario_from(data, "read"), seed)
+    first = stream.arrival_s[0]
+    alike(simulate(made, seed, stream=dataclasses.replace(stream, arrival_s=stream.arrival_s - first)), read)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_equal_requests_of_one_moment_in_any_order(routing, seed):
+    """Four at a time, two of each kind; which of the equals comes first in the table changes no sum and no share."""
+    rng = np.random.default_rng(seed)
+    arrival = np.repeat(np.arange(15) * 0.02, 4)
+    prompts = np.tile([100, 100, 400, 400], 15)
+    outputs = np.tile([30, 30, 5, 5], 15)
+    fleet = scenario(engine=TIGHT | {"routing": routing}, hardware={"chip": "h100-sxm", "replicas": 2})
+    order = np.concatenate(
+        [4 * group + np.concatenate([rng.permutation(2), 2 + rng.permutation(2)]) for group in range(15)]
+    )
+    results = [
+        simulate(fleet, seed, stream=RequestStream(arrival[rows], prompts[rows], outputs[rows], None))
+        for rows in (np.arange(60), order)
+    ]
+    assert results[0].summary == results[1].summary
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "better",
+    [{"bandwidth_bytes_per_s": 6.7e12}, {"capacity_bytes": 160e9}],
+    ids=["bandwidth", "capacity"],
+)
+def test_more_of_a_chip_is_never_slower_for_a_burst(tmp_path, better, seed):
+    memory = {"bandwidth_bytes_per_s": 3.35e12, "capacity_bytes": 8.49437e10} | better
+    memory["source"] = {"kind": "assumed", "reference": "test", "date": "2026-01-01"}
+    chip = {"extends": "h100-sxm", "name": "more", "memory": memory}
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(chip))
+    burst = {"arrivals": {"process": "burst"}}
+    plain = simulate(scenario(burst), seed)
+    more = simulate(scenario(burst, hardware={"chip": str(tmp_path / "more.yaml")}), seed)
+    assert more.requests.finished_s.max() <= plain.requests.finished_s.max() * (1 + 1e-9)
+    assert more.kv.num_blocks >= plain.kv.num_blocks
