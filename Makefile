@@ -4,8 +4,9 @@ BIN := .venv/bin
 SCENARIO ?= examples/chat-h100-draft.yaml
 MUTANTS ?= 400
 SEED ?= 1
+COUNT ?= 1000
 
-.PHONY: demo test coverage lint types docs package mutants clean
+.PHONY: demo test coverage lint types docs package mutants search clean
 
 demo: .venv/ready
 	$(BIN)/forerun run $(SCENARIO) --out out/demo
@@ -37,6 +38,9 @@ package: .venv/ready-docs
 mutants: .venv/ready-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray==8.7.*' 'coverage>=7.6'
 	nice $(BIN)/python tests/mutation/sample.py --count $(MUTANTS) --seed $(SEED)
+
+search: .venv/ready-dev
+	nice $(BIN)/python tests/scenario_search/search.py --count $(COUNT) --seed $(SEED)
 
 # The engine is compiled anew when its source changes; without a C compiler it is interpreted.
 ENGINE := setup.py simulator/serving/engine.py

@@ -1,0 +1,420 @@
+"""Random scenarios over the whole schema, run with every invariant on; what goes wrong is made small and kept.
+
+    python tests/scenario_search/search.py --count 100000 --seed 1        # make search COUNT=100000 SEED=1
+
+A scenario is made from the schema that ``Scenario`` declares, so that a field is searched the day it is born: known
+good parts with some of their fields drawn anew. It may run, or be refused in one line; anything else is a finding, and
+goes into ``corpus/`` as the smallest scenario that still shows it. The suite runs the corpus and a seeded round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import random
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+CORPUS = FOLDER / "corpus"
+CPU_LIMIT_S = 60.0
+"""Processor time after which a scenario counts as one that does not end."""
+KNOWN = ("ok", "refused")
+DTYPES = ["bf16", "fp8", "int8", "int4", "fp4", "bfp8"]
+CHIPS = ["h100-sxm", "a100-sxm-80gb", "n150", "mi300x", "l40s", "rtx-4090", "b200-sxm", "h20"]
+WORDS: dict[str, list[Any]] = {
+    "model": ["llama-3.2-1b", "llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"],
+    "chip": CHIPS,
+    "link": ["nvlink4", "pcie5-x16", "infiniband-ndr"],
+    "pipeline_link": ["nvlink4", "pcie5-x16"],
+    "host_link": ["pcie5-x16"],
+    "framework": ["vllm", "sglang", "trtllm", "generic"],
+    "kv_cache_dtype": DTYPES,
+    "weights_dtype": DTYPES,
+    "expert_routing": ["uniform", "zipf-1.0"],
+    "task": ["gsm8k"],
+    "curve": ["eagle3-llama-3.1-8b", "nothing"],
+}
+"""Words for fields of free text; fields that name files are left out."""
+FILES = {"trace", "file", "log", "hf_config"}
+SMALL = {"num_requests": 14, "turns": 5, "input_tokens": 900, "output_tokens": 60, "value": 900, "min": 300, "max": 900,
+         "values": 900, "replicas": 3, "tensor_parallel": 4, "pipeline_parallel": 3, "num_speculative_tokens": 8,
+         "system_prompt_tokens": 400, "depth": 6, "width": 4, "mean": 600, "nodes": 40}  # fmt: skip
+"""Largest value of whole numbers that would only take longer."""
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+PARTS: dict[str, list[Any]] = {
+    "hardware": [
+        {"chip": "h100-sxm"},
+        {"chip": "h100-sxm", "replicas": 2},
+        {"chip": "h100-sxm", "tensor_parallel": 2},
+        {"chip": "h100-sxm", "pipeline_parallel": 2},
+        {"chip": "a100-sxm-80gb", "replicas": 3},
+    ],
+    "engine": [
+        {"max_num_seqs": 4},
+        {"scheduler": "static", "block_size": 3},
+        {"scheduler": "priority", "num_kv_blocks": 70},
+        {"scheduler": "sglang", "framework": "sglang"},
+        {"scheduler": "prefill-first", "max_num_batched_tokens": 2048},
+        {"preemption": "swap", "num_kv_blocks": 70},
+        {"prefix_cache": "radix", "routing": "kv-aware"},
+        {"routing": "prefix-aware", "max_num_batched_tokens": 128},
+    ],
+    "router": [{"max_outstanding": 3}, {"max_outstanding": 2, "when_full": "refuse"}],
+    "speculation": [
+        NGRAM,
+        NGRAM | {"policy": {"name": "disable-above-batch", "batch": 2}},
+        {
+            "method": "draft-model",
+            "num_speculative_tokens": 2,
+            "draft": {"model": "llama-3.2-1b"},
+            "acceptance": {"per_position": [0.7, 0.4]},
+        },
+        {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}},
+    ],
+    "pools": [
+        {"a": {}, "b": {"hardware": {"chip": "a100-sxm-80gb"}}},
+        {"a": {"role": "prefill"}, "b": {"role": "decode", "engine": {"num_kv_blocks": 90}}, "c": {"role": "decode"}},
+    ],
+    "arrivals": [
+        {"process": "burst"},
+        {"process": "poisson", "request_rate": 200.0},
+        {"process": "gamma", "request_rate": 50.0, "burstiness": 0.3},
+        {"process": "constant", "request_rate": 20.0},
+        {"process": "closed-loop", "max_concurrency": 5},
+    ],
+    "input_tokens": [
+        {"distribution": "lognormal", "mean": 300, "cv": 1.0, "max": 2000},
+        {"distribution": "empirical", "values": [1, 33, 900]},
+    ],
+    "output_tokens": [
+        {"distribution": "lognormal", "mean": 20, "cv": 0.8, "max": 90},
+        {"distribution": "constant", "value": 1},
+    ],
+    "acceptance": [{"alpha": 0.0}, {"alpha": 1.0}, {"per_position": [0.7, 0.5, 0.3]}, {"acceptance_length": 2.1}],
+    "policy": [
+        {"name": "disable-above-batch", "batch": 3},
+        {"name": "goodput"},
+        {"name": "ema"},
+        {"name": "batch-table", "table": [[1, 2, 3], [3, 10000, 1]]},
+    ],
+    "tree": [{"branching": [3, 2, 1]}, {"nodes": 12}],
+    "sessions": [{"turns": 4, "think_time_s": 0.01, "block_tokens": 48}],
+    "kv_transfer": [{"link": "pcie5-x16"}],
+    "faults": [{"mtbf_s": 0.3, "mttr_s": 0.05}, {"events": [{"replica": 0, "at_s": 0.1, "down_s": 0.2}]}],
+    "workload": [
+        {"arrivals": {"process": "burst"}, "input_tokens": 40, "output_tokens": 20, "num_requests": 6},
+        {
+            "arrivals": {"process": "poisson", "request_rate": 80.0},
+            "num_requests": 12,
+            "input_tokens": {"distribution": "uniform", "min": 1, "max": 600},
+            "output_tokens": {"distribution": "uniform", "min": 1, "max": 50},
+        },
+        {
+            "arrivals": {"process": "closed-loop", "max_concurrency": 3},
+            "input_tokens": 300,
+            "output_tokens": 9,
+            "num_requests": 9,
+        },
+        {
+            "arrivals": {"process": "poisson", "request_rate": 30.0},
+            "input_tokens": 90,
+            "output_tokens": 20,
+            "num_requests": 10,
+            "sessions": {"turns": 3, "think_time_s": 0.05, "system_prompt_tokens": 64},
+        },
+        {
+            "arrivals": {"process": "burst"},
+            "input_tokens": 200,
+            "output_tokens": 30,
+            "num_requests": 12,
+            "priorities": [0, 1, 1],
+        },
+    ],
+}
+"""Sections that are sound by themselves."""
+LIKELY = {
+    "hardware": 1.0,
+    "workload": 1.0,
+    "engine": 0.7,
+    "speculation": 0.4,
+    "router": 0.15,
+    "pools": 0.2,
+    "faults": 0.15,
+}
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """What a scenario may hold."""
+    from simulator.scenario import Scenario
+
+    return Scenario.model_json_schema()
+
+
+def scenario_of(seed: int) -> dict[str, Any]:
+    """A random scenario, the same for the same seed."""
+    rng = random.Random(seed)
+    data: dict[str, Any] = {"model": rng.choice(WORDS["model"][:2] * 3 + WORDS["model"])}
+    for section, share in LIKELY.items():
+        if rng.random() < share:
+            data[section] = copy.deepcopy(rng.choice(PARTS[section]))
+    if any(pool.get("role") == "prefill" for pool in data.get("pools", {}).values()) and rng.random() < 0.5:
+        data["kv_transfer"] = copy.deepcopy(rng.choice(PARTS["kv_transfer"]))
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
+        node, described = rng.choice(list(_nodes(data, schema(), rng)))
+        fields = [name for name in described if name not in FILES]
+        if fields:
+            name = rng.choice(fields)
+            node[name] = drawn(described[name], name, rng)
+    return data
+
+
+def _nodes(data: Any, described: dict[str, Any], rng: random.Random) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each mapping of a scenario with the fields that it may have."""
+    described = _resolved(described, data)
+    if not isinstance(data, dict):
+        return
+    fields = described.get("properties", {})
+    if fields:
+        yield data, fields
+    for name, value in data.items():
+        inner = fields.get(name) or next(iter(described.get("patternProperties", {}).values()), None)
+        if name in ("hardware", "engine") and inner is not None and "properties" not in _resolved(inner, value):
+            inner = {"$ref": f"#/$defs/{name.capitalize()}Config"}  # what a pool overrides
+        if inner is not None:
+            yield from _nodes(value, inner, rng)
+
+
+def _resolved(described: dict[str, Any], value: Any) -> dict[str, Any]:
+    """A description without references, the branch that fits a mapping where there are several."""
+    if "$ref" in described:
+        return _resolved(schema()["$defs"][described["$ref"].rsplit("/", 1)[1]], value)
+    if "anyOf" in described and isinstance(value, dict):
+        branches = [_resolved(branch, value) for branch in described["anyOf"]]
+        return next((branch for branch in branches if branch.get("type") == "object"), described)
+    return described
+
+
+def drawn(described: dict[str, Any], name: str, rng: random.Random) -> Any:
+    """A value that the schema allows, of a size that does not take long."""
+    described = _resolved(described, None)
+    if "enum" in described:
+        return rng.choice(described["enum"])
+    if "const" in described:
+        return described["const"]
+    if "anyOf" in described:
+        return drawn(rng.choice(described["anyOf"]), name, rng)
+    kind = described.get("type")
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind == "integer":
+        return _whole(described, name, rng)
+    if kind == "number":
+        return _real(described, rng)
+    if kind == "array":
+        inner = described.get("items") or rng.choice(described.get("prefixItems", [{"type": "integer"}]))
+        return [drawn(inner, name, rng) for _ in range(rng.randint(described.get("minItems", 0), 4))]
+    if kind == "object":
+        return _mapping(described, name, rng)
+    return rng.choice(WORDS.get(name, ["x", "llama-3.2-1b"])) if kind == "string" else None
+
+
+def _whole(described: dict[str, Any], name: str, rng: random.Random) -> int:
+    low = described.get("minimum", described.get("exclusiveMinimum", -1) + 1)
+    high = min(described.get("maximum", 10**6), SMALL.get(name, 10**6))
+    spread = math.exp(rng.uniform(0.0, math.log(max(1, high - low) + 1.0)))
+    return int(min(high, low + spread - 1)) if rng.random() < 0.9 else rng.choice([low, min(high, 10**4)])
+
+
+def _real(described: dict[str, Any], rng: random.Random) -> float:
+    low = described.get("minimum", described.get("exclusiveMinimum", 0.0))
+    high = described.get("maximum", described.get("exclusiveMaximum", 1e4))
+    if high <= 1.0:
+        return rng.choice([low, high, rng.uniform(low, high)])
+    return min(high, max(low, 10 ** rng.uniform(-3.0, 4.0)))
+
+
+def _mapping(described: dict[str, Any], name: str, rng: random.Random) -> dict[str, Any]:
+    if name in PARTS and rng.random() < 0.75:
+        return copy.deepcopy(rng.choice(PARTS[name]))
+    found, needed = {}, set(described.get("required", ()))
+    for field, inner in described.get("properties", {}).items():
+        if field not in FILES and (field in needed or rng.random() < 0.25):
+            found[field] = drawn(inner, field, rng)
+    for inner in described.get("patternProperties", {}).values():
+        found |= {pool: drawn(inner, "pool", rng) for pool in "abc"[: rng.randint(1, 3)]}
+    return found
+
+
+class _Endless(Exception):
+    """A scenario has used up its processor time."""
+
+
+def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, oracle: bool = False) -> tuple[str, str]:
+    """What becomes of a scenario: ``ok``, ``refused`` or a kind of finding, and its message without numbers.
+
+    Args:
+        data: the scenario.
+        seed: of its run.
+        limit_s: processor time after which it counts as endless; None waits.
+        oracle: whether it is run by the interpreted engine as well.
+    """
+    from simulator.errors import ForerunError, LawBrokenError
+
+    if limit_s is not None:
+        signal.signal(signal.SIGPROF, _out_of_time)
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        return _run(data, seed, oracle)
+    except ForerunError as error:
+        text = str(error)
+        return ("refused", text) if "\n" not in text and text.isprintable() else ("refused in several lines", text)
+    except LawBrokenError as error:
+        return "alarm", re.sub(r"[\d.e+-]+", "#", error.law)
+    except _Endless:
+        return "endless", ""
+    except Exception as error:
+        return "crash", f"{type(error).__name__}: {re.sub(r'[0-9.]+', '#', str(error))[:120]}"
+    finally:
+        if limit_s is not None:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+def _run(data: dict[str, Any], seed: int, oracle: bool) -> tuple[str, str]:
+    """Run a scenario as it is, without step records as its own document reads back, and interpreted."""
+    from simulator.metrics import run_document
+    from simulator.metrics.document import json_text
+    from simulator.run import simulate
+    from simulator.scenario import scenario_from
+
+    scenario = scenario_from(data, "search")
+    document = run_document(simulate(scenario, seed))
+    again = json.loads(json_text(document))
+    thin = run_document(simulate(scenario_from(again["scenario"], "read back"), seed, full_step_rows=0))
+    for key in ("summary", "kv_cache", "basis", "chips"):
+        if thin[key] != document[key]:
+            return "differs", f"{key} without step records, or from the document's own scenario"
+    if not _close(thin["energy_joules"], document["energy_joules"]):
+        return "differs", "energy without step records"
+    summary = document["summary"]
+    if summary["completed"] + summary["failed"] != len_of(scenario, document):
+        return "differs", "requests offered and requests told of"
+    if oracle:
+        plain = run_document(simulate(scenario.with_values({"engine.stepping": "exact-steps"}), seed))
+        for key in ("summary", "kv_cache"):
+            if not _close(plain[key], document[key]):
+                return "differs", f"{key} of the interpreted engine"
+    return "ok", ""
+
+
+def len_of(scenario: Any, document: dict[str, Any]) -> int:
+    """Requests that a scenario offers."""
+    count = scenario.workload.num_requests
+    return count if count is not None else document["summary"]["completed"] + document["summary"]["failed"]
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Whether two parts of documents hold the same, numbers to rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(one == other)
+
+
+def _out_of_time(number: int, frame: Any) -> None:
+    raise _Endless
+
+
+def shrunk(data: dict[str, Any], same: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The smallest scenario on the way down from ``data`` for which ``same`` holds: fields dropped, numbers lowered."""
+    again = True
+    while again:
+        again = False
+        for candidate in _smaller(data):
+            if same(candidate):
+                data, again = candidate, True
+                break
+    return data
+
+
+def _smaller(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for path in list(_paths(data)):
+        candidate = copy.deepcopy(data)
+        del _at(candidate, path[:-1])[path[-1]]
+        yield candidate
+    for path in list(_paths(data)):
+        value = _at(data, path)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+            for lower in dict.fromkeys((1, 2, value // 2, value - 1)):
+                if lower < value:
+                    candidate = copy.deepcopy(data)
+                    _at(candidate, path[:-1])[path[-1]] = lower
+                    yield candidate
+
+
+def _paths(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (*at, key)
+        yield from _paths(value, (*at, key))
+
+
+def _at(data: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        data = data[key]
+    return data
+
+
+def searched(seed: int) -> tuple[int, str, str]:
+    """What becomes of one random scenario."""
+    return seed, *judged(scenario_of(seed), limit_s=CPU_LIMIT_S, oracle=True)
+
+
+def keep(seed: int, kind: str, message: str) -> Path:
+    """Shrink a finding and put it in the corpus."""
+    small = shrunk(scenario_of(seed), lambda data: judged(data, limit_s=CPU_LIMIT_S, oracle=True) == (kind, message))
+    file = CORPUS / f"{kind.replace(' ', '-')}-{seed}.json"
+    file.write_text(json.dumps({"told": f"{kind}: {message}", "scenario": small}, indent=1) + "\n", "utf-8")
+    return file
+
+
+def main() -> int:
+    """Search, print counts by category, keep one finding of each kind; 1 where there is any."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    asked = parser.parse_args()
+    first = asked.seed * 10**7
+    seeds = range(first, first + asked.count)
+    counts: Counter[str] = Counter()
+    found: dict[tuple[str, str], int] = {}
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        for number, kind, message in pool.map(searched, seeds, chunksize=20):
+            counts[kind] += 1
+            if kind not in KNOWN:
+                found.setdefault((kind, message), number)
+            if not sum(counts.values()) % 1000:
+                print(dict(counts), flush=True)
+    print(dict(counts))
+    for (kind, message), number in found.items():
+        print(f"seed {number}: {kind}: {message} -> {keep(number, kind, message)}", flush=True)
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(FOLDER.parent.parent))
+    sys.exit(main())
