@@ -1,14 +1,18 @@
 """The examples run as they stand, at reduced size, and say what they claim."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from simulator.run import simulate
 from simulator.scenario import load_scenario, parse_yaml
+from simulator.speculation.attention_level.numeric import attention_outputs
 from simulator.studies.compare.comparison import compare
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -77,6 +81,33 @@ def test_study_of_attention_level_speculation(project_root):
     sentence = "87.5 % hits improves mean TPOT 1.59x over TP 8 (over the range of assumed costs 1.50x to 1.61x)"
     assert result.conclusion.startswith(sentence)
     assert sentence in (project_root / "README.md").read_text(encoding="utf-8")
+
+
+def test_hit_rates_of_a_model_s_own_attention():
+    """The recipe on a made-up model: attention is causal and exact, and a chunk that covers the text misses nothing."""
+    spec = importlib.util.spec_from_file_location("alspec_hit_rates", EXAMPLES / "alspec_hit_rates.py")
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    generator = np.random.default_rng(0)
+
+    def drawn(*shape):
+        return (generator.standard_normal(shape) * 0.3).astype(np.float32)
+
+    width, inner = 32, 48
+    sizes = {"attn_q": (32, width), "attn_k": (16, width), "attn_v": (16, width), "attn_output": (width, 32)}
+    sizes |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    tensors = {f"blk.{layer}.{name}.weight": drawn(*size) for layer in (0, 1) for name, size in sizes.items()}
+    norms = [f"blk.{layer}.{name}" for layer in (0, 1) for name in ("attn_norm", "ffn_norm")]
+    tensors |= {f"{name}.weight": np.ones(width, np.float32) for name in (*norms, "output_norm")}
+    model = recipe.Model(tensors | {"token_embd.weight": drawn(50, width)}, 2, 4, 2, 1e4, 1e-5, [], [])
+    errors = recipe.errors_of(model, generator.integers(0, 50, 1100).tolist(), 3, generator)
+    assert list(errors) == [1024]
+    assert errors[1024].shape == (2, 3, len(recipe.WINDOWS))
+    assert (errors[1024][:, :, recipe.WINDOWS.index(512) :] == 0).all()
+    assert (errors[1024][:, :, 0] > 0).all()
+    q, k, v = drawn(70, 4, 8), drawn(70, 2, 8), drawn(70, 2, 8)
+    assert_allclose(recipe.attended(q, k, v, block=16)[40], attention_outputs(q[40], k[:41], v[:41], [1])[0], rtol=1e-4)
+    assert_allclose(np.linalg.norm(recipe.rotated(q, 1e4), axis=-1), np.linalg.norm(q, axis=-1), rtol=1e-5)
 
 
 def plain_scenarios():

@@ -7,12 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simulator.settings import PositiveFloat, PositiveInt, Section, Share
-from simulator.speculation.attention_level.hit_rates import TOLERANCE, published_hit_rate, rate_at_context
+from simulator.speculation.attention_level.hit_rates import (
+    TOLERANCE,
+    WINDOW_TOKENS,
+    error_law,
+    published_hit_rate,
+    rate_at_context,
+)
 from simulator.speculation.attention_level.layer import Reading
 from simulator.timing.config import HardwareConfig
 
 Cost = Annotated[float, Field(ge=0, lt=1.0, allow_inf_nan=False)]
 """Seconds of one step of the mechanism; a second or more is a slip of units."""
+MOST_TOLERANCE = 1.0
 
 
 class AttentionSpeculationConfig(Section):
@@ -29,9 +36,10 @@ class AttentionSpeculationConfig(Section):
     task: str | None = None
     """A task with published hit rates: ifeval, gpqa, gsm8k, hotpotqa."""
     lambda_: Annotated[PositiveFloat | None, Field(alias="lambda")] = None
-    """Tolerance of the verification rule; with ``task`` only (a ``hit_rate`` is measured at some lambda already)."""
-    window_tokens: PositiveInt = 128
-    """S: tokens of the first and of the last chunk, 2 S in all."""
+    """Tolerance of the verification rule; default 0.10, which every hit rate is taken to belong to: another lambda
+    moves it by ``ErrorLaw``."""
+    window_tokens: PositiveInt = WINDOW_TOKENS
+    """S: tokens of the first and of the last chunk, 2 S in all; hit rates belong to the default and move likewise."""
     reading: Reading = "next-attention"
     verification: Literal["joint", "every-query"] = "joint"
     """Whether one norm decides for the whole batch, or every query has to pass."""
@@ -49,10 +57,10 @@ class AttentionSpeculationConfig(Section):
         given = [name for name in ("hit_rate", "hit_rate_by_context", "task") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of hit_rate, hit_rate_by_context, task (got {', '.join(given) or 'none'})")
-        if self.lambda_ is not None and self.task is None:
-            raise ValueError("lambda goes with task; a hit_rate already belongs to the lambda it was measured at")
+        if self.lambda_ is not None and self.lambda_ > MOST_TOLERANCE:
+            raise ValueError(f"lambda: beyond {MOST_TOLERANCE:g} nothing is verified any more (got {self.lambda_:g})")
         if self.task is not None:
-            published_hit_rate(self.task, TOLERANCE if self.lambda_ is None else self.lambda_)
+            published_hit_rate(self.task)
         points = self.hit_rate_by_context or []
         for point in points:
             if len(point) != 2 or not (1 <= point[0] <= 1e12 and 0 <= point[1] <= 1):
@@ -74,16 +82,30 @@ class AttentionSpeculationConfig(Section):
         Raises:
             ValueError: a rate per layer, but for another number of layers.
         """
-        if self.hit_rate_by_context is not None:
-            return [rate_at_context(self.hit_rate_by_context, context_tokens)] * num_layers
-        if self.task is not None:
-            rate = published_hit_rate(self.task, TOLERANCE if self.lambda_ is None else self.lambda_)
-            return [rate] * num_layers
         if isinstance(self.hit_rate, list):
             if len(self.hit_rate) != num_layers:
                 raise ValueError(f"{len(self.hit_rate)} rates for {num_layers} layers that speculate")
-            return list(self.hit_rate)
-        return [self.hit_rate] * num_layers
+            return [self._moved(rate) for rate in self.hit_rate]
+        if self.hit_rate_by_context is not None:
+            rate = rate_at_context(self.hit_rate_by_context, context_tokens)
+        else:
+            rate = self.hit_rate if self.task is None else published_hit_rate(self.task)
+        return [self._moved(rate)] * num_layers
+
+    @property
+    def tolerance(self) -> float:
+        """Lambda."""
+        return TOLERANCE if self.lambda_ is None else self.lambda_
+
+    @property
+    def one_rate(self) -> float | None:
+        """The hit rate at the default lambda and S where it is one number for all layers and contexts."""
+        if self.task is not None:
+            return published_hit_rate(self.task)
+        return self.hit_rate if isinstance(self.hit_rate, float | int) else None
+
+    def _moved(self, rate: Any) -> Any:
+        return error_law().moved(rate, self.tolerance, self.window_tokens)
 
 
 def check_groups(config: AttentionSpeculationConfig | None, hardware: HardwareConfig) -> None:

@@ -1,24 +1,28 @@
-"""Hit rates as data: published by task and tolerance, or one's own by layer or by context."""
+"""Hit rates: published by task, one's own by layer or context, and the law by which lambda and S move them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
-from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
+from simulator.speculation.attention_level.parameters import Parameter, source_words
 
 TOLERANCE = 0.10
-"""The tolerance lambda that the paper recommends."""
+"""The tolerance lambda that the paper recommends, and that a hit rate belongs to unless told."""
+WINDOW_TOKENS = 128
+"""S of the published kernel, likewise."""
 
 
 @cache
 def _published() -> dict[str, Any]:
     text = resources.files("simulator.speculation.attention_level").joinpath("hit_rates.yaml").read_text("utf-8")
-    data: dict[str, Any] = parse(text)
+    data: dict[str, Any] = yaml.safe_load(text)
     return data
 
 
@@ -34,19 +38,14 @@ def published_hit_rates(task: str) -> dict[float, float | None]:
     return {float(tolerance): rate for tolerance, rate in tasks[task].items()}
 
 
-def published_hit_rate(task: str, tolerance: float) -> float:
-    """Share of layers that pass verification in ``task`` at the tolerance lambda.
+def published_hit_rate(task: str) -> float:
+    """Share of layers that pass verification in ``task`` at ``TOLERANCE``, the one lambda with published rates.
 
     Raises:
-        ForerunError: no such task, or no published rate at that tolerance; nothing is interpolated.
+        ForerunError: no such task.
     """
-    rates = published_hit_rates(task)
-    rate = next((r for t, r in rates.items() if abs(t - tolerance) < 1e-9), None)
-    if rate is None:
-        known = ", ".join(f"{t:g}" for t, r in rates.items() if r is not None)
-        raise ForerunError(
-            f"lambda: no hit rate of '{task}' at {tolerance:g} was published (known at {known}); give hit_rate instead"
-        )
+    rate = published_hit_rates(task)[TOLERANCE]
+    assert rate is not None
     return rate
 
 
@@ -71,3 +70,71 @@ def batch_hit_rate(rate: Any, queries: Any, verification: str) -> Any:
             query does; ``every-query``: all must pass, and they do so independently: ``rate ** queries``.
     """
     return rate if verification == "joint" else rate**queries
+
+
+class ErrorLaw(NamedTuple):
+    """Relative error of a layer's first-and-last-chunk output over layers and tokens: log-normal.
+
+    ``ln e ~ N(m - window_exponent ln(S / 128), spread^2)``: a power of S moves the median, and the spread over layers
+    and tokens says what a larger lambda lets pass.
+    """
+
+    spread: float
+    """Standard deviation of ln e."""
+    window_exponent: float
+    """Power by which the error falls with S."""
+
+    def moved(self, rate: Any, tolerance: float, window_tokens: int) -> Any:
+        """Hit rate at another lambda and S than the ``TOLERANCE`` and ``WINDOW_TOKENS`` that ``rate`` belongs to."""
+        if tolerance == TOLERANCE and window_tokens == WINDOW_TOKENS:
+            return rate
+        from scipy.special import ndtr, ndtri  # slow to import, and most runs do without
+
+        return ndtr(ndtri(rate) + self._shift(tolerance, window_tokens))
+
+    def error_let_through(self, rate: float, tolerance: float, window_tokens: int) -> float:
+        """Mean relative error over all layers of what passes; a layer that fails is exact.
+
+        Args:
+            rate: hit rate at ``TOLERANCE`` and ``WINDOW_TOKENS``, in (0, 1).
+            tolerance: lambda.
+            window_tokens: S.
+        """
+        from scipy.special import ndtr, ndtri
+
+        middle = np.log(tolerance) - self.spread * (ndtri(rate) + self._shift(tolerance, window_tokens))
+        return float(self._mean(middle) * ndtr((np.log(tolerance) - middle) / self.spread - self.spread))
+
+    def static_error(self, rate: float, window_tokens: int) -> float:
+        """The same where everything is accepted: attention to the first and last chunk alone, without a check."""
+        from scipy.special import ndtri
+
+        middle = np.log(TOLERANCE) - self.spread * (ndtri(rate) + self._shift(TOLERANCE, window_tokens))
+        return float(self._mean(middle))
+
+    def _shift(self, tolerance: float, window_tokens: int) -> float:
+        moved = np.log(tolerance / TOLERANCE) + self.window_exponent * np.log(window_tokens / WINDOW_TOKENS)
+        return float(moved) / self.spread
+
+    def _mean(self, middle: float) -> float:
+        return float(np.exp(middle + self.spread**2 / 2))
+
+
+@cache
+def law_parameters() -> dict[str, Parameter]:
+    """The two numbers of ``ErrorLaw`` with their ranges and what they were fitted on."""
+    entry = _published()["law"]
+    source = source_words(entry["source"])
+    return {name: Parameter(name, source=source, **entry[name]) for name in ErrorLaw._fields}
+
+
+def error_law(ends: Sequence[str] = ("value", "value")) -> ErrorLaw:
+    """The law at its values, or with each number at an end (``low`` or ``high``) of its range."""
+    return ErrorLaw(*(getattr(law_parameters()[name], end) for name, end in zip(ErrorLaw._fields, ends, strict=True)))
+
+
+def rate_range(rate: float, tolerance: float, window_tokens: int) -> tuple[float, float]:
+    """Lowest and highest moved rate over the corners of the law's ranges."""
+    laws = [error_law((spread, exponent)) for spread in ("low", "high") for exponent in ("low", "high")]
+    rates = [float(law.moved(rate, tolerance, window_tokens)) for law in laws]
+    return min(rates), max(rates)
