@@ -21,7 +21,7 @@ import numpy as np
 from simulator.serving.host_cache import exposed_load_s
 from simulator.serving.prefix_cache import PrefixCache
 from simulator.speculation import Batch
-from simulator.timing import StepWork, causal_pairs, keys_read
+from simulator.timing import StepWork, causal_pairs
 
 try:
     import cython
@@ -60,6 +60,7 @@ def _by_clock(now: cython.double, seconds: cython.double) -> cython.double:
     return seconds if end <= EXACT_S else end - now
 
 
+@cython.final
 @cython.cclass
 class Sequence:
     """One request in a queue or in the batch: how far its cache and its answer have come."""
@@ -151,6 +152,7 @@ def _drop(sequences: list[Any], sequence: Sequence) -> None:
     del sequences[place]
 
 
+@cython.final
 @cython.cclass
 class StepPlan:
     """What one engine step does."""
@@ -176,6 +178,7 @@ class StepPlan:
         return bool(self.chunks or self.decodes)
 
 
+@cython.final
 @cython.cclass
 class Work:
     """What one engine step computes: the fields of ``StepWork``, with an entry per attention window in each column.
@@ -225,6 +228,7 @@ class Work:
         tokens: cython.longlong
         w: cython.longlong
         after: cython.longlong
+        window: cython.longlong
         sampled: cython.bint
         self.prefill_seqs = len(plan.chunks)
         self.prefill_tokens = self.sampled_prefills = 0
@@ -236,11 +240,15 @@ class Work:
             sampled = after == sequence.input_tokens + sequence.generated_tokens
             self.sampled_prefills += sampled
             for w in range(self.kinds):
-                window = None if self.windows[w] < 0 else self.windows[w]
-                self.prefill_pairs[w] += causal_pairs(tokens, sequence.computed_tokens, window)
-                self.prefill_kv_tokens[w] += keys_read(after, tokens, window)
-                if sampled:
-                    self.sampled_kv_tokens[w] += keys_read(after + 1, 1, window)
+                window = self.windows[w]
+                if window < 0:
+                    self.prefill_pairs[w] += tokens * sequence.computed_tokens + tokens * (tokens + 1) // 2
+                    self.prefill_kv_tokens[w] += after
+                    self.sampled_kv_tokens[w] += after + 1 if sampled else 0
+                else:
+                    self.prefill_pairs[w] += causal_pairs(tokens, sequence.computed_tokens, window)
+                    self.prefill_kv_tokens[w] += min(after, window + tokens - 1)
+                    self.sampled_kv_tokens[w] += min(after + 1, window) if sampled else 0
         self.query_len = query_len
         self.decode_seqs = len(plan.decodes) + len(plan.padding)
         for w in range(self.kinds):
@@ -305,6 +313,7 @@ class Prices:
         return self.timer.seconds(work.step_work(), draft)
 
 
+@cython.final
 @cython.cclass
 class Column:
     """Seconds by a count: a column of numbers, or a ``CostTable``, asked once for each count."""
@@ -329,6 +338,7 @@ class Column:
         return self.values[count]
 
 
+@cython.final
 @cython.cclass
 class DecodeRow:
     """Decode attention of one batch size by keys: values at equally spaced contexts, as ``DecodeTable`` keeps them."""
@@ -344,6 +354,7 @@ class DecodeRow:
         self.reach = (len(points) - 1) * width
 
 
+@cython.final
 @cython.cclass
 class DecodePrices:
     """Decode attention of one kind of layer, interpolated between the values of a ``DecodeTable``."""
@@ -375,6 +386,7 @@ class DecodePrices:
         return low + (keys - cell * row.width) * ((row.points[cell + 1] - low) / row.width)
 
 
+@cython.final
 @cython.cclass
 class Attention:
     """Attention of one kind of layer: decoding, prompts, one fresh prompt by its length."""
@@ -397,6 +409,7 @@ class Attention:
         self.layers = layers
 
 
+@cython.final
 @cython.cclass
 class ModelPrices:
     """A pass of one model over a step, looked up in the tables of its ``StepTimer``; the same sums in the same order.
@@ -671,6 +684,7 @@ class TabulatedDraft(DraftPrices):
         )
 
 
+@cython.final
 @cython.cclass
 class TabulatedPrices(Prices):
     """A step's seconds from tables: target, drafter and host as ``ModelTimer.seconds`` adds them up."""
@@ -711,6 +725,7 @@ class TabulatedPrices(Prices):
         return total
 
 
+@cython.final
 @cython.cclass
 class Thresholds:
     """Draws below which so many draft tokens are accepted, ascending; one row per class of requests."""
@@ -723,6 +738,7 @@ class Thresholds:
         self.classes = len(self.values)
 
 
+@cython.final
 @cython.cclass
 class Draws:
     """Accepted draft tokens of each verify step: the draws of an ``AcceptanceSampler``, one by one."""
@@ -1027,10 +1043,16 @@ class Scheduler:
     @cython.cfunc
     def _allocate_decode(self, sequence: Sequence) -> cython.bint:
         """Blocks for a decode step, preempting from the end of the batch; False when the sequence itself had to go."""
-        tokens: cython.longlong = sequence.computed_tokens + self._reserved
-        if tokens <= sequence.blocks * self._block_size and self._used() <= self._num_blocks:
+        if self._has_room(sequence):
             return True
-        return self._allocate(sequence, self._blocks(tokens))
+        return self._allocate(sequence, self._blocks(sequence.computed_tokens + self._reserved))
+
+    @cython.cfunc
+    @cython.final
+    @cython.inline
+    def _has_room(self, sequence: Sequence) -> cython.bint:
+        """Whether a sequence has the blocks of its next decode step already."""
+        return sequence.computed_tokens + self._reserved <= sequence.blocks * self._block_size
 
     @cython.cfunc
     def _allocate(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
@@ -1165,6 +1187,10 @@ class UnifiedScheduler(Scheduler):
             if budget <= 0:
                 break
             if self.preempted and sequence in self.preempted:
+                continue
+            if sequence.decoding and not sequence.in_flight and self._has_room(sequence):
+                plan.decodes.append(sequence)
+                budget -= self.query_len
                 continue
             tokens = self.query_len
             if not sequence.decoding:
@@ -1407,6 +1433,7 @@ class StaticScheduler(Scheduler):
             self._start(sequence, units, cached, blocks)
 
 
+@cython.final
 @cython.cclass
 class RowBuffer:
     """Rows of a step log on their way there; one per simulation, shared by its replicas.
@@ -1450,6 +1477,7 @@ class RowBuffer:
         return self.used - 1
 
 
+@cython.final
 @cython.cclass
 class Engine:
     """An engine that plans, prices and commits one step after the other.
@@ -1709,8 +1737,8 @@ class Engine:
         if self.draws is None:
             for sequence in plan.decodes:
                 sequence.computed_tokens += 1
-                delivered += self._deliver(sequence, 1, start, now)
-            return delivered
+                self._deliver(sequence, 1, start, now)
+            return delivered + len(plan.decodes)
         for sequence in plan.decodes:
             tokens = 1 + self._verify(sequence, self.draws.positions)
             sequence.computed_tokens += tokens
@@ -1766,23 +1794,36 @@ class Engine:
         return tokens
 
     @cython.cfunc
+    @cython.inline
     def _deliver(
         self, sequence: Sequence, tokens: cython.longlong, start: cython.double, now: cython.double
     ) -> cython.longlong:
+        """Hand out tokens of a sequence."""
         if sequence.last_token_s == start:
             self._gaps += 1
-        elif isnan(sequence.last_token_s):
-            self.first_token_s[sequence.index] = now
         else:
-            self.gaps_s.append(now - sequence.last_token_s)
+            self._after_a_pause(sequence, now)
         sequence.last_token_s = now
         sequence.generated_tokens += tokens
         if sequence.generated_tokens == sequence.output_tokens:
-            self._ended = True
-            self.scheduler.release(sequence)
-            self.log.finish(sequence.index, now)
-            self.feed.finished(sequence.index, now)
+            self._finish(sequence, now)
         return tokens
+
+    @cython.cfunc
+    def _after_a_pause(self, sequence: Sequence, now: cython.double) -> None:
+        """Tokens that are the first, or that did not follow within a step."""
+        if isnan(sequence.last_token_s):
+            self.first_token_s[sequence.index] = now
+        else:
+            self.gaps_s.append(now - sequence.last_token_s)
+
+    @cython.cfunc
+    def _finish(self, sequence: Sequence, now: cython.double) -> None:
+        """A request has its last token."""
+        self._ended = True
+        self.scheduler.release(sequence)
+        self.log.finish(sequence.index, now)
+        self.feed.finished(sequence.index, now)
 
     @cython.cfunc
     def _tells(self) -> cython.bint:

@@ -102,9 +102,10 @@ class OpenFeed:
 
     def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
         self._requests = requests
-        self._times_s = np.frombuffer(log.arrival_s)[np.asarray(requests, dtype=np.int64)]
+        own = np.asarray(requests, dtype=np.int64)
+        self._times_s = np.frombuffer(log.arrival_s)[own]
         if not limits.instant_intake:
-            work = on_grid(np.array([limits.intake_work(log.input_tokens[request]) for request in requests]))
+            work = on_grid(limits.intake_work(log.stream.input_tokens[own]))
             done = np.cumsum(work)
             begins = np.maximum.accumulate(self._times_s - (done - work))
             self._times_s = begins + done + on_grid(limits.intake_s)

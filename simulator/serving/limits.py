@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class EngineLimits:
     schedules_ahead: bool = False
     """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
 
-    def intake_work(self, input_tokens: int) -> float:
-        """Seconds that the front end works on a request of so many prompt tokens."""
+    def intake_work(self, input_tokens: Any) -> Any:
+        """Seconds that the front end works on a request of so many prompt tokens, or on each of many."""
         return self.intake_work_s + self.intake_per_token_s * input_tokens
 
     @property

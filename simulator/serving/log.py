@@ -220,8 +220,11 @@ class RunLog:
         """Refuse the requests that can never be served; returns the others, in order of arrival.
 
         Args:
-            refusal: why a request of (prompt, output) tokens can never be served, or None when it can.
+            refusal: why a request of (prompt, output) tokens can never be served, or None when it can; what it lets
+                through it lets through of shorter ones too.
         """
+        if not refusal(max(self.input_tokens, default=0), max(self.output_tokens, default=0)):
+            return list(range(len(self.stream)))
         served = []
         for request, (prompt, output) in enumerate(zip(self.input_tokens, self.output_tokens, strict=True)):
             reason = refusal(prompt, output)

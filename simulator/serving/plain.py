@@ -15,7 +15,7 @@ def cclass(marked: Any) -> Any:
     return marked
 
 
-cfunc = ccall = inline = cclass
+cfunc = ccall = inline = final = cclass
 
 
 def declare(kind: Any, visibility: str = "") -> Any:

@@ -128,6 +128,7 @@ def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
     positions = fleet.pools[0].limits.query_len - 1
     log = RunLog(stream, StepLog(1), positions)
     run = FleetRun(fleet, log, log.admit(fleet.refusal))
+    log.settle()
     served = ~np.asarray(log.failed, dtype=bool)
     event(f"disaggregated {bool(fleet.links)}, restarts {sum(log.restarts) > 0}")
     event(f"swapped {log.swapped_blocks > 0}, refused {int((~served).sum()) > 0}")

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from one_pool import changed, one_pool
 from stub_timers import LinearTimer
-from test_fast_equals_exact import assert_same, conversations, gaps, limits, run_both, streams
+from test_fast_equals_exact import assert_same, conversations, limits, run_both, streams
 
 from simulator.serving import DraftingRule, EngineLimits
 from simulator.speculation import AcceptanceSampler, ContextDrift
@@ -50,7 +50,6 @@ def test_chains(data, stream, drafted, alpha, windows):
     event("caught up" if draft.skipped_tokens.any() else "nothing skipped")
     assert_same(fast, exact)
     assert_same_drafts(fast, exact)
-    assert_allclose(gaps(fast, True), gaps(exact, False), rtol=1e-9, atol=1e-12)
 
 
 @SETTINGS
