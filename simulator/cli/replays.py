@@ -54,7 +54,14 @@ def kernels(
     ] = None,
     where: WhereOption = None,
     device: DeviceOption = None,
-    residual: Annotated[bool, typer.Option(help="Add the profile's learned correction to the physics.")] = False,
+    residual: Annotated[
+        bool | None,
+        typer.Option(
+            "--residual/--no-residual",
+            help="The profile's learned correction on top of the physics; default: where it has one.",
+            show_default=False,
+        ),
+    ] = None,
     fail_above: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,7 +75,15 @@ def kernels(
     import sys
 
     from hwprofiles import KernelLibrary, load_chip
-    from simulator.replay import exceeded, load_residuals, parse_limit, parse_split, replay_kernels, report_document
+    from simulator.replay import (
+        exceeded,
+        load_residuals,
+        parse_limit,
+        parse_split,
+        replay_kernels,
+        report_document,
+        residual_path,
+    )
     from simulator.replay.kernels import trace_library
     from simulator.replay.tables import cold_words, kernel_replay_tables, replay_heading
     from traces.kernels import concatenate, read_kernels
@@ -79,7 +94,8 @@ def kernels(
         chosen = KernelLibrary(load_chip(chip), library)
         table = concatenate([read_kernels(file, format, device=device) for file in files])
         chosen = KernelLibrary(chosen.chip, trace_library(table, library))
-        corrections = load_residuals(chip) if residual else None
+        learned = residual_path(chip).is_file() if residual is None else residual
+        corrections = load_residuals(chip) if learned else None
         report = replay_kernels(table, chosen, held_out, where or [], corrections)
         document = report_document(report)
         if out is not None:

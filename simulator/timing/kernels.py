@@ -518,16 +518,17 @@ class CostTable:
         """Device seconds at ``count``."""
         found = self.known[count]
         if found is None:
-            self._fill(count // self.BLOCK)
+            self._fill(self._block(count // self.BLOCK))
             found = self.known[count]
             assert found is not None
         return found
 
     def rows(self, counts: IntArray) -> Costs:
         """Costs at many counts."""
-        for block in np.unique(counts // self.BLOCK).tolist():
-            if self.known[block * self.BLOCK] is None:
-                self._fill(block)
+        blocks = np.unique(counts // self.BLOCK).tolist()
+        missing = [self._block(block) for block in blocks if self.known[block * self.BLOCK] is None]
+        if missing:
+            self._fill(np.concatenate(missing))
         return self.costs.rows(counts)
 
     def column(self) -> FloatArray:
@@ -535,9 +536,12 @@ class CostTable:
         self.rows(np.arange(0, self.most + 1, self.BLOCK))
         return np.asarray(self.known, dtype=np.float64)
 
-    def _fill(self, block: int) -> None:
+    def _block(self, block: int) -> IntArray:
         first = block * self.BLOCK
-        counts = np.arange(first, min(first + self.BLOCK, self.most + 1), dtype=np.int64)
+        return np.arange(first, min(first + self.BLOCK, self.most + 1), dtype=np.int64)
+
+    def _fill(self, counts: IntArray) -> None:
         found = self.price(counts)
         self.costs.put(counts, found)
-        self.known[first : first + len(counts)] = found.device_s.tolist()
+        for count, seconds in zip(counts.tolist(), found.device_s.tolist(), strict=True):
+            self.known[count] = seconds

@@ -83,3 +83,22 @@ def test_calibrate_then_replay(trace, tmp_path, capsys):
     )
     assert main(["predict", "--chip", str(profile), "gemm", "m=16", "n=4096", "k=4096", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))["basis"] == "calibrated"
+
+
+def test_a_learned_correction_is_on_where_the_profile_has_one(tmp_path, capsys):
+    """The physics of an H100 is corrected, that of an L4 is not; either can be told."""
+    trace = tmp_path / "gemm.csv"
+    trace.write_text("op,m,n,k,dtype,measured_s\ngemm,512,4096,4096,bf16,2e-4\n")
+
+    def told(chip, *options):
+        assert (
+            main(["replay", "kernels", str(trace), "--chip", chip, "--library", "vllm", *options, "--json", "-"]) == 0
+        )
+        found = json.loads(capsys.readouterr().out)
+        return found["residual"], found["worst"][0]["predicted_s"]
+
+    usual, corrected, physics = told("h100-sxm"), told("h100-sxm", "--residual"), told("h100-sxm", "--no-residual")
+    assert usual == corrected
+    assert (usual[0], physics[0]) == (True, False)
+    assert usual[1] != physics[1]
+    assert told("l4") == told("l4", "--no-residual")
