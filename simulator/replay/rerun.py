@@ -75,9 +75,14 @@ def framework_name(text: str) -> str | None:
     word = text.strip().lower()
     if word == "generic":
         return word
-    if re.search(_OTHER_ENGINE, word):
+    if other_engine(word):
         return None
     return next((name for name, pattern in _ENGINES.items() if re.search(pattern, word)), None)
+
+
+def other_engine(text: str) -> bool:
+    """Whether a published name is that of an engine which no parameter set describes."""
+    return re.search(_OTHER_ENGINE, text.lower()) is not None
 
 
 def framework_of_version(framework: str, version: str | None) -> str:

@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import traces.files as files
 import traces.requests.rows as rows
+import traces.requests.values as parsing
 from traces import (
     PrefixHashes,
     RequestTable,
@@ -198,6 +199,27 @@ def test_both_csv_parsers_agree(tmp_path, monkeypatch, case):
     assert exact.columns().keys() == fast.columns().keys()
     for name, values in exact.columns().items():
         assert_array_equal(fast.columns()[name], values)
+
+
+TIMES = ["2023-11-16 18:17:03.9799600", "2024-05-10T00:00:01", "2024-05-10 00:00:02.5", "1970-01-02 00:00:00.123456789"]
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+00:00", "+05:30"])
+@pytest.mark.parametrize(
+    "odd",
+    [None, "2023-11-16", "2023-11-16 18:17", "1969-12-31 23:59:59", "2300-01-01 00:00:00", "2023-02-30 00:00:00",
+     " 2023-11-16 18:17:03", "2023-11-16 18:17:03,25", "2024-05-10 00:00:01 UTC", "x" * 19, ""],
+)  # fmt: skip
+def test_many_dates_are_read_as_each_by_itself(monkeypatch, zone, odd):
+    """Whatever Arrow reads of a chunk is what the exact reader says, and what that one refuses Arrow does not read."""
+    monkeypatch.setattr(parsing, "MANY_TIMES", 1)
+    texts = [text + zone for text in TIMES] + ([] if odd is None else [odd])
+    found, exact = parsing._fast_datetimes(texts), parsing._each(texts, parsing.nanoseconds_of)
+    if found is not None:
+        assert not exact.problems
+        assert_array_equal(found, exact.values)
+    else:
+        assert odd is not None
 
 
 def test_pyarrow_is_not_imported_for_small_text():

@@ -11,7 +11,7 @@ from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import predict_table
 from simulator.replay.speculation import compare_published, curve_scores, group_scores, load_published
 from simulator.replay.split import training_rows
-from simulator.replay.validation import SPLIT, ErrorRow, facts, shipped_errors
+from simulator.replay.validation import SPLIT, ErrorRow, facts, read_errors, shipped_errors
 from traces.kernels import concatenate, read_kernels
 from validation.__main__ import main
 from validation.kernels import measured_kernel_errors
@@ -51,6 +51,23 @@ def test_page_lists_every_fact():
     page = trust_page([ROW], "1")
     for fact in facts():
         assert f"| {fact.constant} | {fact.table} | {fact.rows} | {fact.split} |" in page
+
+
+def test_the_readme_quotes_the_record(project_root):
+    readme = " ".join((project_root / "README.md").read_text(encoding="utf-8").split())
+    rows = {row.name: row for row in read_errors(project_root / "docs" / "validation" / "errors.json")}
+    curves, deepseek = rows["acceptance curves, deepest K"], rows["trtllm_dsr1_mtp"]
+    assert f"is off by {curves.median_ape:.1f} % (median over {curves.n} measured curves)" in readme
+    assert f"is {deepseek.mape:.1f} % off; K = 4 is chosen" in readme
+    speedups = [row for row in rows.values() if row.section == "speculation" and row.metric == "speedup"]
+    count = sum(row.n for row in speedups)
+    mean = sum(row.n * row.mape for row in speedups) / count
+    assert f"{count} published speed-ups come out {mean:.0f} % off" in readme
+
+
+def test_pages_name_no_place_of_the_machine_that_wrote_them(project_root):
+    for page in sorted((project_root / "docs" / "validation").iterdir()):
+        assert str(project_root) not in page.read_text(encoding="utf-8"), page.name
 
 
 def test_command_updates_a_part_and_keeps_the_rest(tmp_path, capsys):

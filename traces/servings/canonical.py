@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from traces.errors import TraceError, did_you_mean
 from traces.files import Cells
@@ -16,6 +17,7 @@ COUNTS = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas",
           "num_speculative_tokens")  # fmt: skip
 NUMBERS = ("request_rate", "burstiness", "gpu_memory_utilization", "acceptance_length")
 FLAGS = ("prefix_caching", "chunked_prefill")
+_OWN_RULES = ("run", "process", "trace_format")
 COLUMNS = (*WORDS, *COUNTS, *NUMBERS, *FLAGS, *METRICS)
 SIGNATURE = frozenset(METRICS)
 """A table with one of these columns and none of another source's is taken for a canonical one."""
@@ -36,40 +38,20 @@ def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> 
         measured = latencies_ms(cells, {name: name for name in METRICS})
         if not measured:
             raise TraceError(f"{cells.place}: no metric is given (one of {', '.join(METRICS[:3])} ...)")
+        facts: dict[str, Any] = {
+            name: cells.text(name) for name in WORDS if name not in ("run", "process", "trace_format")
+        }
+        facts |= {name: cells.count(name) for name in COUNTS if not name.endswith("put_tokens")}
+        facts |= {name: cells.positive(name) for name in NUMBERS} | {name: cells.flag(name) for name in FLAGS}
         yield MeasuredRun(
             name=cells.text("run") or f"run {number}",
             place=cells.place,
-            model=cells.text("model"),
-            chip=cells.text("chip"),
-            framework=cells.text("framework"),
-            framework_version=cells.text("framework_version"),
-            tensor_parallel=cells.count("tensor_parallel"),
-            pipeline_parallel=cells.count("pipeline_parallel"),
-            expert_parallel=cells.count("expert_parallel"),
-            replicas=cells.count("replicas"),
-            weights_dtype=cells.text("weights_dtype"),
-            kv_cache_dtype=cells.text("kv_cache_dtype"),
             process=_process(cells),
-            request_rate=cells.positive("request_rate"),
-            burstiness=cells.positive("burstiness"),
-            max_concurrency=cells.count("max_concurrency"),
             input_tokens=_tokens(cells, "input_tokens"),
             output_tokens=_tokens(cells, "output_tokens"),
-            num_requests=cells.count("num_requests"),
-            trace=cells.text("trace"),
             trace_format=cells.text("trace_format") or "auto",
-            max_num_seqs=cells.count("max_num_seqs"),
-            max_num_batched_tokens=cells.count("max_num_batched_tokens"),
-            max_model_len=cells.count("max_model_len"),
-            num_kv_blocks=cells.count("num_kv_blocks"),
-            block_size=cells.count("block_size"),
-            gpu_memory_utilization=cells.positive("gpu_memory_utilization"),
-            prefix_caching=cells.flag("prefix_caching"),
-            chunked_prefill=cells.flag("chunked_prefill"),
-            speculation=cells.text("speculation"),
-            num_speculative_tokens=cells.count("num_speculative_tokens"),
-            acceptance_length=cells.positive("acceptance_length"),
             measured=measured,
+            **facts,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hwprofiles import chip_names, load_chip
 from simulator.llm import load_architecture
-from simulator.replay.rerun import chip_name, model_name
+from simulator.replay.rerun import chip_name, model_name, other_engine
 from simulator.replay.speculation.published import FOLDER, PublishedSpeedup, constants_of
 from simulator.speculation import expected_tokens, load_curve
 from simulator.speculation.config import DRAFT_FIELDS
@@ -102,6 +102,8 @@ def case_of(row: PublishedSpeedup) -> Case | Unpredicted:
         return Unpredicted(row, f"model {row.model} is not in the catalogue")
     if row.group in OTHER_BASELINES:
         return Unpredicted(row, OTHER_BASELINES[row.group])
+    if other_engine(row.engine):
+        return Unpredicted(row, f"engine {row.engine} is not known")
     constants = constants_of(row.group)
     open_loop = next((entry["open_loop"] for entry in constants.values() if "open_loop" in entry), None)
     if row.load_type == "qps" and open_loop is not None:
