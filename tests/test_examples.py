@@ -1,6 +1,8 @@
 """The examples run as they stand, at reduced size, and say what they claim."""
 
+import ast
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -120,3 +122,27 @@ def test_scenarios(name):
     result = simulate(load_scenario(EXAMPLES / name, ["workload.num_requests=40"]))
     assert len(result.requests) == 40
     assert not result.requests.failed.any()
+
+
+def test_the_notebook_runs_from_top_to_bottom(monkeypatch, tmp_path):
+    """Cell by cell, as a kernel would: what a cell ends with renders itself, and no file is written."""
+    cells = json.loads((EXAMPLES / "what_if.ipynb").read_text(encoding="utf-8"))["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(codes) == 10
+    monkeypatch.chdir(tmp_path)
+    names, shown = {}, []
+    for source in codes:
+        tree = ast.parse(source)
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "cell", "exec"), names)
+        if last is not None:
+            shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
+    assert not list(tmp_path.iterdir())
+    pages = [value._repr_html_() for value in shown if hasattr(value, "_repr_html_")]
+    assert len(pages) >= 5
+    assert all("<table" in page or "<div" in page for page in pages)
+    assert "mean_ttft_ms" in repr(names["run"].summary)
+    table = shown[5]
+    assert table.shape == (3, 3)
+    assert table.loc[0.9, 3] < table.loc[0.5, 3], "higher acceptance must not cost time"
+    assert names["plan"].best is not None

@@ -334,7 +334,6 @@ def test_any_stdout_will_do(scenario_file, tmp_path, project_root, shell):
     command = f"{sys.executable} -m simulator run {scenario_file} --replications 2 --jobs 1 --out {out} --no-progress"
     done = subprocess.run(shell.format(command), shell=True, cwd=project_root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
     assert (out / "report.html").exists()
 
 
