@@ -63,7 +63,7 @@ def test_studies(script, arguments, words, project_root):
 
 def test_attention_level_speculation(project_root, tmp_path):
     page = tmp_path / "alspec.html"
-    text = output_of("alspec_n150.py", "--output", page, "--trials", 20, root=project_root)
+    text = output_of("alspec_n150.py", "--output", page, root=project_root)
     assert "1.59x over TP 8 (published: 1.65x) and cuts attention overhead 4.9x (published: 5x)" in text
     assert "Other plausible parameters give 1.02x to 1.61x" in text
     assert "Today's kernels have left 1.22x of it (1.16 to 1.25)" in text

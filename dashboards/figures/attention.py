@@ -23,7 +23,6 @@ from simulator.speculation.attention_level import (
     simulate_pass,
     speedup_band,
 )
-from simulator.speculation.attention_level.numeric import HitRateStudy
 from simulator.studies.alspec import Gain
 
 HIT_COLOURS = (SKY, BLUE, GREEN, ORANGE, VERMILLION, PINK)
@@ -246,37 +245,55 @@ def rate_figure(data: RateData) -> go.Figure:
     return captioned(figure, data.title, "batch 1, by layout", data.basis, 480)
 
 
-class HitRateData(NamedTuple):
-    """Hit rate against lambda, one curve per chunk length."""
+class LeverData(NamedTuple):
+    """Speedup and error let through by S and lambda, and what never checking gives at each S."""
 
-    tolerances: FloatArray
+    where: str
     window_tokens: tuple[int, ...]
-    hit_rates: FloatArray
+    tolerances: tuple[float, ...]
+    speedup: FloatArray
     """[chunk lengths, lambdas]."""
-    trials: int
+    error: FloatArray
+    """Mean relative error over layers of what passes, [chunk lengths, lambdas]."""
+    static_speedup: FloatArray
+    static_error: FloatArray
+    """[chunk lengths]."""
 
 
-def hit_rate_data(study: HitRateStudy, largest: float = 0.3, points: int = 61) -> HitRateData:
-    """Hit rates of a study for lambdas up to ``largest``."""
-    tolerances = np.linspace(largest / points, largest, points)
-    return HitRateData(tolerances, study.window_tokens, study.hit_rates(list(tolerances)), study.errors.shape[1])
-
-
-def hit_rate_figure(data: HitRateData) -> go.Figure:
-    """Curves that rise with lambda and with the chunk length."""
+def lever_figure(data: LeverData) -> go.Figure:
+    """Speedup against error: a line per S along lambda, exact attention, and attention to both chunks never checked."""
     figure = go.Figure()
-    for window, row, colour in zip(data.window_tokens, data.hit_rates, HIT_COLOURS, strict=False):
+    rows = zip(data.window_tokens, data.speedup, data.error, HIT_COLOURS, strict=False)
+    for window, speedup, error, colour in rows:
         figure.add_scatter(
-            x=data.tolerances,
-            y=row * 100,
-            mode="lines",
+            x=error,
+            y=speedup,
+            mode="lines+markers",
             name=f"S = {window}",
-            line={"color": colour, "width": 2.5, "shape": "hv"},
-            hovertemplate="%{y:.0f} % pass at lambda %{x:.3f}",
+            line={"color": colour, "width": 2.5},
+            customdata=data.tolerances,
+            hovertemplate="lambda %{customdata}: %{y:.2f}x, error %{x:.1%}",
         )
-    figure.update_xaxes(title="lambda")
-    figure.update_yaxes(title="layers that pass (%)", range=[0, 102])
-    return captioned(figure, "Hit rate", f"{data.trials:,} synthetic layers, not a model's", "computed", 440)
+    figure.add_scatter(
+        x=data.static_error,
+        y=data.static_speedup,
+        mode="markers",
+        name="never checked",
+        marker={"symbol": "x", "size": 9, "color": GREY},
+        customdata=data.window_tokens,
+        hovertemplate="S = %{customdata}, never checked: %{y:.2f}x, error %{x:.1%}<extra></extra>",
+    )
+    figure.add_scatter(
+        x=[0.0],
+        y=[1.0],
+        mode="markers",
+        name="exact attention",
+        marker={"symbol": "diamond-open", "size": 10, "color": GREY, "line": {"width": 2}},
+        hovertemplate="exact: 1x, no error<extra></extra>",
+    )
+    figure.update_xaxes(title="relative error let through, mean over layers", tickformat=".0%")
+    figure.update_yaxes(title="speedup over TP 8")
+    return captioned(figure, "Lambda and S", data.where, "extrapolated", 480)
 
 
 def tokens(count: float | None) -> str:

@@ -217,8 +217,8 @@ def with_hits_scaled(scenario: Scenario, factor: float) -> Scenario:
     if isinstance(config.hit_rate, list):
         rates = [min(1.0, rate * factor) for rate in config.hit_rate]
         return apply_settings(scenario, {f"{where}.hit_rate": rates}, "sensitivity")
-    rate = min(1.0, config.layer_hit_rates(1, 1)[0] * factor)
-    changes = {f"{where}.hit_rate": rate, f"{where}.task": None, f"{where}.lambda": None}
+    assert config.one_rate is not None
+    changes = {f"{where}.hit_rate": min(1.0, config.one_rate * factor), f"{where}.task": None}
     return apply_settings(scenario, changes, "sensitivity")
 
 

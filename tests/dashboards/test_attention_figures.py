@@ -9,6 +9,7 @@ from dashboards.attention_report import Finding, attention_report_html
 from dashboards.figures.attention import (
     WORK_COLOURS,
     GainData,
+    LeverData,
     RateData,
     context_gain_data,
     context_gain_figure,
@@ -16,8 +17,7 @@ from dashboards.figures.attention import (
     gain_figure,
     gantt_data,
     gantt_figure,
-    hit_rate_data,
-    hit_rate_figure,
+    lever_figure,
     rate_figure,
     sensitivity_data,
     sensitivity_figure,
@@ -25,7 +25,6 @@ from dashboards.figures.attention import (
 )
 from simulator.speculation.attention_level import compare_layouts, consistency_set, pass_seconds
 from simulator.speculation.attention_level.consistency import group_layer
-from simulator.speculation.attention_level.numeric import HitRateStudy
 from simulator.studies.alspec import Gain
 
 SET = consistency_set("n150-llama-3.1-8b")
@@ -78,16 +77,22 @@ def test_gains_mark_what_does_not_fit():
     np.testing.assert_allclose(figure.data[0].error_y.arrayminus, [0.1, 0.1])
 
 
-def test_rates_and_hit_rates_show_their_data():
+def test_rates_show_their_data():
     rates = np.array([[1.0, 2.0], [3.0, 4.0]])
     figure = rate_figure(RateData("title", (8192, 131072), ("one", "two"), rates, "extrapolated"))
     assert [list(trace.y) for trace in figure.data] == rates.tolist()
     assert list(figure.data[0].x) == ["8K", "128K"]
-    study = HitRateStudy((64, 128), np.array([[0.05, 0.25], [0.01, 0.15]]))
-    data = hit_rate_data(study, largest=0.3, points=3)
-    np.testing.assert_allclose(data.tolerances, [0.1, 0.2, 0.3])
-    np.testing.assert_allclose(data.hit_rates, [[0.5, 0.5, 1.0], [0.5, 1.0, 1.0]])
-    assert "2 synthetic layers" in hit_rate_figure(data).layout.title.text
+
+
+def test_levers_show_speed_against_error_with_both_foils():
+    gain, error = np.array([[1.2, 1.5], [1.3, 1.6]]), np.array([[0.01, 0.05], [0.01, 0.03]])
+    data = LeverData("somewhere", (128, 512), (0.05, 0.2), gain, error, np.array([2.0, 1.9]), np.array([0.07, 0.04]))
+    figure = lever_figure(data)
+    assert [list(trace.x) for trace in figure.data[:2]] == error.tolist()
+    assert [list(trace.y) for trace in figure.data[:2]] == gain.tolist()
+    assert [trace.name for trace in figure.data[2:]] == ["never checked", "exact attention"]
+    assert list(figure.data[2].x) == [0.07, 0.04]
+    assert (figure.data[3].x[0], figure.data[3].y[0]) == (0.0, 1.0)
 
 
 def test_tokens_and_ticks_are_powers_of_two():

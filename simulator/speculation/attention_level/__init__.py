@@ -10,7 +10,6 @@ from simulator.speculation.attention_level.consistency import (
     consistency_sets,
     crossover_context,
     crossover_range,
-    one_at_a_time,
     sensitivity,
     speedup_band,
 )
@@ -50,7 +49,6 @@ __all__ = [
     "layer_seconds",
     "mechanism_costs",
     "miss_seconds",
-    "one_at_a_time",
     "pass_seconds",
     "published_hit_rate",
     "published_hit_rates",

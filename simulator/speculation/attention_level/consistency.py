@@ -18,7 +18,7 @@ from hwprofiles import KernelLibrary, load_chip, load_link
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import load_architecture
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig
-from simulator.speculation.attention_level.layer import LayerTimes, Reading, expected_pass_seconds, layer_seconds
+from simulator.speculation.attention_level.layer import LayerTimes, Reading, expected_pass_seconds
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
 from simulator.speculation.attention_level.parameters import (
     MECHANISM,
@@ -216,7 +216,6 @@ def compare_layouts(
     hit_rate: float,
     reading: Reading = "next-attention",
     changes: Mapping[str, float] | None = None,
-    whole_pass: bool = True,
 ) -> Comparison:
     """TP 8 without speculation against TP 4 x SP 2 with it, batch 1.
 
@@ -226,7 +225,6 @@ def compare_layouts(
         hit_rate: share of layers that pass.
         reading: when a receiver waits.
         changes: parameters in place of the set's values.
-        whole_pass: mean over a pass with its first and last layer; else a layer far from both.
 
     Raises:
         ForerunError: a parameter that the set does not have, or a value that no layer can have.
@@ -235,43 +233,20 @@ def compare_layouts(
     alone = parameters.attention_s(8, context_tokens, values)
     serial = values["serial_other_s"] + alone
     times = group_layer(parameters, context_tokens, values)
-    if whole_pass:
-        speculative = expected_pass_seconds(times, [hit_rate] * layers, reading) / layers
-    else:
-        speculative = layer_seconds(times, hit_rate, reading)
+    speculative = expected_pass_seconds(times, [hit_rate] * layers, reading) / layers
     speedup = (layers * serial + values["serial_rest_s"]) / (layers * speculative + values["group_rest_s"])
     return Comparison(serial, speculative, speedup, alone / (speculative - values["group_other_s"]))
 
 
 def sensitivity(
-    parameters: ConsistencySet,
-    context_tokens: int,
-    hit_rate: float,
-    reading: Reading = "next-attention",
-    whole_pass: bool = True,
+    parameters: ConsistencySet, context_tokens: int, hit_rate: float, reading: Reading = "next-attention"
 ) -> list[Case]:
     """The set's named alternatives, each against the same context and hit rate."""
     found = []
     for name, changes in parameters.cases:
-        result = compare_layouts(parameters, context_tokens, hit_rate, reading, changes, whole_pass)
+        result = compare_layouts(parameters, context_tokens, hit_rate, reading, changes)
         found.append(Case(name, float(result.speedup), float(result.overhead_reduction)))
     return found
-
-
-def one_at_a_time(
-    parameters: ConsistencySet, context_tokens: int, hit_rate: float, reading: Reading = "next-attention"
-) -> list[tuple[Parameter, float, float]]:
-    """Speedup with each parameter alone at the low and at the high end of its range; the widest effect first."""
-    found = []
-    for parameter in parameters.parameters.values():
-        if parameter.low == parameter.high:
-            continue
-        ends = [
-            float(compare_layouts(parameters, context_tokens, hit_rate, reading, {parameter.name: end}).speedup)
-            for end in (parameter.low, parameter.high)
-        ]
-        found.append((parameter, ends[0], ends[1]))
-    return sorted(found, key=lambda row: abs(row[1] - row[2]), reverse=True)
 
 
 def speedup_band(

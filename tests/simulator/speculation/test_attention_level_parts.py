@@ -15,7 +15,6 @@ from simulator.speculation.attention_level import (
     LayerTimes,
     SyncParts,
     expected_pass_seconds,
-    layer_seconds,
     mechanism_costs,
     simulate_pass,
 )
@@ -26,11 +25,10 @@ from simulator.speculation.attention_level.consistency import (
     crossover_context,
     crossover_range,
     group_layer,
-    one_at_a_time,
     sensitivity,
     speedup_band,
 )
-from simulator.speculation.attention_level.numeric import SyntheticAttention, hit_rate_study, window_mask
+from simulator.speculation.attention_level.numeric import window_mask
 from simulator.speculation.attention_level.overlap import SpeculativeAttention, rotated_width
 from simulator.speculation.attention_level.parameters import Parameter
 from simulator.timing import StepTimer
@@ -221,7 +219,7 @@ class TestTheDocumentedSet:
         assert group_layer(SET, 1, values).window_s == group_layer(SET, 1, values).exact_s
 
     def test_speedup_and_overhead_are_ratios_of_the_same_times(self):
-        found = compare_layouts(SET, 65536, 0.8, whole_pass=False)
+        found = compare_layouts(SET, 65536, 0.8)
         values = SET.values()
         alone, layers = SET.attention_s(8, 65536, values), SET.num_layers
         assert found.serial_s == pytest.approx(values["serial_other_s"] + alone)
@@ -230,13 +228,10 @@ class TestTheDocumentedSet:
         assert found.overhead_reduction == pytest.approx(alone / (found.speculative_s - values["group_other_s"]))
 
     @pytest.mark.parametrize("reading", READINGS)
-    def test_a_layer_is_the_mean_of_a_pass_or_one_far_from_its_ends(self, reading):
-        times = group_layer(SET, 4096, SET.values())
-        inner, whole = (compare_layouts(SET, 4096, 0.9, reading, whole_pass=flag) for flag in (False, True))
-        assert inner.speculative_s == pytest.approx(layer_seconds(times, 0.9, reading))
-        layers = SET.num_layers
+    def test_a_layer_is_the_mean_of_a_pass(self, reading):
+        times, layers = group_layer(SET, 4096, SET.values()), SET.num_layers
+        whole = compare_layouts(SET, 4096, 0.9, reading)
         assert whole.speculative_s == pytest.approx(expected_pass_seconds(times, [0.9] * layers, reading) / layers)
-        assert whole.serial_s == inner.serial_s
 
     def test_the_crossover_is_where_the_gain_is_nothing(self):
         for hit_rate in (0.6, 0.9):
@@ -271,14 +266,6 @@ class TestTheDocumentedSet:
         assert min(case.speedup for case in cases) == pytest.approx(low[1])
         assert max(case.speedup for case in cases) == pytest.approx(high[1])
 
-    def test_one_at_a_time_the_widest_first(self):
-        rows = one_at_a_time(SET, 65536, 0.8)
-        widths = [abs(low - high) for _, low, high in rows]
-        assert widths == sorted(widths, reverse=True)
-        for parameter, low, _ in rows[:3]:
-            assert low == compare_layouts(SET, 65536, 0.8, changes={parameter.name: parameter.low}).speedup
-        assert {row[0].name for row in rows} == {p.name for p in SET.parameters.values() if p.low < p.high}
-
     def test_values_lie_in_their_range(self):
         Parameter("x", 1.0, 1.0, 1.0, "what", "made")
         for value in (0.9, 2.1):
@@ -288,29 +275,9 @@ class TestTheDocumentedSet:
             SET.values({"sync": 1.0})
 
 
-class TestSyntheticLayers:
-    def test_the_default_layer_can_be_drawn(self):
-        drawn = SyntheticAttention()
-        query, keys, values, bias = drawn.draw(np.random.default_rng(0))
-        assert query.shape == (8, 64)
-        assert keys.shape == values.shape == (4096, 2, 64)
-        assert bias.shape == (8, 4096)
-        assert (bias[:, :4] == 0).all(), "sinks draw as much as the newest token"
-        assert_allclose(bias[:, -1], 0.0, atol=1e-12)
-        exponents = -bias[:, 4] / np.log(4092.0)
-        assert (exponents >= 0.8).all()
-        assert (exponents <= 2.4 * 1.2).all()
-        assert_allclose(-bias[:, 4:] / exponents[:, None], np.log(np.arange(4092, 0, -1))[None, :].repeat(8, 0))
-
+class TestChunks:
     @pytest.mark.parametrize(("context", "window"), [(10, 3), (10, 5), (10, 6), (7, 1), (3, 9)])
     def test_the_window_is_the_first_and_the_last_chunk(self, context, window):
         expected = [i < window or i >= context - window for i in range(context)]
         assert window_mask(context, window).tolist() == expected
         assert window_mask(context, window).sum() == min(context, 2 * window)
-
-    def test_a_rate_is_the_share_of_trials_below_lambda(self):
-        study = hit_rate_study(SyntheticAttention(128, 4, 2, 16), (4, 16), 25, seed=1)
-        assert study.errors.shape == (2, 25)
-        for tolerance in (0.05, 0.2):
-            expected = (study.errors < tolerance).mean(axis=1)
-            assert_allclose(study.hit_rates([tolerance])[:, 0], expected)
