@@ -137,6 +137,32 @@ class KernelLibrary:
         found = np.where(inside_ranges(parameters.fit.ranges, sizes), CALIBRATED, EXTRAPOLATED)
         return found if found.ndim else int(found)
 
+    def interval(self, family: str, dtype: str, sizes: Mapping[str, Num], bound: Num) -> tuple[Num, Num]:
+        """Ends of the 90 % interval of a kernel of these sizes, as factors on its time; (1, 1) where nothing is known.
+
+        Args:
+            family: of kernel parameters.
+            dtype: of the stored operand.
+            sizes: by the names of a kernel trace's columns; may be arrays.
+            bound: what limits it: a word, or an array of them.
+
+        Raises:
+            ProfileError: no such family or dtype.
+        """
+        parameters, basis = self._choose(family, dtype)
+        known = {} if parameters.fit is None or basis != BASES[CALIBRATED] else parameters.fit.intervals
+        if "all" not in known:
+            return 1.0, 1.0
+        inside = inside_ranges(parameters.fit.ranges, sizes) if parameters.fit is not None else True
+        ends = []
+        for end, nearest in ((0, np.minimum), (1, np.maximum)):
+            found = np.full(np.shape(bound), known["all"][end])
+            for name, pair in known.items():
+                found = np.where(np.equal(bound, name), pair[end], found)
+            outside = known.get("outside", known["all"])[end]
+            ends.append(nearest(1.0, np.where(inside, found, outside)))
+        return ends[0], ends[1]
+
     def light_seconds(self, time: KernelTime, dtype: str = "") -> Num:
         """Least seconds of a kernel's work at the chip's peak.
 

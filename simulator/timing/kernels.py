@@ -76,6 +76,10 @@ class Kernel(NamedTuple):
     """What its time rests on: index into ``hwprofiles.BASES``."""
     light_s: Num = 0.0
     """Least seconds of one of them at the chip's peak."""
+    fitted: tuple[str, str] = ("", "")
+    """Family and format of the parameter set that priced it."""
+    sizes: Mapping[str, Num] = {}
+    """Its sizes, by the names of a kernel trace's columns."""
     exposed: Num = 1.0
     """Share of its time that it adds to the step: not 1 where part of it runs beside others, or waits for them."""
 
@@ -233,9 +237,10 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     shape = sizes.get("shape")
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = "attention_prefill" if call.op == "attention_mixed" else call.op
-    basis = library.basis_code(family, dtype or "any", kernel_sizes(call))
+    fitted, named = (family, dtype or "any"), kernel_sizes(call)
+    basis = library.basis_code(*fitted, named)
     light_s = library.light_seconds(priced, "" if shape is not None else dtype)
-    return Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s)
+    return Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s, fitted, named)
 
 
 def kernel_sizes(call: Call) -> dict[str, Num]:

@@ -8,17 +8,16 @@ where parameters were assumed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import Build
+from hwprofiles import KernelLibrary
 from simulator.errors import ForerunError
-from simulator.llm import MoeMlp
 from simulator.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter
-from simulator.timing import Deployment, StepTimer
+from simulator.timing import Kernel
 
 FloatArray = NDArray[np.float64]
 Factors = Mapping[str, float]
@@ -86,42 +85,26 @@ def assumed_spread(
     return added(found)
 
 
-def kernel_spread(target: Deployment, attention_shares: Sequence[FloatArray]) -> Spread:
+def kernel_spread(*steps: tuple[KernelLibrary, Sequence[Kernel]]) -> Spread:
     """What the residuals of fitted kernels do to the ratio of two steps, in logarithms (90 %).
 
-    All kernels of one family in a step err alike; families err independently, and so do the two steps, whose kernels
-    have different shapes. A family that was not fitted on this chip adds nothing here: its parameters are assumed.
+    Every kernel has the interval of its own shape and bound. All kernels of one family in a step err alike; families
+    err independently, and so do the two steps, whose kernels have different shapes. A kernel that was not fitted on
+    this chip adds nothing here: its parameters are assumed.
 
     Args:
-        target: the target model, for the fitted intervals of its kernels.
-        attention_shares: share of attention in the time of either step, per cell; the rest counts as matrix products.
+        steps: what priced either step, and its kernels as arrays over the cells.
     """
-    mlps = [group.layer.mlp for group in target.architecture.layer_groups]
-    products = "moe" if any(isinstance(mlp, MoeMlp) for mlp in mlps) else "gemm"
-    down, up = np.zeros(len(attention_shares[0])), np.zeros(len(attention_shares[0]))
-    for share in attention_shares:
-        for family, part in ((products, 1.0 - share), ("attention_decode", share)):
-            low, high = residual(target, family)
-            down += (part * np.log(low)) ** 2
-            up += (part * np.log(high)) ** 2
-    return Spread(np.sqrt(down), np.sqrt(up))
-
-
-def target_of(build: Build) -> Deployment:
-    """The target model of a run on its chips."""
-    timer = build.main.timer
-    target = getattr(timer, "target", None)
-    assert isinstance(target, StepTimer)
-    return target.deployment
-
-
-def residual(target: Deployment, family: str) -> tuple[float, float]:
-    """The 90 % interval of a fitted family as factors on a prediction; (1, 1) where it was not fitted."""
-    dtypes = {"gemm": target.weight_dtypes["attention"], "moe": target.weight_dtypes["expert"]}
-    dtype = dtypes.get(family, target.kv_dtype)
-    if target.kernels.basis(family, dtype) != "calibrated":
-        return 1.0, 1.0
-    parameters = target.kernels.parameters(family, dtype)
-    fit = getattr(parameters, "fit", None)
-    low, high = fit.intervals.get("memory", fit.intervals.get("all", (1.0, 1.0))) if fit is not None else (1.0, 1.0)
-    return min(1.0, max(low, 0.1)), max(1.0, high)
+    squares = [0.0, 0.0]
+    for library, kernels in steps:
+        seconds = [kernel.times * kernel.exposed * np.asarray(kernel.seconds) for kernel in kernels]
+        total = np.sum(seconds, axis=0)
+        by_family: dict[str, list[Any]] = {}
+        for kernel, part in zip(kernels, seconds, strict=True):
+            if kernel.fitted[0]:
+                ends = by_family.setdefault(kernel.fitted[0], [0.0, 0.0])
+                for end, factor in enumerate(library.interval(*kernel.fitted, kernel.sizes, kernel.bound)):
+                    ends[end] = ends[end] + part / total * np.log(np.maximum(0.1, factor))
+        for ends in by_family.values():
+            squares = [square + end**2 for square, end in zip(squares, ends, strict=True)]
+    return Spread(np.sqrt(squares[0]), np.sqrt(squares[1]))

@@ -14,7 +14,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import weakest
+from hwprofiles import KernelLibrary, weakest
 from simulator.build import Build, build_alone
 from simulator.errors import ArgumentError
 from simulator.scenario import Scenario
@@ -23,7 +23,8 @@ from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.studies.steady_state.traffic import population
 from simulator.studies.tune.choices import DraftChoice, draft_choices
 from simulator.studies.tune.grid import busy_rate, crossover
-from simulator.studies.tune.spread import Factors, Spread, added, assumed_spread, kernel_spread, moved, target_of
+from simulator.studies.tune.spread import Factors, Spread, added, assumed_spread, kernel_spread, moved
+from simulator.timing import Kernel, ModelTimer, StepWork
 
 MOST = 4_194_304
 """Largest batch or context that is accepted."""
@@ -251,7 +252,6 @@ def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice]
     """Intervals of every choice that is best somewhere."""
     parameters = list(assumed_parameters(scenario).values())
     accepted = next((p for p in parameters if p.name == ACCEPTANCE), None)
-    target = target_of(build_alone(plain, 0))
     memory: dict[tuple[str, tuple[tuple[str, float], ...]], FloatArray] = {}
 
     def priced(one: Scenario, factors: Factors) -> FloatArray:
@@ -262,8 +262,8 @@ def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice]
 
     found = {}
     for choice in choices:
-        shares = [grid.attention_share(one) for one in (plain, choice.scenario)]
-        parts = [kernel_spread(target, shares), assumed_spread(plain, choice.scenario, parameters, priced)]
+        steps = (grid.kernels(one) for one in (plain, choice.scenario))
+        parts = [kernel_spread(*steps), assumed_spread(plain, choice.scenario, parameters, priced)]
         timing = added(parts)
         found[choice.name] = _Spreads(timing, added([timing, _acceptance_spread(choice, grid, accepted)]))
     return found
@@ -310,17 +310,19 @@ class _Grid:
     def step_seconds(self, scenario: Scenario, factors: Factors) -> FloatArray:
         """Seconds of every cell's step."""
         build = build_alone(self._roomy(scenario), 0, factors=factors)
-        return self._seconds(build, self.contexts)
-
-    def attention_share(self, scenario: Scenario) -> FloatArray:
-        """Share of attention in every cell's step: what the step loses when it has no context to read."""
-        build = build_alone(self._roomy(scenario), 0)
-        return 1.0 - self._seconds(build, np.zeros_like(self.contexts)) / self._seconds(build, self.contexts)
-
-    def _seconds(self, build: Build, contexts: IntArray) -> FloatArray:
-        timer, query_len = build.main.timer, build.main.limits.query_len
-        costs = timer.costs(decode_steps(timer.windows, self.seqs, query_len, contexts + query_len))
+        costs = build.main.timer.costs(self._work(build))
         return costs.device_s + costs.host_s
+
+    def kernels(self, scenario: Scenario) -> tuple[KernelLibrary, list[Kernel]]:
+        """The target's kernels in every cell's step, and what priced them."""
+        build = build_alone(self._roomy(scenario), 0)
+        timer = build.main.timer
+        assert isinstance(timer, ModelTimer)
+        return timer.target.deployment.kernels, list(timer.target.kernels(timer.scored(self._work(build))))
+
+    def _work(self, build: Build) -> StepWork[IntArray]:
+        query_len = build.main.limits.query_len
+        return decode_steps(build.main.timer.windows, self.seqs, query_len, self.contexts + query_len)
 
     def _roomy(self, scenario: Scenario) -> Scenario:
         """The scenario with room for the widest step."""

@@ -135,3 +135,27 @@ def test_run_replay_and_predict_agree_on_a_kernel(tmp_path):
     assert report.prediction.basis.tolist() == expected
     assert report.basis == "extrapolated"
     assert np.isfinite(report.prediction.seconds).all()
+
+
+def test_every_kernel_has_the_interval_of_its_own_shape():
+    """A verify step lies outside what decode kernels were fitted on: its interval is the wider one of such rows."""
+    timer = StepTimer(deployment("llama-3.1-8b"), 2048)
+    library = timer.deployment.kernels
+    fit = library.parameters("attention_decode", "bf16").fit
+    known = fit.intervals
+    for query_len, names in ((1, ("latency", "memory", "compute")), (4, ("outside", "all"))):
+        kernel = kernels(timer, decode(64, 4000, query_len=query_len))["decode attention"]
+        low, high = library.interval(*kernel.fitted, kernel.sizes, np.array([kernel.bound]))
+        found = (float(low[0]), float(high[0]))
+        assert found in [(min(1.0, known[name][0]), max(1.0, known[name][1])) for name in names if name in known]
+    assert library.interval("moe", "int8", {}, "memory") == (1.0, 1.0), "no fit for int8 on this chip"
+    assert KernelLibrary("l4").interval("gemm", "bf16", {"m": 8}, "memory") == (1.0, 1.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 6), st.integers(100, 20_000))
+def test_intervals_hold_one(seqs, query_len, context):
+    timer = StepTimer(deployment("llama-3.1-8b"), 2048)
+    for kernel in running(timer.kernels(arrays(decode(seqs, context, query_len=query_len)))):
+        low, high = timer.deployment.kernels.interval(*kernel.fitted, kernel.sizes, kernel.bound)
+        assert 0.0 < np.min(low) <= 1.0 <= np.max(high)
