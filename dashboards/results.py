@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.compare_report import compare_report
-from dashboards.plan_report import plan_report
 from dashboards.report import REPORT_FILE, report_figures, write_report
-from dashboards.study_report import StudyReport, study_html, study_markdown
-from dashboards.sweep_report import sweep_report
-from dashboards.tune_report import tune_report
+from dashboards.study_report import study_figures, study_html, study_markdown
 from simulator.errors import ForerunError, did_you_mean
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
@@ -45,27 +41,15 @@ def figure_names(result: Result) -> tuple[str, ...]:
     return tuple(_figures(result))
 
 
-def study_report(result: StudyResult) -> StudyReport:
-    """The report of a study: its tables, figures, sentence and all that it takes to run it again.
-
-    Raises:
-        ForerunError: there is no report of this kind of result.
-    """
-    reports = {"compare": compare_report, "plan": plan_report, "tune": tune_report, "sweep": sweep_report}
-    if result.kind not in reports:
-        raise ForerunError(f"{result.kind}: no figures and no report of such a result")
-    return reports[result.kind](result.document, result.command)
-
-
 def save_result(result: StudyResult, folder: Path) -> Path:
     """Write the document of a study and its report as HTML and Markdown; all or none."""
-    report = study_report(result)
+    page, text = study_html(result), study_markdown(result)
     with StagedFiles(folder) as staged:
         staged.add_text(f"{result.kind}.json", json_text(result.document))
         for name, text in result.files.items():
             staged.add_text(name, text)
-        staged.add_text("report.html", study_html(report))
-        staged.add_text("report.md", study_markdown(report))
+        staged.add_text("report.html", page)
+        staged.add_text("report.md", text)
     return folder
 
 
@@ -94,5 +78,5 @@ def _figures(result: Result) -> dict[str, go.Figure]:
     if isinstance(result, RunResult):
         figures = report_figures(run_of_result(result))
         return {key.removeprefix("figure-"): figure for key, figure in figures.items()}
-    report = study_report(result) if isinstance(result, StudyResult) else None
-    return {} if report is None else {figure.name: figure.figure for figure in report.figures}
+    found = study_figures(result.kind, result.document) if isinstance(result, StudyResult) else []
+    return {figure.name: figure.figure for figure in found}

@@ -1,13 +1,31 @@
-"""Study reports: sentence, tables, figures and all that a reviewer needs to run it again, as HTML and Markdown."""
+"""Reports of studies: sentence, figures, tables and all that a reviewer needs to run it again, as HTML and Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from dashboards.figures.studies import (
+    ForestData,
+    LoadCurveData,
+    ParetoData,
+    TornadoData,
+    forest_data,
+    forest_figure,
+    front_figure,
+    load_curve_data,
+    load_curve_figure,
+    pareto_data,
+    strain_figure,
+    sweep_data,
+    sweep_figure,
+    tornado_data,
+    tornado_figure,
+    tuning_data,
+    tuning_figure,
+)
 from dashboards.page import (
     basis_words,
     bullets,
@@ -21,84 +39,204 @@ from dashboards.page import (
     scenario_yaml,
     table_card,
 )
-from simulator.tables import Table, markdown_text
+from simulator.errors import ForerunError
+from simulator.result import StudyResult
+from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
+from simulator.studies.sweep.study import point_value
+from simulator.tables import Table, cell_text, markdown_text
 
+Document = dict[str, Any]
 TEXT_WIDTH = 56
 """Characters of a text figure's axis."""
+BAR = 40
+"""Characters of the longest bar of a text figure."""
+TEXT_ROWS = 20
+COMMANDS = ("commands", "flags")
+"""Names of tables whose last column is a text to paste."""
 
 
-@dataclass(frozen=True, slots=True)
-class StudyFigure:
+class StudyFigure(NamedTuple):
     """A Plotly figure for the page and lines of text that stand for it in Markdown."""
 
     name: str
     figure: go.Figure
-    text: str = ""
+    text: str
 
 
-@dataclass(frozen=True, slots=True)
-class StudyReport:
-    """What any study hands over to be reported."""
+def study_figures(kind: str, document: Document) -> list[StudyFigure]:
+    """The figures of a study, the main one first.
 
-    title: str
-    conclusion: str
-    """The sentence for the design review."""
-    tables: Sequence[Table]
-    figures: Sequence[StudyFigure]
-    scenario: Mapping[str, Any]
-    seed: int
-    version: str
-    basis: str
-    command: str
-    """Runs the study again, from the folder of the report."""
-    notes: Sequence[str] = ()
-    badges: Sequence[str] = ()
-    commands: Mapping[str, str] = field(default_factory=dict)
-    """To paste, by what they launch."""
+    Raises:
+        ForerunError: there are none of this kind of study.
+    """
+    makers = {"compare": _compare_figures, "plan": _plan_figures, "tune": _tune_figures, "sweep": _sweep_figures}
+    if kind not in makers:
+        raise ForerunError(f"{kind}: no figures and no report of such a result")
+    return makers[kind](document)
 
 
-def study_html(report: StudyReport) -> str:
+def study_html(result: StudyResult) -> str:
     """The report as one self-contained page."""
-    figures = {f"figure-{figure.name}": figure.figure for figure in report.figures}
-    marks = [f"basis: {report.basis}", f"seed {report.seed}", *report.badges]
+    document, figures = result.document, study_figures(result.kind, result.document)
+    drawn = {f"figure-{figure.name}": figure.figure for figure in figures}
     sections = [
         header(
-            report.title,
-            f"Simulated study · {basis_words(report.basis)}",
-            report.conclusion,
-            [(mark, "") for mark in marks],
+            result.title,
+            f"Simulated study · {basis_words(document['basis'])}",
+            result.conclusion,
+            [(mark, "") for mark in _marks(result)],
         ),
-        '<div class="figures">' + "".join(figure_cards(figures).values()) + "</div>",
-        commands_card("Launch commands", report.commands),
-        *map(table_card, report.tables),
-        card("Notes", bullets(report.notes)),
-        commands_card("Run it again", {"in the folder of this page": report.command}),
-        folded("Scenario", scenario_yaml(report.scenario)),
-        footer(f"Forerun {report.version}", f"seed {report.seed}", "a prediction, not a measurement"),
+        *figure_cards(drawn).values(),
+        *(
+            commands_card(table.title, commands_of(table)) if table.name in COMMANDS else table_card(table)
+            for table in result.tables()
+        ),
+        card("Notes", bullets(document["notes"])),
+        commands_card("Run it again", {"in the folder of this page": result.command} if result.command else {}),
+        folded("Scenario", scenario_yaml(document["scenario"])),
+        footer(f"Forerun {document['version']}", f"seed {document['seed']}", "a prediction, not a measurement"),
     ]
-    return page_html(f"{report.title} · Forerun", "\n".join(section for section in sections if section), figures)
+    return page_html(f"{result.title} · Forerun", "\n".join(filter(None, sections)), drawn)
 
 
-def study_markdown(report: StudyReport) -> str:
+def study_markdown(result: StudyResult) -> str:
     """The report as Markdown, its figures drawn in text."""
-    parts = [f"# {markdown_text(report.title)}", f"**{markdown_text(report.conclusion)}**"]
-    for figure in report.figures:
-        if figure.text:
-            parts.append(f"```text\n{figure.text}\n```")
-    for name, command in report.commands.items():
-        parts.append(f"## {markdown_text(name)}\n\n```sh\n{command}\n```")
-    parts += [f"## {markdown_text(table.title)}\n\n{table.markdown()}" for table in report.tables]
-    if report.notes:
-        parts.append("## Notes\n\n" + "\n".join(f"* {markdown_text(note)}" for note in report.notes))
-    facts = [
-        f"* basis: {report.basis} ({basis_words(report.basis)})",
-        f"* seed {report.seed}, Forerun {report.version}",
-        *(f"* {badge}" for badge in report.badges),
-        "* a prediction, not a measurement",
-    ]
-    parts.append("## Run it again\n\n" + f"```sh\n{report.command}\n```\n\n" + "\n".join(facts))
-    parts.append(f"## Scenario\n\n```yaml\n{scenario_yaml(report.scenario).rstrip()}\n```")
+    document = result.document
+    parts = [f"# {markdown_text(result.title)}", f"**{markdown_text(result.conclusion)}**"]
+    parts += [f"```text\n{figure.text}\n```" for figure in study_figures(result.kind, document) if figure.text]
+    for table in result.tables():
+        body = table.markdown()
+        if table.name in COMMANDS:
+            body = "\n\n".join(f"{markdown_text(w)}:\n\n```sh\n{c}\n```" for w, c in commands_of(table).items())
+        parts.append(f"## {markdown_text(table.title)}\n\n{body}")
+    if document["notes"]:
+        parts.append("## Notes\n\n" + "\n".join(f"* {markdown_text(note)}" for note in document["notes"]))
+    facts = [*_marks(result), f"Forerun {document['version']}", "a prediction, not a measurement"]
+    again = f"```sh\n{result.command}\n```\n\n" if result.command else ""
+    parts.append("## Run it again\n\n" + again + "\n".join(f"* {markdown_text(fact)}" for fact in facts))
+    parts.append(f"## Scenario\n\n```yaml\n{scenario_yaml(document['scenario']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def commands_of(table: Table) -> Mapping[str, str]:
+    """The texts to paste of a table by what stands before them in their row."""
+    rows = ([cell_text(cell) for cell in row] for row in table.rows)
+    return {", ".join(words): command for *words, command in rows}
+
+
+def _marks(result: StudyResult) -> list[str]:
+    document = result.document
+    return [f"basis: {document['basis'] or 'datasheet'}", f"seed {document['seed']}", *result.marks]
+
+
+def _compare_figures(document: Document) -> list[StudyFigure]:
+    forest = forest_data(document)
+    found = [StudyFigure("speedup", forest_figure(forest), _forest_text(forest))] if forest.rows else []
+    curve = load_curve_data(document)
+    if curve is not None:
+        found.append(StudyFigure("load", load_curve_figure(curve), _curve_text(curve)))
+    tornado = tornado_data(document)
+    if tornado is not None:
+        found.append(StudyFigure("tornado", tornado_figure(tornado), _tornado_text(tornado)))
+    return found
+
+
+def _plan_figures(document: Document) -> list[StudyFigure]:
+    data = pareto_data(document)
+    figures = []
+    if data.points and document["request_rate"] is not None:
+        figures.append(StudyFigure("strain", strain_figure(data), strain_text(data)))
+    if any(point.max_rate is not None for point in data.points):
+        figures.append(StudyFigure("front", front_figure(data), front_text(data)))
+    return figures
+
+
+def _tune_figures(document: Document) -> list[StudyFigure]:
+    return [StudyFigure("tuning", tuning_figure(tuning_data(document)), map_text(document))]
+
+
+def _sweep_figures(document: Document) -> list[StudyFigure]:
+    data = sweep_data(document, document["metric"])
+    if data is None or not data.panels:
+        return []
+    return [StudyFigure("points", sweep_figure(data), _sweep_text(document))]
+
+
+def _forest_text(data: ForestData) -> str:
+    several = len({row.variant for row in data.rows}) > 1
+    rows = [
+        (
+            f"{row.variant}: {metric_words(row.metric)}" if several else metric_words(row.metric),
+            row.low,
+            row.ratio,
+            row.high,
+        )
+        for row in data.rows
+    ]
+    return f"speedup over {data.baseline}, | = 1\n" + text_intervals(rows, 1.0)
+
+
+def _tornado_text(data: TornadoData) -> str:
+    rows = [
+        (row.parameter, min(row.at_low, row.at_high), data.ratio, max(row.at_low, row.at_high)) for row in data.rows
+    ]
+    return f"{data.variant}: speedup over the range of each assumed parameter\n" + text_intervals(rows, data.ratio)
+
+
+def _curve_text(data: LoadCurveData) -> str:
+    parts = []
+    for name, loads, ratios, lows, highs in data.curves:
+        rows = [
+            (load_words(data.path, load), low, ratio, high)
+            for load, low, ratio, high in zip(loads, lows, ratios, highs, strict=True)
+        ]
+        parts.append(f"{name}: speedup over load, | = 1\n" + text_intervals(rows, 1.0))
+    return "\n\n".join(parts)
+
+
+def strain_text(data: ParetoData) -> str:
+    """Binding value over its limit as bars of text; ``|`` is the limit."""
+    longest = max([1.0, *(point.strain for point in data.points)])
+    return _bars([(p.layout, p.strain, f"{p.strain:.2f}") for p in data.points], longest, 1.0)
+
+
+def front_text(data: ParetoData) -> str:
+    """Highest rates as bars of text; ``|`` is the rate asked for."""
+    points = [(p.layout, p.max_rate, f"{p.max_rate:.3g} req/s") for p in data.points if p.max_rate is not None]
+    longest = max([data.request_rate or 0.0, *(rate for _, rate, _ in points)])
+    return _bars(points, longest, data.request_rate)
+
+
+def _bars(rows: list[tuple[str, float, str]], longest: float, mark: float | None) -> str:
+    width = max(len(label) for label, *_ in rows)
+    lines = []
+    for label, value, words in rows:
+        bar = list(f"{'#' * round(value / longest * BAR):<{BAR + 1}}")
+        if mark is not None:
+            bar[round(mark / longest * BAR)] = "|"
+        lines.append(f"{label:<{width}}  {''.join(bar)}  {words}")
+    return "\n".join(lines)
+
+
+def map_text(document: Document) -> str:
+    """What to draft as a grid of text, contexts down and batches across."""
+    rows: dict[int, list[Document]] = {}
+    for cell in document["table"]:
+        rows.setdefault(cell["judged_at"]["context"], []).append(cell)
+    header = [f"{cell['judged_at']['batch']:,}" for cell in next(iter(rows.values()))]
+    lines = [f"{'context':>9} | " + " ".join(f"{text:>10}" for text in header)]
+    for context, cells in rows.items():
+        words = [f"{cell['draft'].replace('tree of ', 'T')} {cell['if_on']['speedup']:.2f}" for cell in cells]
+        lines.append(f"{context:>9,} | " + " ".join(f"{text:>10}" for text in words))
+    return "\n".join(lines)
+
+
+def _sweep_text(document: Document) -> str:
+    metric = document["metric"]
+    known = [(p["name"], value) for p in document["points"] if (value := point_value(p, metric)) is not None]
+    known.sort(key=lambda row: -row[1] if HIGHER_IS_BETTER[metric] else row[1])
+    rows = [(name, None, value, None) for name, value in known[:TEXT_ROWS]]
+    return f"{metric_words(metric)}, best first, | = 0\n" + text_intervals(rows, 0.0)
 
 
 def text_intervals(rows: Sequence[tuple[str, float | None, float, float | None]], mark: float, unit: str = "") -> str:

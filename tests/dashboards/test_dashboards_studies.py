@@ -2,7 +2,6 @@
 
 import pytest
 
-from dashboards.compare_report import compare_report
 from dashboards.figures.studies import (
     forest_data,
     forest_figure,
@@ -13,8 +12,10 @@ from dashboards.figures.studies import (
     tornado_data,
     tornado_figure,
 )
-from dashboards.study_report import study_html, study_markdown, text_intervals
-from dashboards.sweep_report import sweep_report
+from dashboards.study_report import study_figures, study_html, study_markdown, text_intervals
+from simulator.studies.compare.comparison import CompareResult
+from simulator.studies.paired import HIGHER_IS_BETTER
+from simulator.studies.sweep.study import SweepResult
 
 SCENARIO = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
 
@@ -47,7 +48,7 @@ def comparison():
             "name": name,
             "summary": {"mean_e2el_ms": 10.0, "output_throughput": None},
             "basis": "calibrated",
-            "speedup": s,
+            "speedup": dict.fromkeys(HIGHER_IS_BETTER) | s,
         }
         for name, s in (
             ("a", {"mean_e2el_ms": ratio(1.0, 0.0)}),
@@ -108,15 +109,15 @@ def test_load_curve_marks_the_crossing(comparison):
 
 
 def test_report_holds_all_that_a_reviewer_needs(comparison):
-    report = compare_report(comparison, "forerun compare study.yaml --seed 3")
-    page, text = study_html(report), study_markdown(report)
+    result = CompareResult(comparison, "forerun compare study.yaml --seed 3")
+    page, text = study_html(result), study_markdown(result)
     for needle in ("forerun compare study.yaml --seed 3", "9.9", "llama-3.1-8b", "a remark", "calibrated", "seed 3"):
         assert needle in page
         assert needle in text
     assert "b wins | by &lt;a lot&gt;" in page
     assert "<a lot>" not in page
-    assert "| 1.200 \\[1.100, 1.300] |" in text
-    assert {figure.name for figure in report.figures} == {"speedup", "load", "tornado"}
+    assert "| 1.200 1.100..1.300 |" in text
+    assert {figure.name for figure in study_figures("compare", comparison)} == {"speedup", "load", "tornado"}
 
 
 def test_text_figure_puts_values_where_they_belong():
@@ -157,5 +158,5 @@ def test_sweep_ranks_fields_by_what_they_explain():
     assert [panel.path for panel in data.panels] == ["hardware.chip", "engine.max_num_seqs"]
     assert data.best == 0
     assert len(sweep_figure(data).data) == 4
-    text = study_markdown(sweep_report(document, "forerun sweep study.yaml"))
+    text = study_markdown(SweepResult(document, "forerun sweep study.yaml"))
     assert text.index("h100-sxm 1") < text.index("n150 2") < text.index("no such chip")

@@ -13,9 +13,9 @@ from dashboards.app.jobs import Task, Tell, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_card, figure_card, remark, rests_on, table_card
 from dashboards.app.served import Served
-from dashboards.figures.studies import front_figure, pareto_data, strain_figure
-from dashboards.plan_report import failing_table, holding_table
+from dashboards.study_report import COMMANDS, study_figures
 from simulator.scenario import Scenario, scenario_from
+from simulator.studies.plan.document import PlanResult
 
 RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GROWTH = (1, 1.5, 2, 3, 4, 6, 8)
@@ -94,23 +94,20 @@ def compute(context: Context, values: Values) -> Shown:
     if not values["plan"]:
         return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}, {}
     document = context.served.plan(values["plan"])
-    data = pareto_data(document)
-    drawn = {}
-    if data.points and document["request_rate"] is not None:
-        drawn["strain"] = strain_figure(data)
-    if any(point.max_rate is not None for point in data.points):
-        drawn["front"] = front_figure(data)
+    result = PlanResult(document)
+    drawn = {figure.name: figure.figure for figure in study_figures(result.kind, document)}
     notes = [
         *document["notes"],
         f"{document['runs']} simulated runs, {len(document['candidates'])} layouts; Forerun {document['version']}, "
         f"seed {document['seed']}; a prediction, not a measurement.",
     ]
     best = document["best"]
+    holding, *others = (table for table in result.tables() if table.name not in COMMANDS)
     shown = {
-        "lead": remark(document["conclusion"]),
-        "holding": table_card(holding_table(document)),
+        "lead": remark(result.conclusion),
+        "holding": table_card(holding),
         "flags": commands_card(f"One replica of {best['layout']}", best["flags"]) if best and best["flags"] else None,
-        "others": table_card(failing_table(document)),
+        "others": dmc.Stack(list(map(table_card, others)), gap="md") if others else None,
         "basis": rests_on(document["basis"], notes),
     }
     return shown, drawn

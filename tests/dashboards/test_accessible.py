@@ -1,0 +1,72 @@
+"""axe-core finds nothing on any page or report, light and dark. Needs Chromium and axe-core (AXE_CORE, node_modules)."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("dash")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(os.environ.get("AXE_CORE", Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"))
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+    pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here (npm install axe-core, or AXE_CORE=.../axe.min.js)"),
+    pytest.mark.xdist_group("dashboard"),
+]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+PAGES = ("what-if", "roofline", "speculation", "attention", "capacity", "runs", "replay")
+RUN = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, write_one, write_plan):
+    from werkzeug.serving import make_server
+
+    from dashboards.app import create_app
+    from dashboards.report import write_report
+
+    served = tmp_path_factory.mktemp("served")
+    write_report(write_one(served / "first"))
+    write_plan(served / "plan")
+    app, context = create_app([served], tmp_path_factory.mktemp("session"))
+    server = make_server("127.0.0.1", 0, app.server, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", served
+    context.jobs.close()
+    server.shutdown()
+    thread.join(timeout=10)
+    server.server_close()
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def page(request):
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser.new_context(color_scheme=request.param, bypass_csp=True).new_page()
+        browser.close()
+
+
+def complaints(page):
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate(RUN)["violations"]
+    return [(one["impact"], one["id"], one["nodes"][0]["html"][:120]) for one in found]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_barrier(page, address, name):
+    page.goto(f"{address[0]}/{name}")
+    page.locator(".basis").first.wait_for(timeout=90_000)
+    assert page.locator("h1").count() == 1
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert complaints(page) == []
+
+
+@pytest.mark.parametrize("name", ["first/report.html", "plan/report.html"])
+def test_a_report_has_no_barrier(page, address, name):
+    page.goto((address[1] / name).as_uri())
+    page.wait_for_function("() => document.querySelector('.figure .main-svg')")
+    assert complaints(page) == []

@@ -1,0 +1,97 @@
+"""A table stands once: a figure that is new in it shows in the terminal, in HTML, in Markdown and on the dashboard."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dashboards.report import report_html
+from simulator.metrics import tables
+from simulator.metrics.run_folder import load_run
+from simulator.run import simulate
+from simulator.tables import Table
+
+pytest.importorskip("dash")
+
+from dashboards.app.page import Context
+from dashboards.app.pages import run_explorer
+from dashboards.app.parts import table_card
+from dashboards.app.served import Served
+
+ROOT = Path(__file__).resolve().parents[2]
+LABEL, VALUE = "Tokens per joule", 12.625
+
+
+def shown_in_terminal(found):
+    console = Console(width=200)
+    with console.capture() as captured:
+        for table in found:
+            console.print(table.rich())
+    return captured.get()
+
+
+@pytest.fixture
+def with_new_metric(monkeypatch):
+    """What adding a metric is: a key of the summary, and a row of one table."""
+    serving = tables.serving_table
+
+    def more(document):
+        table = serving(document)
+        return Table(table.title, table.columns, [*table.rows, (LABEL, VALUE)], table.left, name=table.name)
+
+    monkeypatch.setattr(tables, "serving_table", more)
+
+
+def test_a_new_metric_shows_in_all_four(with_new_metric, run, run_folder, tmp_path):
+    document = run.document | {"replicas": [], "pools": None}
+    found = tables.run_tables(document)
+    assert LABEL in shown_in_terminal(found)
+    assert any(LABEL in table.markdown() for table in found)
+    page = report_html(load_run(run_folder))
+    assert re.search(rf"<td>{LABEL}</td><td>12.6", page)
+    context = Context(Served.of([run_folder.parent], tmp_path))
+    parts, _ = run_explorer.compute(context, {"run": run_folder.name})
+    assert LABEL in str(parts["tables"].to_plotly_json())
+    assert "12.6" in str(parts["tables"].to_plotly_json())
+
+
+def test_a_metric_stands_in_two_files_at_most():
+    """Of a summary's metric: where it is computed, and the one table that names it."""
+    for key in ("request_goodput", "total_token_throughput", "spec_decode_num_drafts"):
+        holders = [
+            path.relative_to(ROOT).as_posix()
+            for folder in ("simulator/metrics", "simulator/cli", "dashboards")
+            for path in (ROOT / folder).rglob("*.py")
+            if re.search(rf'"{key}"', path.read_text(encoding="utf-8"))
+        ]
+        assert set(holders) <= {"simulator/metrics/summary.py", "simulator/metrics/tables.py", *LISTED.get(key, ())}, (
+            key
+        )
+
+
+LISTED = {"request_goodput": {"dashboards/figures/studies.py"}}
+"""Lists of metrics that a study compares: a choice, not a rendering."""
+
+
+def test_a_page_renders_what_a_report_renders(run):
+    """Cell by cell, whatever the tone: the thin renderers agree on every text of every table."""
+    for table in tables.run_tables(run.document | {"replicas": [], "pools": None}):
+        html = re.sub(r"<[^>]*>", " ", table.html())
+        dash = json.dumps(table_card(table).to_plotly_json(), default=lambda part: part.to_plotly_json())
+        for row in table.rows:
+            for cell in row:
+                text = getattr(cell, "text", cell)
+                if isinstance(text, str) and text.isascii() and '"' not in text:
+                    assert text in html.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+                    assert text in dash
+
+
+def test_results_and_runs_share_their_tables():
+    from tiny_scenario import tiny_data
+
+    from simulator.scenario import scenario_from
+
+    result = simulate(scenario_from(tiny_data(num_requests=4), "tiny"))
+    assert [table.title for table in result.tables()] == [table.title for table in tables.run_tables(result.document)]
