@@ -66,7 +66,7 @@ def figure_card(page: str, name: str, height: int, label: str, wide: bool = Fals
     def export(kind: str) -> Component:
         named: Any = {"aria-label": f"Save {label} as {kind.upper()}"}
         place = {"kind": f"export-{kind}", "page": page, "name": name}
-        return dmc.Button(kind.upper(), id=place, size="compact-xs", variant="subtle", color="dark", **named)
+        return dmc.Button(kind.upper(), id=place, size="compact-xs", variant="subtle", className="export", **named)
 
     graph = dcc.Graph(
         id={"kind": "graph", "page": page, "name": name},

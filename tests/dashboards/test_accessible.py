@@ -1,4 +1,4 @@
-"""axe-core finds nothing on any page or report, light and dark. Needs Chromium and axe-core (AXE_CORE, node_modules)."""
+"""axe-core finds nothing on any page or report in light and dark. Needs Chromium, axe-core (AXE_CORE, node_modules)."""
 
 import os
 import shutil
