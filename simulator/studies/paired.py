@@ -104,21 +104,6 @@ def ratio_of(logs: Sequence[float], level: float = LEVEL) -> Ratio:
     return Ratio(exp(centre), exp(low), exp(high))
 
 
-def unpaired_width(base: Sequence[float], other: Sequence[float], level: float = LEVEL) -> float:
-    """Width, in logarithms, of the interval that unrelated runs would give (Welch), to compare with the paired one."""
-    from math import sqrt
-
-    import numpy as np
-    from scipy.stats import t
-
-    a, b = (np.log(np.asarray(values, dtype=np.float64)) for values in (base, other))
-    first, second = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
-    if first + second == 0.0:
-        return 0.0
-    freedom = (first + second) ** 2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
-    return 2.0 * float(t.ppf(0.5 + level / 2.0, freedom)) * sqrt(first + second)
-
-
 METRIC_WORDS = {
     "request_throughput": "request throughput",
     "request_goodput": "goodput",
