@@ -24,6 +24,17 @@ DIRECTIVES = {
 }
 
 
+class BuildWhereItCan(build_ext):
+    """Builds the engine, or says why not: without it the package works all the same."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile; whatever goes wrong (no compiler, no headers of Python) leaves the source to be interpreted."""
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            self.warn(f"the serving engine is not compiled and will be interpreted ({error})")
+
+
 def engine() -> list[Extension]:
     """The extension, as C; none where Cython is missing."""
     try:
@@ -40,4 +51,4 @@ def engine() -> list[Extension]:
     return found
 
 
-setup(ext_modules=engine(), cmdclass={"build_ext": build_ext})
+setup(ext_modules=engine(), cmdclass={"build_ext": BuildWhereItCan})

@@ -57,12 +57,52 @@ def scenario(
     }
 
 
+EAGLE3 = {
+    "method": "eagle3",
+    "num_speculative_tokens": 3,
+    "acceptance": {"per_position": [0.73, 0.52, 0.35], "spread": 0.1},
+}
+DRAFT_MODEL = {
+    "method": "draft-model",
+    "num_speculative_tokens": 4,
+    "draft": {"model": "llama-3.2-1b"},
+    "acceptance": {"alpha": 0.7},
+}
+GROWN_TREE = {
+    "method": "eagle2",
+    "tree": {"depth": 6, "top_k": 10, "nodes": 60},
+    "acceptance": {"acceptance_length": 4.0},
+}
+APART = {"p": {"role": "prefill", "hardware": {"replicas": 2}}, "d": {"role": "decode", "hardware": {"replicas": 2}}}
+SESSIONS = {
+    "arrivals": {"process": "poisson", "request_rate": 20.0},
+    "sessions": {"turns": 6, "think_time_s": 5.0, "system_prompt_tokens": 512, "system_prompts": 8},
+    "input_tokens": 200,
+    "output_tokens": 150,
+    "num_requests": 20_000,
+}
+SLOW_ONCE = {
+    "sglang": scenario(CHAT, 20_000, 40.0) | {"engine": {"scheduler": "sglang", "framework": "sglang"}},
+    "prefill-first": scenario(CHAT, 20_000, 40.0) | {"engine": {"scheduler": "prefill-first"}},
+    "swap": scenario(CHAT, 20_000, 40.0) | {"engine": {"preemption": "swap", "num_kv_blocks": 3000}},
+    "pipeline": scenario(CHAT, 20_000, 40.0) | {"hardware": {"chip": "h100-sxm", "pipeline_parallel": 2}},
+    "apart": scenario(CHAT, 20_000, 100.0) | {"pools": APART},
+    "failures": scenario(CHAT, 20_000, 100.0, replicas=4) | {"faults": {"mtbf_s": 60.0, "mttr_s": 5.0}},
+}
+"""What ran step by step, 5 to 40 times slower, before there was one engine."""
+
 CASES = {
     **{f"chat-busy-{n}": scenario(CHAT, n, 60.0) for n in (1_000, 10_000, 100_000, 1_000_000)},
     "chat-idle-10000": scenario(CHAT, 10_000, 2.0),
     "chat-overload-100000": scenario(CHAT, 100_000, 200.0),
     "constant-busy-100000": scenario(CONSTANT, 100_000, 33.0),
     "chat-speculation-100000": scenario(CHAT, 100_000, 50.0, speculation=EAGLE_LIKE),
+    "eagle3-spread-100000": scenario(CHAT, 100_000, 60.0, speculation=EAGLE3),
+    "draft-model-100000": scenario(CHAT, 100_000, 40.0, speculation=DRAFT_MODEL),
+    "grown-tree-20000": scenario(CHAT, 20_000, 20.0, speculation=GROWN_TREE),
+    "sessions-8-replicas-20000": scenario(CHAT, 1, 1.0, replicas=8)
+    | {"engine": {"routing": "prefix-aware"}, "workload": SESSIONS},
+    **{f"{name}-20000": case for name, case in SLOW_ONCE.items()},
     "chat-64-replicas-200000": scenario(CHAT, 200_000, 64 * 60.0, replicas=64),
 }
 

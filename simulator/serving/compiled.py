@@ -29,11 +29,11 @@ def _compiled() -> tuple[Any, str | None]:
     try:
         module = importlib.import_module(COMPILED)
     except ImportError:
-        return None, f"the engine runs interpreted, some thirty times slower: it is not compiled here ({HOW_TO_BUILD})"
+        return None, f"the engine runs interpreted, several times slower: it is not compiled here ({HOW_TO_BUILD})"
     checksum = hashlib.sha256(SOURCE_FILE.read_bytes()).hexdigest()
     if checksum != module.SOURCE:
         return None, (
-            f"the engine runs interpreted, some thirty times slower: what is compiled here is not the source beside it "
+            f"the engine runs interpreted, several times slower: what is compiled here is not the source beside it "
             f"({HOW_TO_BUILD})"
         )
     return module, None

@@ -4,6 +4,8 @@ Where nothing is compiled both runs are interpreted, and what is left is that ta
 """
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -275,3 +277,15 @@ def test_a_batching_rule_of_ones_own(compiled, monkeypatch):
     limit = EngineLimits(1, 512, 16, 100, 0, 10_000, True)
     log = one_pool(1, "round-robin", "shortest-first", "fast", limit, TIMER).run(stream)
     assert np.argsort(log.finished_s).tolist() == [1, 3, 5, 4, 2, 0]
+
+
+def test_the_source_runs_where_cython_is_not_installed():
+    """Then its types are those of ``plain.py``, which say nothing."""
+    program = (
+        "import sys; sys.modules['cython'] = None\n"
+        "from simulator.serving.compiled import engine_module\n"
+        "engine = engine_module(interpreted=True)\n"
+        "print(engine.cython.__name__, engine.Sequence(3, 4, 5).known_tokens)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
+    assert found.stdout.split() == ["simulator.serving.plain", "4"]
