@@ -146,16 +146,6 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
     Raises:
         ForerunError: an acceptance length that K tokens cannot give, or data that end before K.
     """
-    if acceptance.per_position is not None:
-        marginal = acceptance.per_position
-        if len(marginal) >= num_speculative_tokens:
-            return np.asarray(marginal[:num_speculative_tokens], dtype=np.float64)
-        return _continued(marginal, num_speculative_tokens, acceptance.extrapolate, "per_position")
-    if acceptance.conditional is not None:
-        if len(acceptance.conditional) >= num_speculative_tokens:
-            return np.asarray(np.cumprod(acceptance.conditional[:num_speculative_tokens]), dtype=np.float64)
-        marginal = np.cumprod(acceptance.conditional).tolist()
-        return _continued(marginal, num_speculative_tokens, acceptance.extrapolate, "conditional")
     decay = 1.0 if acceptance.decay is None else acceptance.decay
     if acceptance.alpha is not None:
         return LevelDecay(acceptance.alpha, decay).survival(num_speculative_tokens)
@@ -170,8 +160,15 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
                 f"set extrapolate: true to continue its decay to {num_speculative_tokens}"
             )
         return curve.survival(num_speculative_tokens)
-    assert acceptance.log is not None
-    return _from_log(acceptance.log, num_speculative_tokens, acceptance.extrapolate)
+    field, marginal = _measured(acceptance, num_speculative_tokens)
+    if len(marginal) >= num_speculative_tokens:
+        return np.asarray(marginal[:num_speculative_tokens], dtype=np.float64)
+    if not acceptance.extrapolate:
+        raise ForerunError(
+            f"speculation.acceptance.{field} has {len(marginal)} positions, num_speculative_tokens is "
+            f"{num_speculative_tokens}; give a rate for every position, or set extrapolate: true"
+        )
+    return np.asarray(np.cumprod(extended(conditional_rates(marginal), num_speculative_tokens)), dtype=np.float64)
 
 
 def acceptance_sampler(acceptance: AcceptanceConfig, num_speculative_tokens: int, seed: int) -> AcceptanceSampler:
@@ -187,35 +184,28 @@ def sampler_of(acceptance: AcceptanceConfig, survival: FloatArray, seed: int) ->
     return AcceptanceSampler(survival, seed, acceptance.spread or 0.0, drift)
 
 
-def _continued(marginal: list[float], positions: int, extrapolate: bool, field: str) -> FloatArray:
-    if not extrapolate:
-        raise ForerunError(
-            f"speculation.acceptance.{field} has {len(marginal)} positions, num_speculative_tokens is {positions}; "
-            f"give a rate for every position, or set extrapolate: true"
-        )
-    return np.asarray(np.cumprod(extended(conditional_rates(marginal), positions)), dtype=np.float64)
+def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float]]:
+    """Field and share of drafts in which each position is accepted, as far as it was measured.
 
-
-def _from_log(path: str, positions: int, extrapolate: bool) -> FloatArray:
-    log = read_acceptance(path)
+    Raises:
+        ForerunError: a log of one acceptance length, at another number of draft tokens.
+    """
+    if acceptance.per_position is not None:
+        return "per_position", acceptance.per_position
+    if acceptance.conditional is not None:
+        return "conditional", np.cumprod(acceptance.conditional).tolist()
+    assert acceptance.log is not None
+    log = read_acceptance(acceptance.log)
     if log.per_position is not None:
-        marginal = list(log.per_position)
-        if len(marginal) >= positions:
-            return np.asarray(marginal[:positions], dtype=np.float64)
-        if not extrapolate:
-            raise ForerunError(
-                f"speculation.acceptance.log: {path} has {len(marginal)} positions, num_speculative_tokens is "
-                f"{positions}; set extrapolate: true to continue their decay"
-            )
-        return np.asarray(np.cumprod(extended(conditional_rates(marginal), positions)), dtype=np.float64)
+        return f"log: {acceptance.log}", list(log.per_position)
     if log.num_speculative_tokens != positions:
         drafted = "an unknown number of" if log.num_speculative_tokens is None else log.num_speculative_tokens
         raise ForerunError(
-            f"speculation.acceptance.log: {path} prints no rates per position, only the acceptance length "
+            f"speculation.acceptance.log: {acceptance.log} prints no rates per position, only the acceptance length "
             f"{log.acceptance_length:.2f} at {drafted} draft tokens, not {positions}; "
             f"give acceptance_length and decay instead"
         )
-    return LevelDecay(1.0).with_length(log.acceptance_length, positions).survival(positions)
+    return "log", LevelDecay(1.0).with_length(log.acceptance_length, positions).survival(positions).tolist()
 
 
 TRAINED_CONTEXT = 2048
