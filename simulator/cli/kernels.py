@@ -128,7 +128,7 @@ def measure(
 ) -> int:
     """Time real kernels with torch (extra forerun[measure]) into a trace for replay kernels and calibrate."""
     from simulator.errors import ForerunError
-    from simulator.measure import kernel_shapes, measurement_document, profile_text
+    from simulator.measure import kernel_shapes, machine_profile, measurement_document
     from simulator.measure import measure as time_kernels
     from simulator.measure.machine import check_device, load_torch
     from simulator.metrics.files import writable_file, write_atomically, write_text_atomically
@@ -150,7 +150,7 @@ def measure(
             write_atomically(output, lambda staged: _write(found, staged, output.suffix == ".parquet"))
             written.append(str(output))
         if profile is not None and found.limits is not None:
-            write_text_atomically(profile, profile_text(found.limits, found.provenance["method"]))
+            write_text_atomically(profile, machine_profile(found.limits, found.provenance["method"]))
             written.append(str(profile))
         document = measurement_document(found) | {"files": written}
         emit(document, json_file, _table(document))

@@ -1,6 +1,6 @@
 """Times real kernels with torch on this machine's CPU or GPU into a canonical kernel trace."""
 
-from simulator.measure.machine import MachineLimits, profile_text
+from simulator.measure.machine import MachineLimits, machine_profile
 from simulator.measure.record import Measurement, measure, measurement_document
 from simulator.measure.shapes import DTYPES, FAMILIES, KernelShape, kernel_shapes
 
@@ -11,7 +11,7 @@ __all__ = [
     "MachineLimits",
     "Measurement",
     "kernel_shapes",
+    "machine_profile",
     "measure",
     "measurement_document",
-    "profile_text",
 ]

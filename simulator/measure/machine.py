@@ -154,7 +154,7 @@ def _fastest(clock: Clock, make: Callable[[], Call], warm: bool) -> float:
     return timing.fastest_s
 
 
-def profile_text(limits: MachineLimits, method: str) -> str:
+def machine_profile(limits: MachineLimits, method: str) -> str:
     """A chip profile of this CPU as YAML, for ``--chip FILE``; what cannot be measured is named as assumed.
 
     Args:

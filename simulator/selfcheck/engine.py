@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
-from simulator.selfcheck.sampling import sample, verify
+from simulator.selfcheck.sampling import sample_tokens, verify
 from simulator.selfcheck.scheduler import Plan, Request, Scheduler
 
 FloatArray = NDArray[np.float64]
@@ -99,11 +99,13 @@ class ReferenceEngine:
         finishing = [request for request, tokens in plan.chunks if request.computed + tokens == len(request.prompt)]
         answers = self._verified(plan, probabilities) if self.drafter is not None else None
         if answers is None:
-            sampled = sample(probabilities, self._generator).tolist()
+            sampled = sample_tokens(probabilities, self._generator).tolist()
             answers = [[token] for token in sampled[: len(plan.decodes)]]
             firsts = sampled[len(plan.decodes) :]
         else:
-            firsts = sample(probabilities[len(plan.decodes) * (1 + self.num_speculative_tokens) :], self._generator)
+            firsts = sample_tokens(
+                probabilities[len(plan.decodes) * (1 + self.num_speculative_tokens) :], self._generator
+            )
             firsts = firsts.tolist()
         if self.drafter is not None:
             self._draft(plan, finishing, answers, firsts)
@@ -184,7 +186,7 @@ class ReferenceEngine:
             probabilities = self.drafter.probabilities(batch)
             if not drafting:
                 return
-            tokens_drawn = sample(probabilities, self._generator)
+            tokens_drawn = sample_tokens(probabilities, self._generator)
             drafted.append(tokens_drawn)
             drafted_from.append(probabilities)
             segments = tuple(Segment(r.slot, p + number, 1) for r, p in zip(drafting, places, strict=True))

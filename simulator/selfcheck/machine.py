@@ -11,7 +11,7 @@ import torch
 
 from hwprofiles import Chip
 from hwprofiles.catalogue import load_chip
-from simulator.measure.machine import MachineLimits, cpu_name, last_cache_bytes, memory_bytes, profile_text
+from simulator.measure.machine import MachineLimits, cpu_name, last_cache_bytes, machine_profile, memory_bytes
 from simulator.selfcheck.sizes import DTYPE_BYTES
 
 PROBES = 7
@@ -53,7 +53,7 @@ def machine_limits(clock: Callable[[], float]) -> MachineLimits:
 def chip_of(limits: MachineLimits, method: str, folder: Path) -> Chip:
     """The machine as a chip profile, written to ``folder`` as ``limits.yaml``."""
     file = folder / "limits.yaml"
-    file.write_text(profile_text(limits, method), encoding="utf-8")
+    file.write_text(machine_profile(limits, method), encoding="utf-8")
     return load_chip(str(file))
 
 

@@ -22,7 +22,7 @@ class Verified(NamedTuple):
     survival: Any
 
 
-def sample(weights: Any, generator: Any) -> Any:
+def sample_tokens(weights: Any, generator: Any) -> Any:
     """One token per row of ``weights`` (``[rows, vocabulary]``, >= 0, not necessarily summing to 1)."""
     bounds = weights.cumsum(-1)
     draws = torch.rand(len(weights), 1, generator=generator) * bounds[:, -1:]
@@ -51,7 +51,7 @@ def verify(target: Any, draft: Any, drafted: Any, generator: Any) -> Verified:
     accepted = accept.long().cumprod(-1).sum(-1)
     every = torch.arange(sequences)
     padded = torch.cat((draft, torch.zeros_like(draft[:, :1])), 1)
-    token = sample((target[every, accepted] - padded[every, accepted]).clamp_(min=0.0), generator)
+    token = sample_tokens((target[every, accepted] - padded[every, accepted]).clamp_(min=0.0), generator)
     reached = torch.cat((torch.ones(sequences, 1), (of_target / of_draft).clamp_(max=1.0).cumprod(-1)[:, :-1]), -1)
     overlap = torch.minimum(target[:, :positions], draft).sum(-1)
     return Verified(accepted, token, reached * overlap)

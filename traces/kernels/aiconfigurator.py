@@ -44,7 +44,7 @@ EAGER = "timed without a captured graph (host launches included)"
 _MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
 
 
-def recognises(names: tuple[str, ...]) -> bool:
+def is_aiconfigurator(names: tuple[str, ...]) -> bool:
     """Whether these are the columns of an AIConfigurator table."""
     named = {"framework", "version", "kernel_source", "op_name"} & set(names)
     return len(named) > 1 or ("latency" in names and any(name in names for name in (*_TABLES, "op_name")))

@@ -12,7 +12,7 @@ MICROSECONDS = 1e-6
 WARM_UP = "first call of a series, slower than the larger second one (warm-up)"
 
 
-def recognises(names: tuple[str, ...]) -> bool:
+def is_blis(names: tuple[str, ...]) -> bool:
     """Whether these are the columns of a BLIS table."""
     return "latency_us" in names and "mfu" in names
 

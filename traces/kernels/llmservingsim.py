@@ -52,7 +52,7 @@ class Place(NamedTuple):
     tp: int
 
 
-def recognises(names: tuple[str, ...]) -> bool:
+def is_llmservingsim(names: tuple[str, ...]) -> bool:
     """Whether these are the columns of an LLMServingSim profile."""
     return (
         {"layer", "time_us"} <= set(names)

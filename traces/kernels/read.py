@@ -35,11 +35,11 @@ _RECOGNISERS: tuple[tuple[str, Callable[[tuple[str, ...]], bool]], ...] = (
         "forerun",
         lambda names: "measured_s" in names or ("op" in names and "latency" not in names and "median_ms" not in names),
     ),
-    ("aiconfigurator", aiconfigurator.recognises),
-    ("vidur", vidur.recognises),
-    ("blis", blis.recognises),
-    ("llmservingsim", llmservingsim.recognises),
-    ("tt-metal", tt_metal.recognises),
+    ("aiconfigurator", aiconfigurator.is_aiconfigurator),
+    ("vidur", vidur.is_vidur),
+    ("blis", blis.is_blis),
+    ("llmservingsim", llmservingsim.is_llmservingsim),
+    ("tt-metal", tt_metal.is_tt_metal),
 )
 _SUFFIXES = (".parquet", ".csv", ".csv.gz", ".json", ".json.gz", ".sqlite")
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from traces.errors import TraceError, shown
 from traces.files import load_document
-from traces.kernels.rows import RowBuilder
-from traces.kernels.table import KernelTable
+from traces.kernels.table import KernelTable, RowBuilder
 
 FORMAT = "torch-profiler"
 MICROSECONDS = 1e-6

@@ -21,7 +21,7 @@ OTHER_CHIP = "the same call on another chip of the mesh (the slowest one counts)
 _DTYPES = {"BFLOAT16": "bf16", "BFLOAT8_B": "bfp8", "BFLOAT4_B": "bfp4", "FLOAT32": "fp32"}
 
 
-def recognises(names: tuple[str, ...]) -> bool:
+def is_tt_metal(names: tuple[str, ...]) -> bool:
     """Whether these are the columns of an ops_perf file (their number varies from 74 to 139)."""
     return "OP CODE" in names and DURATION in names
 

@@ -22,7 +22,7 @@ SEVERAL_NODES = "collective across several nodes"
 Columns = dict[str, NDArray[Any]]
 
 
-def recognises(names: tuple[str, ...]) -> bool:
+def is_vidur(names: tuple[str, ...]) -> bool:
     """Whether these are the columns of a Vidur profile or of a flat table made from one."""
     return any(name.startswith("time_stats.") for name in names) or "median_ms" in names
 

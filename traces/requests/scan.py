@@ -18,9 +18,9 @@ from traces.requests.table import PrefixHashes
 from traces.requests.values import (
     MAX_TOKENS,
     UNITS_PER_SECOND,
-    Clock,
     Parsed,
     Problem,
+    TimeColumn,
     Values,
     parse_counts,
     parse_durations,
@@ -118,7 +118,7 @@ def pieces_of(
     """
     left = limit
     bound = None if names is None else layout.bind(names, where)
-    clock = Clock()
+    clock = TimeColumn()
     state: dict[str, Any] = {}
     for chunk in chunks:
         if chunk.count == 0:
@@ -140,7 +140,7 @@ def pieces_of(
                 return
 
 
-def _introduce(bound: Bound, clock: Clock, options: Options, report: Report) -> None:
+def _introduce(bound: Bound, clock: TimeColumn, options: Options, report: Report) -> None:
     """Set the clock's unit and note what will not be used."""
     arrival = bound.columns.get("arrival_s")
     if arrival is not None:
@@ -156,7 +156,7 @@ def _introduce(bound: Bound, clock: Clock, options: Options, report: Report) -> 
 def _piece(
     bound: Bound,
     chunk: RawChunk,
-    clock: Clock,
+    clock: TimeColumn,
     options: Options,
     report: Report,
     state: dict[str, Any],

@@ -221,7 +221,7 @@ def _fast_datetimes(values: Values) -> IntArray | None:
 
 
 @dataclass(slots=True)
-class Clock:
+class TimeColumn:
     """Reads one time column over all chunks of a file into seconds since the first time seen, without loss of digits.
 
     Attributes:

@@ -10,7 +10,7 @@ import pytest
 from hwprofiles import load_chip, predict
 from simulator.cli import main
 from simulator.errors import ForerunError
-from simulator.measure import DTYPES, FAMILIES, KernelShape, MachineLimits, kernel_shapes, profile_text
+from simulator.measure import DTYPES, FAMILIES, KernelShape, MachineLimits, kernel_shapes, machine_profile
 from simulator.measure.clocks import MIN_REPEATS, Timing
 from simulator.measure.machine import cpu_name, last_cache_bytes, probe
 from traces.kernels import OPS, read_kernels
@@ -73,7 +73,7 @@ def test_unknown_names_are_refused(families, dtypes, told):
 
 def test_the_profile_is_a_chip_whose_limits_are_not_below_what_was_seen(tmp_path):
     file = tmp_path / "this-machine.yaml"
-    file.write_text(profile_text(LIMITS, "a test"))
+    file.write_text(machine_profile(LIMITS, "a test"))
     chip = load_chip(str(file))
     assert chip.compute.cores == 2
     assert chip.peak_flops("bf16") >= 4.0e11

@@ -12,7 +12,7 @@ from simulator.selfcheck.calibration import counted_acceptance, expected_accepta
 from simulator.selfcheck.engine import EngineStep, ReferenceEngine
 from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
 from simulator.selfcheck.predict import write_trace
-from simulator.selfcheck.sampling import sample, verify
+from simulator.selfcheck.sampling import sample_tokens, verify
 from simulator.selfcheck.scheduler import Request, Scheduler
 from simulator.selfcheck.sizes import FULL, TINY, Load
 
@@ -86,7 +86,7 @@ def test_speculative_sampling_is_distributed_as_the_target():
     target = torch.tensor([[0.35, 0.25, 0.2, 0.1, 0.07, 0.03], [0.05, 0.1, 0.15, 0.3, 0.2, 0.2]])
     draft = torch.tensor([[0.1, 0.3, 0.2, 0.3, 0.05, 0.05]])
     q = draft.expand(rows, 1, vocabulary)
-    drafted = sample(draft.expand(rows, vocabulary), generator)[:, None]
+    drafted = sample_tokens(draft.expand(rows, vocabulary), generator)[:, None]
     outcome = verify(target.expand(rows, 2, vocabulary), q, drafted, generator)
     first = torch.where(outcome.accepted > 0, drafted[:, 0], outcome.token)
     counts = torch.bincount(first, minlength=vocabulary).numpy()
