@@ -31,20 +31,13 @@ def on_grid(seconds: Any) -> Any:
     return round(float(seconds) * TICKS_PER_S) / TICKS_PER_S
 
 
-def by_clock(now: float, seconds: Any) -> Any:
-    """The seconds of steps that follow each other from ``now`` on, as simulated time counts them.
+def by_clock(now: float, seconds: float) -> float:
+    """The seconds of a step that begins at ``now``, as simulated time counts them.
 
-    Up to ``EXACT_S`` they are what they are. Beyond, each is the difference of the two times that it lies between, so
-    that sums of them stay exact: steps neither overlap nor drift from the clock, however far out. One is 0.1 ns off
-    after ten days and 0.1 us after thirty years.
-
-    Args:
-        now: when the first begins.
-        seconds: of one step or, in an array, of several.
+    Up to ``EXACT_S`` they are what they are. Beyond, they are the difference of the two times that the step lies
+    between, so that sums of them stay exact: steps neither overlap nor drift from the clock, however far out. One is
+    0.1 ns off after ten days and 0.1 us after thirty years.
     """
-    if isinstance(seconds, np.ndarray):
-        times = np.cumsum(np.concatenate(((now,), seconds)))
-        return seconds if times[-1] <= EXACT_S else np.diff(times)
     end = now + seconds
     return seconds if end <= EXACT_S else end - now
 

@@ -7,7 +7,7 @@ one of your own, which a scenario may then name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
@@ -37,13 +37,17 @@ class SchedulerFacts:
     """Whether it can fill pipeline stages with several batches."""
     by_priority: bool = False
     """Whether it looks at the priorities of requests."""
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Words of the command that starts an engine with it, by engine; engines without such a rule are left out."""
 
 
 SCHEDULERS: dict[str, SchedulerFacts] = {
-    "vllm-v1": SchedulerFacts("UnifiedScheduler", swaps=True, pipelines=True),
-    "priority": SchedulerFacts("PriorityScheduler", by_priority=True),
+    "vllm-v1": SchedulerFacts("UnifiedScheduler", swaps=True, pipelines=True, flags={"vllm": (), "sglang": ()}),
+    "priority": SchedulerFacts(
+        "PriorityScheduler", by_priority=True, flags={"vllm": ("--scheduling-policy", "priority")}
+    ),
     "prefill-first": SchedulerFacts("PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False),
-    "sglang": SchedulerFacts("SglangScheduler", mixes=False, budgets_decodes=False),
+    "sglang": SchedulerFacts("SglangScheduler", mixes=False, budgets_decodes=False, flags={"sglang": ()}),
     "static": SchedulerFacts("StaticScheduler", mixes=False, budgets_decodes=False, continuous=False),
 }
 ROUTING: dict[str, str | Callable[..., Any]] = {

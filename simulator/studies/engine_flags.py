@@ -48,6 +48,7 @@ def vllm_command(scenario: Scenario) -> str:
     _pair(words, "--pipeline-parallel-size", hardware.pipeline_parallel, 1)
     if hardware.expert_parallel > 1:
         words.append("--enable-expert-parallel")
+    _scheduler(scenario, words, remarks, "vllm", "vLLM")
     _quantisation(scenario, words, remarks, VLLM_QUANTISATION, "--quantization")
     _kv_dtype(scenario, words, remarks, "vllm")
     words += ["--max-num-seqs", str(engine.max_num_seqs)]
@@ -77,6 +78,15 @@ def vllm_command(scenario: Scenario) -> str:
     return _line(words, remarks, scenario)
 
 
+def _scheduler(scenario: Scenario, words: list[str], remarks: list[str], engine: str, name: str) -> None:
+    """How an engine is told to schedule, or that it cannot."""
+    flags = scenario.engine.rules.flags.get(engine)
+    if flags is None:
+        remarks.append(f"{name} has no scheduler like {scenario.engine.scheduler}")
+    else:
+        words += flags
+
+
 def sglang_command(scenario: Scenario) -> str:
     """``python -m sglang.launch_server`` with the flags of SGLang v0.5."""
     hardware, engine = scenario.hardware, scenario.engine
@@ -85,6 +95,7 @@ def sglang_command(scenario: Scenario) -> str:
     _pair(words, "--tp-size", hardware.tensor_parallel, 1)
     _pair(words, "--pp-size", hardware.pipeline_parallel, 1)
     _pair(words, "--ep-size", hardware.expert_parallel, 1)
+    _scheduler(scenario, words, remarks, "sglang", "SGLang")
     _quantisation(scenario, words, remarks, SGLANG_QUANTISATION, "--quantization")
     _kv_dtype(scenario, words, remarks, "sglang")
     words += ["--max-running-requests", str(engine.max_num_seqs)]

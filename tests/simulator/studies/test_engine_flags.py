@@ -133,3 +133,12 @@ def test_a_model_given_inline_goes_by_its_name(own, told):
               "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000, **own}  # fmt: skip
     data = tiny_data() | {"model": inline}
     assert shlex.split(launch_flags(scenario_from(data, "test"))["vllm"])[2] == told
+
+
+def test_the_scheduler_has_its_flag_or_a_remark():
+    for scheduler, told in (("vllm-v1", None), ("priority", "priority"), ("static", None)):
+        words, remark = flags("vllm", engine={"scheduler": scheduler})
+        assert pair(words, "--scheduling-policy") == told
+        assert ("no scheduler like static" in remark) == (scheduler == "static")
+    assert "SGLang has no scheduler like priority" in flags("sglang", engine={"scheduler": "priority"})[1]
+    assert "no scheduler" not in flags("sglang", engine={"scheduler": "sglang"})[1]
