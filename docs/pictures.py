@@ -77,7 +77,9 @@ def photograph(opened: Any, address: str, name: str, width: int, height: int, fi
     )
     if button is not None:
         page.get_by_role("button", name=button).click()
-        page.wait_for_function("document.querySelector('.js-plotly-plot .legend').textContent.includes('simulated')")
+        page.wait_for_function(
+            "() => document.querySelector('.js-plotly-plot .legend').textContent.includes('simulated')"
+        )
     page.wait_for_load_state("networkidle")
     path = PICTURES / f"{name}.png"
     page.screenshot(path=path)

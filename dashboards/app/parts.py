@@ -16,6 +16,8 @@ from simulator.tables import Cell, Table, Value, cell_class, cell_text
 
 EXPORTS = ("png", "svg", "csv", "html")
 GRAPH_CONFIG: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+NOT_YET = {"paper_bgcolor": "#0000", "plot_bgcolor": "#0000", "xaxis": {"visible": False}, "yaxis": {"visible": False}}
+"""A figure before it is drawn: its place, and nothing of the wrong colour in it."""
 MESSAGE = "message"
 """The area in which a page says what is wrong."""
 
@@ -73,7 +75,7 @@ def figure_card(page: str, name: str, height: int, label: str, wide: bool = Fals
         config=GRAPH_CONFIG,
         responsive=True,
         style={"height": f"{height}px"},
-        figure={"data": [], "layout": {}},
+        figure={"data": [], "layout": NOT_YET},
     )
     aria: Any = {"aria-label": label}
     return dmc.Paper(
