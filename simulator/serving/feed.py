@@ -18,7 +18,6 @@ from simulator.serving.log import RunLog
 from simulator.serving.prefix_cache import NoPrefixCache
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 class Feed(Protocol):
@@ -35,9 +34,6 @@ class Feed(Protocol):
 
     def finished(self, request: int, now: float) -> None:
         """One of the replica's requests has ended."""
-
-    def pending(self, times_s: FloatArray) -> IntArray:
-        """Requests that have arrived by each of the (rising) times and were not taken yet."""
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """Event at which to look again when there is nothing to do, or None when no request will ever come."""
@@ -84,10 +80,6 @@ class DueRequests:
         """When the next one is seen; inf for none."""
         return self._times_s[0] if self._times_s else inf
 
-    def pending(self, times_s: FloatArray) -> IntArray:
-        """How many are seen by each time."""
-        return np.searchsorted(np.asarray(self._times_s), times_s, side="right")
-
 
 class OpenFeed:
     """Arrivals at times that nothing in the replica can change.
@@ -128,10 +120,6 @@ class OpenFeed:
     def finished(self, request: int, now: float) -> None:
         """Arrivals do not depend on completions."""
 
-    def pending(self, times_s: FloatArray) -> IntArray:
-        """Untaken arrivals by each time."""
-        return np.searchsorted(self._times_s, times_s, side="right") - self._next
-
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """The next arrival."""
         return None if self.next_s() == inf else env.timeout(max(0.0, self.next_s() - env.now))
@@ -162,10 +150,6 @@ class ClosedFeed:
         """Send the next request."""
         if self._sent < len(self._requests):
             self._send(now)
-
-    def pending(self, times_s: FloatArray) -> IntArray:
-        """Requests under way that the engine has seen by each time."""
-        return self._due.pending(times_s)
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """The next request under way; None when everything has been answered."""
@@ -268,10 +252,6 @@ class RoutedFeed:
         """Tell the router."""
         self.left(request)
         self._on_ended(request)
-
-    def pending(self, times_s: FloatArray) -> IntArray:
-        """Requests handed over, seen and not taken, by each time."""
-        return self._due.pending(times_s)
 
     def wait(self, env: simpy.Environment) -> simpy.Event | None:
         """The next request under way, the next hand-over, or whatever else calls ``wake``."""
