@@ -16,7 +16,7 @@ from hwprofiles.choice import (
     find_parameters,
     inside_ranges,
 )
-from hwprofiles.dtypes import VARIANT, dtype_bytes
+from hwprofiles.dtypes import VARIANT, dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import (
     ARRAY,
@@ -42,7 +42,12 @@ from hwprofiles.parameters import (
     GemmParameters,
     MoeParameters,
     PrefillParameters,
+    RecurrentDecodeParameters,
+    RecurrentPrefillParameters,
 )
+from hwprofiles.recurrent import RecurrentShape
+from hwprofiles.recurrent import decode_time as recurrent_decode_time
+from hwprofiles.recurrent import prefill_time as recurrent_prefill_time
 from hwprofiles.schema import Chip, Link
 
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -473,6 +478,39 @@ class KernelLibrary:
         return evaluate(
             (bytes_moved, launches),
             lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n, warm, element_bytes),
+        )
+
+    def recurrent_prefill(self, shape: RecurrentShape, *, seqs: Num, q_tokens: Num) -> KernelTime:
+        """Time of a recurrent layer's scan over prompts.
+
+        Args:
+            shape: heads and state of one layer on this chip.
+            seqs: prompt chunks.
+            q_tokens: their tokens, total.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(RecurrentPrefillParameters, self.parameters("recurrent_prefill", shape.dtype))
+        limits = self.limits(format_of(shape.dtype))
+        return evaluate((seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q))
+
+    def recurrent_decode(self, shape: RecurrentShape, *, seqs: Num, q_len: Num, warm: bool = False) -> KernelTime:
+        """Time of a recurrent layer's update of the states of decoding sequences; ``q_len`` > 1 verifies tokens.
+
+        Args:
+            shape: heads and state of one layer on this chip.
+            seqs: sequences.
+            q_len: tokens of each.
+            warm: the same states were just updated and may still be on the chip, as kernel benchmarks measure it.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(RecurrentDecodeParameters, self.parameters("recurrent_decode", shape.dtype))
+        limits = self.limits(format_of(shape.dtype))
+        return evaluate(
+            (seqs, q_len), lambda xp, s, q: recurrent_decode_time(xp, limits, parameters, shape, s, q, warm)
         )
 
     def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:

@@ -403,6 +403,57 @@ class ElementwiseParameters(FamilyParameters):
     """Whether a pass of an engine step finds on the chip what the kernel before it wrote, as a repeated pass does."""
 
 
+class RecurrentPrefillParameters(FamilyParameters):
+    """The scan of a recurrent layer over prompts: gated delta net, Kimi delta attention, Mamba-2."""
+
+    family: ClassVar[str] = "recurrent_prefill"
+    free: ClassVar[Mapping[str, Bound]] = {
+        "launch_s": (1e-6, 1e-4),
+        "compute_efficiency": (0.01, 1.0),
+        "memory_efficiency": (0.05, 1.0),
+        "chunk_s": (0.0, 2e-5),
+        "overlap": (1.0, 10.0),
+    }
+
+    launch_s: NonNegative
+    """Fixed time of the scan, all of its launches, in seconds."""
+    compute_efficiency: Share
+    """Share of the 16-bit peak that its small products reach."""
+    memory_efficiency: Share
+    """Share of the memory bandwidth."""
+    chunk_s: NonNegative
+    """Time by which a chunk waits for the one before it, in seconds."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of arithmetic, waiting and memory."""
+
+
+class RecurrentDecodeParameters(FamilyParameters):
+    """The update of recurrent states by one token of each sequence, or by a few that are verified."""
+
+    family: ClassVar[str] = "recurrent_decode"
+    free: ClassVar[Mapping[str, Bound]] = {
+        "launch_s": (5e-7, 6e-5),
+        "memory_efficiency": (0.2, 1.0),
+        "core_bandwidth_ratio": (0.2, 6.0),
+        "overlap": (1.0, 10.0),
+        "warm_share": (0.1, 1.5),
+        "warm_efficiency": (0.05, 1.0),
+    }
+
+    launch_s: NonNegative
+    """Fixed time of one update, in seconds."""
+    memory_efficiency: Share
+    """Share of the memory bandwidth at which states are read and written."""
+    core_bandwidth_ratio: Positive
+    """Bandwidth one core can draw, over its equal share of the chip's."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of the chip's bandwidth and the cores'."""
+    warm_share: NonNegative = 0.6
+    """Share of the on-chip store that still holds states when the same update is repeated."""
+    warm_efficiency: Share = 0.5
+    """Share of the on-chip bandwidth at which such states are read and written."""
+
+
 class CollectiveParameters(FamilyParameters):
     """Collectives between chips: ring or in-network for large messages, direct all-reduce for small ones."""
 
@@ -446,6 +497,8 @@ FAMILIES: dict[str, type[FamilyParameters]] = {
         DecodeParameters,
         MoeParameters,
         ElementwiseParameters,
+        RecurrentPrefillParameters,
+        RecurrentDecodeParameters,
         CollectiveParameters,
     )
 }

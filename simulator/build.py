@@ -458,7 +458,7 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
         ForerunError: the field, and what would be right.
     """
     hardware = scenario.hardware
-    if not any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups):
+    if not any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups):
         if hardware.expert_parallel > 1:
             raise ForerunError(f"hardware.expert_parallel: {architecture.name} has no experts to spread; leave it at 1")
         if hardware.attention_data_parallel > 1:
@@ -468,7 +468,7 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
             )
     if scenario.engine.moe_backend == "marlin":
         dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
-        experts = any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups)
+        experts = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
         if not experts or dtype not in ("int4", "fp4", "mxfp4"):
             found = f"experts in {dtype}" if experts else "no experts"
             raise ForerunError(

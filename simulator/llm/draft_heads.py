@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simulator.llm.architecture import Architecture
-from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, MoeMlp, Tensor
+from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, Tensor
 
 MOE_INTERMEDIATE_RATIO = 6
 """Feed-forward width over hidden size in the dense layer that drafts for an MoE target, unless given.
@@ -95,7 +95,7 @@ def _layers(
 def _attention(target: Architecture, sizes: HeadSizes) -> Attention:
     """Full attention with the target's heads; where the target has latent attention, one KV head per head (as Kimi-K2's
     published EAGLE-3 head)."""
-    own = target.layer_groups[0].layer.attention
+    own = next(group.layer.mixer for group in target.layer_groups if isinstance(group.layer.mixer, Attention))
     heads = sizes.num_attention_heads or own.num_heads
     kv_heads = own.num_kv_heads if own.kind == "gqa" else heads
     head_dim = own.head_dim if own.kind == "gqa" else own.value_dim
@@ -105,10 +105,10 @@ def _attention(target: Architecture, sizes: HeadSizes) -> Attention:
 def _mlp(target: Architecture, sizes: HeadSizes) -> DenseMlp:
     if sizes.intermediate_size is not None:
         return DenseMlp(sizes.intermediate_size)
-    mlp = target.layer_groups[-1].layer.mlp
-    if isinstance(mlp, MoeMlp):
-        return DenseMlp(MOE_INTERMEDIATE_RATIO * target.hidden_size)
-    return DenseMlp(mlp.intermediate_size)
+    mlp = [group.layer.feed_forward for group in target.layer_groups if group.layer.feed_forward][-1]
+    if isinstance(mlp, DenseMlp):
+        return DenseMlp(mlp.intermediate_size)
+    return DenseMlp(MOE_INTERMEDIATE_RATIO * target.hidden_size)
 
 
 def _model(name: str, target: Architecture, layers: tuple[LayerGroup, ...], vocabulary: int) -> Architecture:

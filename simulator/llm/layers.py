@@ -315,31 +315,28 @@ class Layer:
         """The mixer where it is softmax attention.
 
         Raises:
-            ForerunError: it is something else, for which no kernels are modelled.
+            ForerunError: it is something else.
         """
         if not isinstance(self.mixer, Attention):
             raise self._not_modelled()
         return self.mixer
 
-    @property
-    def mlp(self) -> FeedForward:
-        """The feed-forward where its kernels are modelled.
+    def check_modelled(self, mixers: tuple[type[Mixer], ...]) -> None:
+        """Refuse a layer without kernels, so that it is never priced as another.
+
+        Args:
+            mixers: kinds that have them.
 
         Raises:
-            ForerunError: there is none, or it is of a kind without kernels.
+            ForerunError: one line that names the kind of layer.
         """
-        if self.feed_forward is None or isinstance(self.feed_forward, LatentMoeMlp):
+        if isinstance(self.feed_forward, LatentMoeMlp) or (self.mixer and type(self.mixer) not in mixers):
             raise self._not_modelled()
-        return self.feed_forward
 
     def _not_modelled(self) -> ForerunError:
         """What to say of a layer without kernels: its mixer's kind where that is new, else its feed-forward's."""
-        if self.mixer is not None and not isinstance(self.mixer, Attention):
-            kind = self.mixer.label
-        elif self.feed_forward is not None and self.mixer is not None:
-            kind = "latent mixture-of-experts"
-        else:
-            kind = "attention-only" if self.mixer is not None else "feed-forward-only"
+        latent = isinstance(self.feed_forward, LatentMoeMlp)
+        kind = "latent mixture-of-experts" if latent or self.mixer is None else self.mixer.label
         return ForerunError(
             f"model: its {kind} layers are described, but their kernels are not modelled yet, so it cannot be run "
             "(forerun models check shows its weights and memory)"

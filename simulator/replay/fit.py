@@ -22,8 +22,10 @@ from simulator.replay.predict import (
     moe_rows,
     pass_rows,
     predict_table,
+    recurrent_rows,
     stored_format,
     stored_pass,
+    stored_recurrent,
 )
 from simulator.replay.split import Split, training_rows
 from traces.kernels import COLLECTIVES, KernelTable
@@ -39,6 +41,13 @@ CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
 """Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
 MIN_CORE_ROWS = 16
 
+_STORED = {
+    "moe": stored_format,
+    "elementwise": stored_pass,
+    "recurrent_prefill": stored_recurrent,
+    "recurrent_decode": stored_recurrent,
+}
+"""Families whose kernels have sets of their own within a format, and the name of a row's."""
 _WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution", "source")
 
 
@@ -93,7 +102,7 @@ def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> Fit
     columns: list[NDArray[Any]] = [table.word(name).codes for name in _WORDS]
     if family == "collective":
         columns.append(table.size("world_size"))
-    if family == "elementwise":
+    if family == "elementwise" or family.startswith("recurrent"):
         columns.append(table.word("name").codes)
     if family == "moe":
         columns += [table.size("projections") == 2, table.size("activated_experts") > 0]
@@ -108,6 +117,8 @@ def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Call
         return lambda kernels: moe_rows(table, kernels, rows)
     if family.startswith("attention"):
         return lambda kernels: attention_rows(table, kernels, rows)
+    if family.startswith("recurrent"):
+        return lambda kernels: recurrent_rows(table, kernels, rows)
     if family == "elementwise":
         return lambda kernels: pass_rows(table, kernels, rows)
     op = table.word("op")
@@ -127,7 +138,8 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     experts apart, by the name the trace gives them."""
     op, dtype, kv = table.word("op"), table.word("dtype"), table.word("kv_dtype")
     kernel = np.full(len(table), -1, dtype=np.int64)
-    for operation, column in (("moe", "source"), ("elementwise", "name")):
+    named = {"moe": "source", "elementwise": "name", "recurrent_prefill": "name", "recurrent_decode": "name"}
+    for operation, column in named.items():
         own = op.equals(operation)
         kernel[own] = table.word(column).codes[own]
     found: dict[tuple[str, str], list[IndexArray]] = {}
@@ -141,8 +153,8 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
             stored = kv.names[kv.codes[rows[0]]] or stored
         if name in COLLECTIVES:
             stored = "any"
-        if family in ("moe", "elementwise"):
-            stored = (stored_format if family == "moe" else stored_pass)(table, rows[0])
+        if family in _STORED:
+            stored = _STORED[family](table, rows[0])
         found.setdefault((family, {"fp16": "bf16"}.get(stored, stored)), []).append(rows)
     return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
 

@@ -14,6 +14,7 @@ from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Profile
 from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.formulas import ARRAY
+from hwprofiles.recurrent import RecurrentShape
 from simulator.errors import ForerunError
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
 
@@ -46,6 +47,8 @@ FAMILIES = {
     "attention_mixed": "attention_prefill",
     "moe": "moe",
     "elementwise": "elementwise",
+    "recurrent_prefill": "recurrent_prefill",
+    "recurrent_decode": "recurrent_decode",
     **dict.fromkeys(COLLECTIVES, "collective"),
 }
 """Operation of a trace -> family of kernel parameters."""
@@ -339,6 +342,30 @@ def pass_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> K
     return kernels.elementwise(_floats(table, "bytes_moved", rows), warm=warm, element_bytes=width, kernel=kernel)
 
 
+def _recurrent(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
+    for part in _by(table, rows, ("op", "dtype", "cache", "name")):
+        op, dtype, cache = (_text(table, name, part[0]) for name in ("op", "dtype", "cache"))
+        run = partial(recurrent_rows, table, kernels, part)
+        _guarded(result, part, run, kernels, Operand(op, stored_recurrent(table, part[0]), dtype, cache == "warm"))
+
+
+def stored_recurrent(table: KernelTable, row: Any) -> str:
+    """The parameter set of a recurrent layer: of its format, and of its kernel where that is not the delta rule's."""
+    dtype, name = _text(table, "dtype", row), _text(table, "name", row)
+    return f"{dtype}{VARIANT}{name}" if name not in ("", "gdn") else dtype
+
+
+def recurrent_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
+    """Times of scans or of updates of recurrent layers, of one format and cache state."""
+    batch, q_len, heads, key_heads = (_floats(table, n, rows) for n in ("batch", "q_len", "num_heads", "num_kv_heads"))
+    key, value = _floats(table, "head_dim", rows), _floats(table, "v_head_dim", rows)
+    shape = RecurrentShape(key_heads, heads, key, np.where(value > 0, value, key), stored_recurrent(table, rows[0]))
+    warm = _text(table, "cache", rows[0]) == "warm"
+    if _text(table, "op", rows[0]) == "recurrent_prefill":
+        return kernels.recurrent_prefill(shape, seqs=batch, q_tokens=batch * q_len)
+    return kernels.recurrent_decode(shape, seqs=batch, q_len=q_len, warm=warm)
+
+
 def _collective(table: KernelTable, kernels: KernelLibrary, op: str, rows: IndexArray, result: Prediction) -> None:
     name = kernels.chip.links.scale_up
     if name is None:
@@ -379,4 +406,6 @@ _PREDICTORS: dict[str, Callable[[KernelTable, KernelLibrary, IndexArray, Predict
     "attention_mixed": _attention,
     "moe": _moe,
     "elementwise": _elementwise,
+    "recurrent_prefill": _recurrent,
+    "recurrent_decode": _recurrent,
 }

@@ -12,6 +12,7 @@ from hwprofiles.parameters import FAMILIES
 from simulator.assumptions import KERNEL_FIELDS
 from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
+from simulator.llm.mixers import Recurrent
 from simulator.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, draft_survival
 from simulator.speculation.acceptance import widest_spread
@@ -115,10 +116,12 @@ def _kernel_kinds(scenario: Scenario) -> list[tuple[str, str]]:
     """Kernel families that the target runs, each with the dtype of its stored operand."""
     architecture = load_architecture(scenario.model)
     dtypes = resolve_weight_dtypes(architecture, scenario.weights_dtype)
-    moe = any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups)
+    moe = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
     kinds = [("gemm", dtypes[part]) for part in ("attention", "mlp", "lm_head")]
     kinds += [("moe", dtypes["expert"])] if moe else []
     kinds += [(f"attention_{phase}", scenario.kv_cache_dtype) for phase in ("prefill", "decode")]
+    if any(isinstance(group.layer.mixer, Recurrent) for group in architecture.layer_groups):
+        kinds += [("recurrent_prefill", "bf16"), ("recurrent_decode", "bf16")]
     kinds.append(("elementwise", "any"))
     return [*kinds, ("collective", "any")] if _chips_of_replica(scenario) > 1 else kinds
 

@@ -8,10 +8,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
+from hwprofiles.dtypes import VARIANT
 from hwprofiles.moe import read_routing
+from hwprofiles.recurrent import RecurrentShape
 from simulator.errors import ForerunError
 from simulator.llm import PARTS, Architecture
-from simulator.llm.layers import Attention, Layer, MoeMlp, Tensor
+from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp, Tensor
+from simulator.llm.mixers import GatedDeltaNet, KimiDeltaAttention, Mamba2, Recurrent
 from simulator.timing.framework import Framework
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
@@ -19,6 +22,10 @@ UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
 
 ACTIVATION_BYTES = 2.0
 """Bytes per activation element: engines keep activations in bf16 between kernels."""
+
+
+MODELLED: tuple[type[Mixer], ...] = (Attention, GatedDeltaNet, KimiDeltaAttention, Mamba2)
+"""Token mixers whose kernels are modelled; a model with any other is refused."""
 
 
 class GemmSlice(NamedTuple):
@@ -56,9 +63,11 @@ class Deployment:
     """Whether it holds the final norm and the LM head."""
 
     def __post_init__(self) -> None:
-        _check_experts(self)
         for group in self.architecture.layer_groups:
-            _check_divisible(self.architecture.name, group.layer.attention, self.tensor_parallel)
+            group.layer.check_modelled(MODELLED)
+        _check_experts(self)
+        for mixer, _ in self._mixers:
+            _check_divisible(self.architecture.name, mixer, self.tensor_parallel)
         if self.group_chips > 1 and self.link is None:
             raise ForerunError(
                 f"hardware.link: chip '{self.chip.name}' has no scale-up link of its own; name one to use "
@@ -162,13 +171,51 @@ class Deployment:
             dtype=self.compute_dtype,
         )
 
+    def recurrent_shape(self, mixer: Recurrent) -> RecurrentShape:
+        """A recurrent layer on one chip, as its kernels see it.
+
+        Kernels for other decays than one per head are named, as their fits are: per key channel (Kimi delta attention),
+        and without the delta rule (Mamba-2, whose state is its key and whose head its value).
+        """
+        heads = mixer.heads // self.tensor_parallel
+        dtype = self.compute_dtype
+        if isinstance(mixer, GatedDeltaNet):
+            values = mixer.num_value_heads // self.tensor_parallel
+            return RecurrentShape(heads, values, mixer.key_head_dim, mixer.value_head_dim, dtype)
+        if isinstance(mixer, KimiDeltaAttention):
+            return RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}kda")
+        assert isinstance(mixer, Mamba2)
+        groups = max(1, mixer.num_groups // self.tensor_parallel)
+        return RecurrentShape(groups, heads, mixer.state_size, mixer.head_dim, f"{dtype}{VARIANT}mamba2")
+
+    @property
+    def _mixers(self) -> list[tuple[Mixer, int]]:
+        """Mixer and number of layers of every group that has one."""
+        return [(group.layer.mixer, group.count) for group in self.architecture.layer_groups if group.layer.mixer]
+
+    @property
+    def attention_layers(self) -> list[tuple[Attention, int]]:
+        """Attention and number of layers of every group that attends to keys."""
+        return [(mixer, count) for mixer, count in self._mixers if isinstance(mixer, Attention)]
+
+    @property
+    def recurrent_layers(self) -> list[tuple[Recurrent, int]]:
+        """Mixer and number of layers of every group that keeps a state instead."""
+        return [(mixer, count) for mixer, count in self._mixers if isinstance(mixer, Recurrent)]
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """Recurrent state of one sequence on ONE chip, all layers."""
+        return sum(
+            count * state.elements * dtype_bytes(state.dtype or self.compute_dtype) / self.tensor_parallel
+            for mixer, count in self.recurrent_layers
+            for state in mixer.states
+        )
+
     @property
     def kv_bytes_per_token(self) -> float:
         """KV bytes of one token on ONE chip, all layers."""
-        return sum(
-            group.count * self.attention_shape(group.layer.attention).kv_bytes_per_token
-            for group in self.architecture.layer_groups
-        )
+        return sum(count * self.attention_shape(one).kv_bytes_per_token for one, count in self.attention_layers)
 
     @property
     def cached_kv_bytes_per_token(self) -> float:
@@ -194,11 +241,7 @@ class Deployment:
     def _kv_by_window(self) -> list[tuple[int | None, float]]:
         """Window and KV bytes per token of every group of layers."""
         return [
-            (
-                group.layer.attention.window,
-                group.count * self.attention_shape(group.layer.attention).kv_bytes_per_token,
-            )
-            for group in self.architecture.layer_groups
+            (one.window, count * self.attention_shape(one).kv_bytes_per_token) for one, count in self.attention_layers
         ]
 
     @property
@@ -288,7 +331,7 @@ def _check_experts(deployment: Deployment) -> None:
             f"(tensor_parallel x attention_data_parallel)"
         )
     for group in deployment.architecture.layer_groups:
-        mlp = group.layer.mlp
+        mlp = group.layer.feed_forward
         if isinstance(mlp, MoeMlp) and mlp.num_experts % ep:
             fitting = [str(n) for n in range(1, mlp.num_experts + 1) if mlp.num_experts % n == 0]
             raise ForerunError(
@@ -297,8 +340,8 @@ def _check_experts(deployment: Deployment) -> None:
             )
 
 
-def _check_divisible(model: str, attention: Attention, tensor_parallel: int) -> None:
-    heads = attention.num_heads
+def _check_divisible(model: str, mixer: Mixer, tensor_parallel: int) -> None:
+    heads = mixer.heads
     if heads % tensor_parallel:
         fitting = [str(n) for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
         raise ForerunError(

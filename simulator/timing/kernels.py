@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, weakest
 from hwprofiles.formulas import ARRAY
 from hwprofiles.moe import read_routing, slowest_rank_factor
-from simulator.llm.layers import Layer, MoeMlp
+from hwprofiles.recurrent import RecurrentShape
+from simulator.llm.layers import Attention, Layer, MoeMlp
+from simulator.llm.mixers import Recurrent
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.work import StepWork
 
@@ -66,7 +68,7 @@ class Kernel(NamedTuple):
 
     name: str
     family: str
-    """gemm, attention, moe, elementwise, collective; or host: work of the CPU that no kernel hides."""
+    """gemm, attention, recurrent, moe, elementwise, collective; or host: work of the CPU that no kernel hides."""
     dtype: str
     """Of the stored operand; empty where there is none."""
     times: Num
@@ -249,7 +251,16 @@ def kernel_sizes(call: Call) -> dict[str, Num]:
     if shape is None:
         return {**sizes, "projections": 0 if sizes.get("gated", True) else 2}
     seqs = np.maximum(1, sizes["seqs"])
-    decoding = call.op == "attention_decode"
+    decoding = call.op.endswith("_decode")
+    if isinstance(shape, RecurrentShape):
+        return {
+            "batch": sizes["seqs"],
+            "q_len": sizes["q_len"] if decoding else sizes["q_tokens"] / seqs,
+            "num_heads": shape.value_heads,
+            "num_kv_heads": shape.key_heads,
+            "head_dim": shape.key_dim,
+            "v_head_dim": shape.value_dim,
+        }
     return {
         "batch": sizes["seqs"],
         "q_len": sizes["q_len"] if decoding else sizes["q_tokens"] / seqs,
@@ -334,37 +345,50 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
     for gemm in deployment.gemms(layer):
         yield Call(gemm.name, "gemm", {"m": tokens, "n": gemm.n, "k": gemm.k, "dtype": gemm.dtype})
     hidden, present = deployment.architecture.hidden_size, np.minimum(tokens, 1)
-    for name, elements, launches in layer_passes(layer, hidden, deployment.tensor_parallel):
+    for name, elements, launches in layer_passes(deployment, layer, hidden):
         moved = tokens * elements * deployment.activation_bytes
         yield Call(name, "elementwise", {"bytes_moved": moved, "launches": launches * present})
-    if isinstance(layer.mlp, MoeMlp) and deployment.attention_data_parallel == 1:
-        yield expert_call(deployment, layer.mlp, tokens, query_len)
+    if isinstance(layer.feed_forward, MoeMlp) and deployment.attention_data_parallel == 1:
+        yield expert_call(deployment, layer.feed_forward, tokens, query_len)
 
 
-def layer_passes(layer: Layer, hidden: int, tensor_parallel: int) -> list[tuple[str, float, int]]:
+def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tuple[str, float, int]]:
     """Elementwise passes of one layer on one chip: (name, elements that a token moves, launches).
 
     Args:
-        layer: a transformer layer.
+        deployment: the model on its chips.
+        layer: of it.
         hidden: width of the residual stream.
-        tensor_parallel: chips that share the layer.
     """
-    attention, mlp = layer.attention, layer.mlp
-    rotated = (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
-    passes = [("norms", 2 * NORM_PASSES * hidden, 2)]
-    passes.append(("rotary", 2 * rotated * 2, 2) if attention.qk_norm else ("rotary", 2 * rotated, 1))
-    activated = (mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size) / tensor_parallel
+    mixer, mlp = layer.mixer, layer.feed_forward
+    parts = layer_parts(layer)
+    passes = [("norms", parts * NORM_PASSES * hidden, parts)]
+    if isinstance(mixer, Attention):
+        rotated = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim / deployment.tensor_parallel
+        passes.append(("rotary", 2 * rotated * 2, 2) if mixer.qk_norm else ("rotary", 2 * rotated, 1))
+    elif isinstance(mixer, Recurrent):
+        shape = deployment.recurrent_shape(mixer)
+        passes.append(("gated norm", 3 * shape.value_heads * shape.value_dim, 1))
+    if mlp is None:
+        return passes
+    width = mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size
+    activated = width / deployment.tensor_parallel
     if activated:
         passes.append(("activation", (3 if mlp.gated else 2) * activated, 1))
     return passes
 
 
+def layer_parts(layer: Layer) -> int:
+    """Mixer and feed-forward, as far as the layer has them."""
+    return (layer.mixer is not None) + (layer.feed_forward is not None)
+
+
 def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> Iterator[Call]:
     """All-reduces of one layer: after attention, and after whatever of the MLP no other group shares."""
-    mlp, groups = layer.mlp, deployment.attention_data_parallel
+    mlp, groups = layer.feed_forward, deployment.attention_data_parallel
     once = groups > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size
     message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
-    yield from collective("layer all-reduce", deployment, "all_reduce", message, 1 if once else 2)
+    yield from collective("layer all-reduce", deployment, "all_reduce", message, layer_parts(layer) - once)
 
 
 def expert_call(deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len: Num = 1) -> Call:
@@ -465,9 +489,9 @@ class AttentionKind(NamedTuple):
 def attention_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> list[AttentionKind]:
     """The kinds of attention of a model on one chip."""
     merged: dict[tuple[AttentionShape, int | None], int] = {}
-    for group in deployment.architecture.layer_groups:
-        key = (deployment.attention_shape(group.layer.attention), group.layer.attention.window)
-        merged[key] = merged.get(key, 0) + group.count
+    for attention, count in deployment.attention_layers:
+        key = (deployment.attention_shape(attention), attention.window)
+        merged[key] = merged.get(key, 0) + count
     return [
         AttentionKind(shape, window, windows.index(window), layers, deployment.kernels.one_pass(shape))
         for (shape, window), layers in merged.items()
@@ -498,6 +522,25 @@ def attention_calls(kind: AttentionKind, work: StepWork[IntArray]) -> Iterator[C
     yield Call("decode attention", "attention_decode", sizes, window=kind.window)
     sizes = {"shape": kind.shape, "seqs": prefilling} | chunks
     yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
+
+
+def recurrent_calls(deployment: Deployment, mixer: Recurrent, work: StepWork[Any]) -> Iterator[Call]:
+    """One layer that keeps a state instead of keys: an update of decoding sequences and a scan over prompt chunks in a
+    kernel each, behind a short convolution."""
+    shape = deployment.recurrent_shape(mixer)
+    channels = mixer.conv_channels / deployment.tensor_parallel
+    decoding, prefilling = work.decode_seqs, work.prefill_seqs
+    for name, sequences, tokens in (
+        ("update", decoding, decoding * work.query_len),
+        ("scan", prefilling, work.prefill_tokens),
+    ):
+        moved = 2 * (tokens + (mixer.conv_kernel - 1) * sequences) * channels * deployment.activation_bytes
+        launches = np.minimum(sequences, 1)
+        yield Call(f"convolution ({name})", "elementwise", {"bytes_moved": moved, "launches": launches})
+    decode = {"shape": shape, "seqs": decoding, "q_len": work.query_len}
+    yield Call("recurrent update", "recurrent_decode", decode)
+    prefill = {"shape": shape, "seqs": prefilling, "q_tokens": work.prefill_tokens}
+    yield Call("recurrent scan", "recurrent_prefill", prefill)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,8 @@ class MemoryPlan:
     block_size: int
     num_blocks: int
     overridden: bool
+    state_bytes: float = 0.0
+    """Recurrent state set aside for as many sequences as may run."""
 
 
 def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) -> float:
@@ -38,7 +40,9 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) 
     architecture = deployment.architecture
     widest = 0.0
     for group in architecture.layer_groups:
-        mlp = group.layer.mlp
+        mlp = group.layer.feed_forward
+        if mlp is None:
+            continue
         if isinstance(mlp, MoeMlp):
             width = mlp.experts_per_token * mlp.intermediate_size / deployment.group_chips
             width += mlp.shared_intermediate_size / deployment.tensor_parallel
@@ -146,6 +150,9 @@ def _plan_stage(
     left = budget - weights - draft_weights - activations
     if deployment.framework.kv_share_of == "free":
         left = (deployment.chip.memory.capacity_bytes - weights - draft_weights - activations) * gpu_memory_utilization
+    sequences = -(-max_num_seqs // deployment.attention_data_parallel)
+    states = sequences * deployment.state_bytes_per_sequence
+    left -= states
     left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
     blocks = deployment.attention_data_parallel * int(left // (per_token * block_size)) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
@@ -155,7 +162,7 @@ def _plan_stage(
             f"model: {deployment.architecture.name} does not fit {deployment.group_chips} x "
             f"{deployment.chip.name}{_stage_words(deployment)}: "
             f"per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
-            f"{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
+            f"{_state_words(states, sequences)}{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
             f"({gpu_memory_utilization:.0%} of {deployment.chip.memory.capacity_bytes / 1e9:.0f} GB); "
             f"raise hardware.tensor_parallel or pipeline_parallel, choose a narrower weights_dtype or lower "
             f"engine.max_num_batched_tokens"
@@ -169,6 +176,7 @@ def _plan_stage(
         replica_kv_bytes_per_token=per_token * deployment.tensor_parallel,
         block_size=block_size,
         num_blocks=blocks,
+        state_bytes=states,
         overridden=num_kv_blocks is not None,
     )
 
@@ -200,6 +208,11 @@ def window_bytes(
     step = min(max_tokens * sum(size for _, size in windows), 0.5 * left)
     share = left * sequence / (sequence + per_token * (widest + block_size))
     return float(min(sequences * sequence + step, share, left - per_token * block_size))
+
+
+def _state_words(states: float, sequences: int) -> str:
+    """Recurrent state that is set aside for as many sequences as may run, where there is any."""
+    return f"{states / 1e9:.1f} GB state of {sequences} sequences (engine.max_num_seqs) + " if states else ""
 
 
 def _stage_words(deployment: Deployment) -> str:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from hwprofiles import AttentionShape
 from simulator.llm import Architecture
-from simulator.llm.layers import Layer, MoeMlp
+from simulator.llm.layers import Attention, Layer, MoeMlp
+from simulator.llm.mixers import Recurrent
 from simulator.timing.deployment import Deployment
 from simulator.timing.kernels import (
     AttentionKind,
@@ -28,6 +29,7 @@ from simulator.timing.kernels import (
     head_calls,
     layer_calls,
     price,
+    recurrent_calls,
     reduction_calls,
     shared_expert_calls,
 )
@@ -155,7 +157,8 @@ class StepTables(NamedTuple):
 
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
     """Distinct attention windows of a model, full attention first."""
-    found = {group.layer.attention.window for group in architecture.layer_groups}
+    mixers = (group.layer.mixer for group in architecture.layer_groups)
+    found = {mixer.window for mixer in mixers if isinstance(mixer, Attention)} or {None}
     return tuple(sorted(found, key=lambda window: -1 if window is None else window))
 
 
@@ -192,6 +195,9 @@ class StepTimer:
     _one_pass: list[tuple[Callable[..., Any], AttentionKind]] = field(init=False, default_factory=list)
     """Attention of mixed batches in one kernel; empty where chunks and single queries run apart."""
     _alone: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
+    _layers_recurrent: list[tuple[Recurrent, int]] = field(init=False)
+    _recurrent: dict[tuple[int, ...], float] = field(init=False, default_factory=dict)
+    """Seconds of all recurrent layers, by sequences and tokens that decode or are prefilled."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
@@ -205,6 +211,7 @@ class StepTimer:
         architecture, library = deployment.architecture, deployment.kernels
         self.windows = self.windows or attention_windows(architecture)
         self._kinds = attention_kinds(deployment, self.windows)
+        self._layers_recurrent = deployment.recurrent_layers
         full = [kind.shape for kind in self._kinds if kind.window is None]
         ends_alone = any(library.alone_seconds(shape, np.inf) for shape in full)
         self.longest_asked = (
@@ -219,7 +226,7 @@ class StepTimer:
         self._eager = (~captured).tolist()
         self._decode_graphs = framework.captured_steps == "decode"
         self._floor_s = framework.eager_launch_s * framework.kernels_per_layer * architecture.num_layers
-        routed = any(isinstance(group.layer.mlp, MoeMlp) for group in architecture.layer_groups)
+        routed = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
         groups = deployment.attention_data_parallel
         self._routed = routed and groups == 1
         self._layers = {1: CostTable(self._layer_costs(1), self.max_tokens)}
@@ -232,8 +239,8 @@ class StepTimer:
     @property
     def tables(self) -> StepTables | None:
         """What single steps are made of; None where they need more than tables and attention (attention groups that
-        share experts, one kernel for mixed batches)."""
-        if self._experts is not None or any(kind.one_pass for kind in self._kinds):
+        share experts, one kernel for mixed batches, recurrent layers)."""
+        if self._experts is not None or self._layers_recurrent or any(kind.one_pass for kind in self._kinds):
             return None
         return StepTables(
             self._layers[1],
@@ -272,8 +279,11 @@ class StepTimer:
             for group in deployment.architecture.layer_groups:
                 layer = group.layer
                 yield from priced(layer_calls(deployment, layer, padded, together), group.count)
-                for kernel in attention[deployment.attention_shape(layer.attention), layer.attention.window]:
-                    yield kernel._replace(times=group.count)
+                if isinstance(layer.mixer, Attention):
+                    for kernel in attention[deployment.attention_shape(layer.mixer), layer.mixer.window]:
+                        yield kernel._replace(times=group.count)
+                elif isinstance(layer.mixer, Recurrent):
+                    yield from priced(recurrent_calls(deployment, layer.mixer, seen), group.count)
                 yield from priced(reduction_calls(deployment, layer, padded), group.count)
             yield from priced(head_calls(deployment, logit_rows))
 
@@ -286,8 +296,8 @@ class StepTimer:
         if self._experts is not None:
             shared = np.maximum(everyone, self._padded[tokens])
             for group in deployment.architecture.layer_groups:
-                if isinstance(group.layer.mlp, MoeMlp):
-                    yield from priced(shared_expert_calls(deployment, group.layer.mlp, shared), group.count)
+                if isinstance(group.layer.feed_forward, MoeMlp):
+                    yield from priced(shared_expert_calls(deployment, group.layer.feed_forward, shared), group.count)
 
     def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
         """The sum of the kernels of many steps; ``host_s`` holds the wait for launches outside captured graphs.
@@ -303,6 +313,10 @@ class StepTimer:
         for kind in self._kinds:
             for kernel in self._attention_kernels(kind, seen):
                 total.add_kernel(kernel._replace(times=kind.layers))
+        for mixer, layers in self._layers_recurrent:
+            for call in recurrent_calls(self.deployment, mixer, seen):
+                kernel = price(call, self.deployment.kernels)
+                total.add_kernel(kernel._replace(times=layers * call.times))
         even = self._even(everyone, tokens)
         if even is not None and self._experts is not None:
             for part in (total.flops, total.bytes, total.light_s):
@@ -333,6 +347,7 @@ class StepTimer:
         total: Any = layers.seconds(tokens) if layers_s is None else layers_s
         total += self._head.seconds(logit_rows) if head_s is None else head_s
         total += self._attention_seconds(seen)
+        total += self._recurrent_seconds(seen)
         if self._experts is not None:
             total += self._experts.seconds(max(everyone, int(self._padded[tokens])))
         if not (self._eager[tokens] or (prefilling and self._decode_graphs)):
@@ -380,8 +395,8 @@ class StepTimer:
     def _expert_costs(self, tokens: IntArray) -> Costs:
         total = Costs.zeros(len(tokens))
         for group in self.deployment.architecture.layer_groups:
-            if isinstance(group.layer.mlp, MoeMlp):
-                calls = shared_expert_calls(self.deployment, group.layer.mlp, tokens)
+            if isinstance(group.layer.feed_forward, MoeMlp):
+                calls = shared_expert_calls(self.deployment, group.layer.feed_forward, tokens)
                 total.add(_sum(calls, self.deployment, len(tokens)), group.count)
         return total
 
@@ -481,6 +496,31 @@ class StepTimer:
                 else:
                     total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
         return total
+
+    def _recurrent_seconds(self, work: StepWork[Any]) -> float:
+        """Seconds of recurrent layers in one step: of decoding sequences, and of prompt chunks."""
+        if not self._layers_recurrent:
+            return 0.0
+        nothing = work._replace(prefill_seqs=0, prefill_tokens=0, decode_seqs=0)
+        decoding = nothing._replace(decode_seqs=work.decode_seqs, query_len=work.query_len)
+        prompts = nothing._replace(prefill_seqs=work.prefill_seqs, prefill_tokens=work.prefill_tokens)
+        total = 0.0
+        for part in (decoding, prompts):
+            key = (part.decode_seqs, part.query_len if part.decode_seqs else 1, part.prefill_seqs, part.prefill_tokens)
+            found = self._recurrent.get(key)
+            if found is None:
+                found = self._recurrent[key] = self._recurrent_priced(part)
+            total += found
+        return total
+
+    def _recurrent_priced(self, work: StepWork[Any]) -> float:
+        library = self.deployment.kernels
+        calls = (
+            (layers * call.times, price(call, library))
+            for mixer, layers in self._layers_recurrent
+            for call in recurrent_calls(self.deployment, mixer, work)
+        )
+        return sum((times * float(one.seconds) for times, one in calls), 0.0)
 
     def _alone_s(self, seqs: int, query_len: int) -> float:
         """Seconds of all layers per key of ``StepWork.beyond_kv``."""

@@ -12,6 +12,7 @@ from hwprofiles import AttentionShape, KernelLibrary, ProfileError, chip_names, 
 from hwprofiles.catalogue import load_defaults
 from hwprofiles.dtypes import DTYPES, dtype_bytes, math_dtype
 from hwprofiles.parameters import FAMILIES
+from hwprofiles.recurrent import RecurrentShape
 from hwprofiles.schema import KINDS
 
 CONTRACT_CHIPS = """h100-sxm h100-pcie h200-sxm b200-sxm a100-sxm-80gb a100-sxm-40gb a100-pcie-80gb l40s mi300x
@@ -52,6 +53,7 @@ def test_every_chip_predicts_every_family(name):
     dtype = "bf16"
     link = kernels.chip.links.scale_up or "pcie4-x16"
     shape = AttentionShape(32, 8, 128, 128, 4096.0, dtype)
+    state = RecurrentShape(16, 48, 128, 128, dtype)
     times = {
         "gemm": kernels.gemm(512, 4096, 4096),
         "attention_prefill": kernels.attention_prefill(
@@ -60,6 +62,8 @@ def test_every_chip_predicts_every_family(name):
         "attention_decode": kernels.attention_decode(shape, seqs=32, q_len=1, kv_tokens=32 * 2048),
         "moe": kernels.moe(tokens=512, num_experts=8, experts_per_token=2, hidden=4096, intermediate=4096),
         "elementwise": kernels.elementwise(1e8),
+        "recurrent_prefill": kernels.recurrent_prefill(state, seqs=4, q_tokens=8192),
+        "recurrent_decode": kernels.recurrent_decode(state, seqs=32, q_len=1),
     }
     for family in FAMILIES:
         assert kernels.basis(family) in {"datasheet", "calibrated", "extrapolated"}

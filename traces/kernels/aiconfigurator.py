@@ -150,6 +150,22 @@ def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     return _table(frame, "moe", sizes, texts, skipped)
 
 
+def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    """Gated delta nets and Kimi delta attention: the scan over prompts, the update for decoded or verified tokens.
+
+    The short convolution before them, a row of its own, is a pass over memory and not priced from here.
+    """
+    frame.need("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "kernel_source")
+    source = frame.texts("kernel_source")
+    convolving = np.array(["conv1d" in name for name in source.names])
+    frame = drop(frame, convolving[source.codes], "short convolution (a pass over memory)", skipped)
+    sizes = _sizes(frame, batch="batch_size", q_len="seq_len", num_heads="num_v_heads", num_kv_heads="num_k_heads",
+                   head_dim="head_k_dim", v_head_dim="head_v_dim")  # fmt: skip
+    prompt = frame.texts("phase").equals("context")
+    op = Words((~prompt).astype(np.int32), ("recurrent_prefill", "recurrent_decode"))
+    return _table(frame, op, sizes, {"dtype": "bf16", "cache": "warm", "name": frame.texts("op_name")}, skipped)
+
+
 def _collective(frame: Frame, skipped: dict[str, int], dtype_column: str) -> KernelTable:
     """Collectives: ``message_size`` counts elements; rows that include host launches (eager) are left out."""
     frame.need("num_gpus", "message_size")
@@ -192,6 +208,7 @@ _TABLES: dict[str, Callable[[Frame, dict[str, int]], KernelTable]] = {
     "nccl_dtype": _nccl,
     "allreduce_dtype": _all_reduce,
     "attn_dtype": _attention,
+    "head_k_dim": _recurrent,
 }
 """The column by which a table is told, and its reader."""
 

@@ -34,6 +34,10 @@ OPS: dict[str, Columns] = {
         ("tokens", "num_experts", "experts_per_token", "hidden", "intermediate"),
         ("expert_parallel", "tensor_parallel", "activated_experts", "projections"),
     ),
+    **dict.fromkeys(
+        ("recurrent_prefill", "recurrent_decode"),
+        Columns(("batch", "q_len", "num_heads", "num_kv_heads", "head_dim"), ("v_head_dim",)),
+    ),
     "elementwise": Columns(("bytes_moved",)),
     **dict.fromkeys(COLLECTIVES, Columns(("message_bytes", "world_size"))),
     OTHER: Columns(()),
@@ -48,6 +52,9 @@ OPS: dict[str, Columns] = {
 * ``attention_mixed``: one kernel over ``batch`` prefill chunks and ``decode_batch`` single-token sequences.
 * ``activated_experts``: different experts that were really touched (0 = not known).
 * ``projections``: matrices per expert, 2 for up and down alone (0 = 3: gate, up and down).
+* ``recurrent_prefill``, ``recurrent_decode``: the scan of a recurrent layer over ``batch`` prompts of ``q_len`` tokens,
+  and its update by ``q_len`` tokens of each sequence; ``num_heads`` value heads and ``num_kv_heads`` key heads of
+  ``head_dim``; ``name`` is ``gdn``, ``kda`` or another rule's.
 * ``elementwise``: a memory-bound pass (norm, activation, copy) that reads and writes ``bytes_moved`` bytes.
 * ``other``: a kernel whose shape the trace does not tell; kept with its name and time.
 """

@@ -223,7 +223,7 @@ def test_qwen3_5_drafts_with_an_attention_layer():
 def test_layers_without_kernels_are_refused_in_one_line_not_mispriced(name):
     architecture = read(name)
     with pytest.raises(ForerunError, match="kernels are not modelled yet") as caught:
-        [(group.layer.attention, group.layer.mlp) for group in architecture.layer_groups]
+        [(group.layer.attention, group.layer.feed_forward) for group in architecture.layer_groups]
     assert "\n" not in str(caught.value)
 
 

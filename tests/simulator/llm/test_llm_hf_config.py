@@ -170,14 +170,14 @@ def test_windows_follow_the_family(change, expected):
 )
 def test_sparse_layers_of_qwen(change, sparse):
     groups = from_hf_config(MOE | change).layer_groups
-    counts = {isinstance(group.layer.mlp, MoeMlp): group.count for group in groups}
+    counts = {isinstance(group.layer.feed_forward, MoeMlp): group.count for group in groups}
     assert counts == {kind: sparse.count(kind) for kind in set(sparse)}
 
 
 def test_sparse_layers_of_deepseek():
     groups = from_hf_config(DEEPSEEK).layer_groups
-    assert [(isinstance(g.layer.mlp, MoeMlp), g.count) for g in groups] == [(False, 1), (True, 3)]
-    assert groups[1].layer.mlp.shared_intermediate_size == 64
+    assert [(isinstance(g.layer.feed_forward, MoeMlp), g.count) for g in groups] == [(False, 1), (True, 3)]
+    assert groups[1].layer.feed_forward.shared_intermediate_size == 64
     with pytest.raises(ForerunError, match="num_experts_per_tok 9 exceeds n_routed_experts 8"):
         from_hf_config(DEEPSEEK | {"num_experts_per_tok": 9})
     assert from_hf_config(DEEPSEEK).mtp is None

@@ -18,7 +18,7 @@ LLAMA4 = LLAMA | {
 def sparse(config):
     """How many layers have experts."""
     groups = from_hf_config(config).layer_groups
-    return sum(group.count for group in groups if isinstance(group.layer.mlp, MoeMlp))
+    return sum(group.count for group in groups if isinstance(group.layer.feed_forward, MoeMlp))
 
 
 @pytest.mark.parametrize(

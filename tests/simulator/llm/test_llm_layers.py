@@ -90,7 +90,9 @@ def test_gpt_oss_details():
 def test_llama_4_interleaves_dense_and_sparse_layers():
     maverick = load_architecture("llama-4-maverick")
     kinds = [
-        (type(g.layer.mlp).__name__, g.layer.attention.window) for g in maverick.layer_groups for _ in range(g.count)
+        (type(g.layer.feed_forward).__name__, g.layer.attention.window)
+        for g in maverick.layer_groups
+        for _ in range(g.count)
     ]
     assert kinds.count(("DenseMlp", 8192)) == 24
     assert kinds.count(("MoeMlp", 8192)) == 12

@@ -162,7 +162,7 @@ def test_a_pass_is_the_model_and_its_hand_overs(model, stages):
 def test_every_token_reaches_its_experts_and_comes_back(model):
     """With k experts on R chips a token is sent to R (1 - (1 - 1/R)^k) of them, 2 bytes per element each way."""
     one = deployment(model, attention_data_parallel=4, expert_parallel=4, expert_routing="balanced", weights="bf16")
-    mlp = one.architecture.layer_groups[0].layer.mlp
+    mlp = one.architecture.layer_groups[0].layer.feed_forward
     assert isinstance(mlp, MoeMlp)
     there, back = exchange_bytes(one, mlp, np.array([0, 4096]))
     copies = 4 * (1 - 0.75**mlp.experts_per_token)

@@ -90,7 +90,7 @@ class TestExchange:
     def test_tokens_reach_every_chip_that_holds_one_of_their_experts(self):
         """Eight of 128 experts picked at random reach 8 (1 - (7/8)^8) = 5.25 of eight chips; sent in fp8 or bf16."""
         one = spread(8)
-        mlp = one.architecture.layer_groups[0].layer.mlp
+        mlp = one.architecture.layer_groups[0].layer.feed_forward
         balanced = replace(one, expert_routing="balanced")
         there, back = exchange_bytes(balanced, mlp, np.array([0, 800, 8000]))
         reached = 8 * (1 - (7 / 8) ** mlp.experts_per_token)
@@ -105,7 +105,7 @@ class TestExchange:
     def test_whole_experts_take_an_all_to_all_each_way_split_ones_a_gather_and_a_scatter(self):
         tokens = np.array([0, 64])
         whole, split = spread(4, expert_parallel=4), spread(4, expert_parallel=1)
-        mlp = whole.architecture.layer_groups[0].layer.mlp
+        mlp = whole.architecture.layer_groups[0].layer.feed_forward
         there, back = exchange_bytes(whole, mlp, tokens)
         due = sum(whole.kernels.collective("all_to_all", b, 4, whole.link).seconds for b in (there, back))
         assert_allclose(exchange_seconds(whole, mlp, tokens), [0, due[1]])
@@ -116,7 +116,7 @@ class TestExchange:
 
     def test_the_fullest_chip_takes_longer_for_the_same_work(self):
         even, uneven = (replace(spread(4), expert_routing=name) for name in ("balanced", "power-law-1.2"))
-        mlp = even.architecture.layer_groups[0].layer.mlp
+        mlp = even.architecture.layer_groups[0].layer.feed_forward
         tokens = np.array([0, 1, 512])
         times = [expert_kernel(one, mlp, tokens) for one in (even, uneven)]
         assert_allclose(times[0].flops, times[1].flops)

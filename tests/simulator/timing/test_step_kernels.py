@@ -212,7 +212,7 @@ def test_the_list_does_what_the_architecture_asks_for(model):
     active = 0.0
     for group in architecture.layer_groups:
         for tensor in group.layer.tensors(architecture.hidden_size):
-            share = group.layer.mlp.experts_per_token / tensor.copies if tensor.part == "expert" else 1.0
+            share = group.layer.feed_forward.experts_per_token / tensor.copies if tensor.part == "expert" else 1.0
             active += group.count * tensor.elements * share
     head = architecture.vocab_size * architecture.hidden_size
     timer = StepTimer(one, 8)

@@ -1,0 +1,143 @@
+"""Layers that keep a state instead of keys: their kernels, what they take by hand, and who is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from test_step import arrays, decode, deployment
+from test_step_kernels import batches, one_price
+
+from hwprofiles import KernelLibrary
+from hwprofiles.recurrent import RecurrentShape
+from simulator.errors import ForerunError
+from simulator.replay import Split, replay_kernels
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.timing import StepTimer, plan_memory, running
+from traces.kernels import read_kernels
+
+FAMILIES = yaml.safe_load(
+    (Path(__file__).parents[1] / "llm" / "current_models.yaml").read_text(encoding="utf-8"),
+)
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory):
+    """Writes the config of a family and gives its path."""
+
+    def write(name, **changes):
+        path = tmp_path_factory.mktemp(name) / "config.json"
+        path.write_text(json.dumps(FAMILIES[name] | {"torch_dtype": "bfloat16"} | changes))
+        return str(path)
+
+    return write
+
+
+LAYOUTS = [
+    ("qwen3-next-80b-a3b", {"tensor_parallel": 2}),
+    ("qwen3-next-80b-a3b", {"tensor_parallel": 2, "attention_data_parallel": 2, "expert_parallel": 4}),
+    ("kimi-linear-48b-a3b", {"tensor_parallel": 4}),
+    ("nemotron-h", {}),
+    ("nemotron-h", {"chip": "rtx-4090", "cuda_graphs": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS)
+def test_list_costs_and_seconds_of_hybrids_are_one_price(config, name, layout):
+    timer = StepTimer(deployment(config(name), **layout), 2048)
+
+    @settings(max_examples=30, deadline=None)
+    @given(batches(4, timer.windows, 2048))
+    def check(work):
+        if work.prefill_tokens + work.decode_seqs:
+            one_price(timer, work)
+
+    check()
+
+
+def test_a_decoded_token_reads_and_writes_every_state_once(config):
+    """Qwen3-Next, 36 of 48 layers: 32 heads of 128 x 128 in fp32, in and out, and the vectors of the token."""
+    timer = StepTimer(deployment(config("qwen3-next-80b-a3b")), 2048)
+    work = decode(8, 1000, timer.windows)
+    updates = [k for k in running(timer.kernels(arrays(work))) if k.name == "recurrent update"]
+    vectors = 2 * (2 * 16 * 128 + 2 * 32 * 128)
+    assert sum(kernel.times for kernel in updates) == 36
+    assert {kernel.bytes for kernel in updates} == {8 * (2 * 32 * 128 * 128 * 4 + vectors)}
+    later = running(timer.kernels(arrays(decode(8, 100_000, timer.windows))))
+    assert [k.seconds for k in later if k.name == "recurrent update"] == [k.seconds for k in updates]
+
+
+def plan(model, sequences):
+    return plan_memory(
+        model,
+        None,
+        gpu_memory_utilization=0.9,
+        block_size=16,
+        max_tokens=2048,
+        max_sampled=64,
+        max_num_seqs=sequences,
+        num_kv_blocks=None,
+    )
+
+
+def test_states_are_set_aside_for_every_sequence_that_may_run(config):
+    """36 x (32 x 128 x 128 x 4 B + 3 x 8192 x 2 B) = 77.3 MB a sequence; a chip of two holds half."""
+    one = 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    hybrid = deployment(config("qwen3-next-80b-a3b"), "h200-sxm", tensor_parallel=2)
+    plans = [plan(hybrid, seqs) for seqs in (64, 128)]
+    assert [plan.state_bytes for plan in plans] == [64 * one / 2, 128 * one / 2]
+    blocks = plans[0].num_blocks - plans[1].num_blocks
+    assert blocks * 16 * hybrid.kv_bytes_per_token == pytest.approx(64 * one / 2, rel=0.02)
+    with pytest.raises(ForerunError, match=r"GB state of 4096 sequences \(engine.max_num_seqs\)"):
+        plan(hybrid, 4096)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4", "gemma-3n-e4b", "minimax-text-01", "lfm2-1.2b", "deepseek-v3.2"])
+def test_a_model_whose_kernels_are_not_modelled_is_refused(config, name):
+    with pytest.raises(ForerunError, match=r"its .+ layers are described, but their kernels are not modelled") as told:
+        deployment(config(name))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(("name", "chips"), [("nemotron-h", 2), ("kimi-linear-48b-a3b", 4)])
+def test_a_hybrid_runs(config, name, chips):
+    scenario = {
+        "model": config(name),
+        "hardware": {"chip": "h100-sxm", "tensor_parallel": chips},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 700, "output_tokens": 8, "num_requests": 20},
+    }
+    result = simulate(scenario_from(scenario, "test"))
+    assert not result.requests.failed.any()
+    assert result.steps.output_tokens.sum() == 20 * 8
+
+
+def test_another_rule_is_not_calibrated_by_the_plain_one():
+    kernels = KernelLibrary("h100-sxm", "vllm")
+    shape = RecurrentShape(8, 8, 128, 128)
+    for phase in ("prefill", "decode"):
+        found = [kernels.basis(f"recurrent_{phase}", f"bf16{rule}") for rule in ("", "@kda", "@mamba2")]
+        assert found == ["calibrated", "calibrated", "extrapolated"]
+    times = [kernels.recurrent_decode(shape, seqs=64, q_len=tokens) for tokens in (1, 4)]
+    assert times[1].bytes > times[0].bytes
+
+
+@pytest.mark.parametrize(
+    ("chip", "table", "library", "prefill", "decode"),
+    [
+        ("h100-sxm", "linear_attention/vllm/*/gdn", "vllm", 6, 2),
+        ("h100-sxm", "linear_attention/sglang/*/gdn", "sglang", 13, 2),
+        ("b200-sxm", "linear_attention/vllm/*/gdn", "vllm", 11, 4),
+        ("b200-sxm", "linear_attention/sglang/*/gdn", "sglang", 10, 4),
+        ("h200-sxm", "kda/vllm/*/kda", "vllm", 8, 10),
+        ("b200-sxm", "kda/vllm/*/kda", "vllm", 8, 9),
+    ],
+)
+def test_held_out_shapes_of_measured_recurrent_kernels(shared_data, chip, table, library, prefill, decode):
+    folder = shared_data / "kernels" / "aiconfigurator" / chip.replace("-", "_")
+    (path,) = folder.glob(f"{table}_perf.parquet")
+    found = replay_kernels(read_kernels(path), KernelLibrary(chip, library), Split(0.7, 1))
+    errors = {group.op: group.mape for group in found.groups if group.regime == "all"}
+    assert errors["recurrent_prefill"] <= prefill
+    assert errors["recurrent_decode"] <= decode
