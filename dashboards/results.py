@@ -43,13 +43,13 @@ def figure_names(result: Result) -> tuple[str, ...]:
 
 def save_result(result: StudyResult, folder: Path) -> Path:
     """Write the document of a study and its report as HTML and Markdown; all or none."""
-    page, text = study_html(result), study_markdown(result)
+    page, markdown = study_html(result), study_markdown(result)
     with StagedFiles(folder) as staged:
         staged.add_text(f"{result.kind}.json", json_text(result.document))
         for name, text in result.files.items():
             staged.add_text(name, text)
         staged.add_text("report.html", page)
-        staged.add_text("report.md", text)
+        staged.add_text("report.md", markdown)
     return folder
 
 
