@@ -10,7 +10,7 @@ from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import load_scenario, scenario_from
 from simulator.studies.assumed import with_hits_scaled
-from simulator.studies.compare.comparison import compare_sentence
+from simulator.studies.compare.comparison import SAMPLING, compare_sentence
 from simulator.studies.plan.trials import load_of
 
 METRIC = "output_throughput"
@@ -22,7 +22,8 @@ def speedup(ratio, low=None, high=None):
 
 def sentence(*speedups, sensitivity=()):
     names = ["b", "c", "d"]
-    variants = [{"name": name, "speedup": one} for name, one in zip(names, speedups, strict=False)]
+    told = {"ideal": False, "interval_of": SAMPLING}
+    variants = [{"name": name, "speedup": one, **told} for name, one in zip(names, speedups, strict=False)]
     document = {"metric": METRIC, "baseline": "a", "variants": [{"name": "a", "speedup": {}}, *variants],
                 "crossover": None, "sensitivity": list(sensitivity)}  # fmt: skip
     return compare_sentence(document)
