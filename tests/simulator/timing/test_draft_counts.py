@@ -167,7 +167,7 @@ class TestHeads:
 
     def test_silu_and_sampling_are_passes_over_their_rows(self):
         """Beside the products: three passes per block over hidden states, three over fp32 logits; a launch of each."""
-        one, two = (HeadsDrafter(self.TARGET, 1, 8, residual_blocks=n)._table.costs(np.arange(9)) for n in (0, 1))
+        one, two = (HeadsDrafter(self.TARGET, 1, 8, residual_blocks=n).table.costs(np.arange(9)) for n in (0, 1))
         kernels = self.TARGET.kernels
         square = kernels.gemm(np.array([4]), 2048, 2048, "bf16")
         assert two.bytes[4] - one.bytes[4] - square.bytes == pytest.approx(4 * 3 * 2048 * 2.0)
