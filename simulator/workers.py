@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing.connection import wait as wait_for
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -92,10 +93,15 @@ def process_pool(count: int) -> ProcessPoolExecutor:
 def close_pool(pool: ProcessPoolExecutor, wait: bool) -> None:
     """Close ``pool``: after what was started when ``wait``, else at once, ending its processes."""
     processes = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=wait, cancel_futures=True)
-    if not wait:
-        for process in processes:
-            process.terminate()
+    pool.shutdown(wait=False, cancel_futures=True)
+    # A process that is killed while it waits for work keeps the queue's lock: the others would wait for it for ever.
+    while wait and not any(process.exitcode for process in processes):
+        alive = [process.sentinel for process in processes if process.is_alive()]
+        if not alive:
+            break
+        wait_for(alive, timeout=ORPHAN_CHECK_S)
+    for process in processes:
+        process.terminate()
 
 
 def follow_parent(parent: int) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ForerunError
 from simulator.scenario import parse_yaml
-from traces import TraceError, bounds
+from traces import TraceError, files
 from traces.kernels import read_kernels
 from traces.requests import read_requests
 from traces.steps import read_steps
@@ -76,7 +76,6 @@ def bomb(depth=9, width=9):
         ("a: &a [*a]", "holds itself"),
         ("a: &a {b: *a}", "holds itself"),
         ("[" * 1500, "nested too deeply"),
-        ("date: 2024-02-30", "day is out of range"),
         ("{[a]: b}", "a key must be a word"),
     ],
 )
@@ -97,15 +96,15 @@ def test_anchors_and_merges_are_fine():
 
 def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     """A few kilobytes of gzip or Parquet that stand for more than is ever read whole."""
-    monkeypatch.setattr(bounds, "LARGEST_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "LARGEST_DOCUMENT_BYTES", 1 << 20)
     packed = tmp_path / "trace.json.gz"
     packed.write_bytes(gzip.compress(b'{"traceEvents": [' + b"1, " * (1 << 20)))
     table = tmp_path / "kernels.csv.gz"
     table.write_bytes(gzip.compress(b"op,m,n,k,measured_s\n" + b"gemm,1,1,1,1\n" * (1 << 17)))
     for read, path in ((read_kernels, packed), (read_steps, packed), (read_kernels, table)):
-        with pytest.raises(TraceError, match="unpacks to more than 1 MiB"):
+        with pytest.raises(TraceError, match=r"more than 1 MiB \(unpacked\)"):
             read(path)
-    monkeypatch.setattr(bounds, "LARGEST_TABLE_VALUES", 1000)
+    monkeypatch.setattr(files, "LARGEST_TABLE_VALUES", 1000)
     wide = tmp_path / "wide.parquet"
     pq.write_table(pa.table({"op": pa.array(["gemm"] * 501), "measured_s": pa.array([1.0] * 501)}), wide)
     for read in (read_kernels, read_steps):
