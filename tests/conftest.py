@@ -14,6 +14,12 @@ settings.load_profile("repeatable" if os.environ.get("CI") else "unhurried")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(autouse=True)
+def usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as in a pipe, whatever the terminal or an earlier test said of its width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real measurements and traces that are not part of the project; skips where it is absent."""
