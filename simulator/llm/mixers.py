@@ -293,20 +293,10 @@ class SharedKvAttention(Mixer):
 
 
 @dataclass(frozen=True, slots=True)
-class IndexedAttention(Mixer):
-    """Latent attention over the ``top_k`` keys that an indexer chooses (DeepSeek-V3.2, GLM-5).
-
-    Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; ``Indexer`` in the repository's
-    inference/model.py.
-    """
+class SelectiveAttention(Mixer):
+    """Attention that reads the keys which an index of their own chooses; every key stays in the cache all the same."""
 
     attention: Attention
-    top_k: int
-    index_heads: int
-    index_head_dim: int
-    own_indexer: bool = True
-    """False where the layer reads the keys that an earlier layer's indexer chose (GLM-5.2's ``indexer_types``)."""
-    label: ClassVar[str] = "indexed sparse attention"
 
     @property
     def heads(self) -> int:
@@ -315,8 +305,28 @@ class IndexedAttention(Mixer):
 
     @property
     def kv_elements_per_token(self) -> float:
-        """That of the attention: every key stays in the cache, whether it is read or not."""
+        """That of the attention."""
         return self.attention.kv_elements_per_token
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """The attention's."""
+        return self.attention.vector_parameters(hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedAttention(SelectiveAttention):
+    """Latent attention over the ``top_k`` keys that an indexer chooses (DeepSeek-V3.2, GLM-5).
+
+    Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; ``Indexer`` in the repository's
+    inference/model.py.
+    """
+
+    top_k: int
+    index_heads: int
+    index_head_dim: int
+    own_indexer: bool = True
+    """False where the layer reads the keys that an earlier layer's indexer chose (GLM-5.2's ``indexer_types``)."""
+    label: ClassVar[str] = "indexed sparse attention"
 
     @property
     def index_elements_per_token(self) -> float:
@@ -333,10 +343,6 @@ class IndexedAttention(Mixer):
             yield Tensor("indexer.wk", self.index_head_dim, hidden_size, "attention", "replicated")
             yield Tensor("indexer.weights_proj", self.index_heads, hidden_size, "attention", "replicated")
 
-    def vector_parameters(self, hidden_size: int) -> int:
-        """The attention's."""
-        return self.attention.vector_parameters(hidden_size)
-
     @property
     def norm_parameters(self) -> int:
         """The attention's, and the LayerNorm of the index key."""
@@ -344,13 +350,12 @@ class IndexedAttention(Mixer):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSparseAttention(Mixer):
+class BlockSparseAttention(SelectiveAttention):
     """Grouped-query attention over the ``top_blocks`` blocks of keys that index heads score highest (MiniMax-M3).
 
     Source: MiniMax, "MiniMax Sparse Attention", 2026, arXiv:2606.13392; ``MiniMaxM3Attention`` in SGLang.
     """
 
-    attention: Attention
     block_size: int
     top_blocks: int
     index_heads: int
@@ -358,16 +363,6 @@ class BlockSparseAttention(Mixer):
     index_value: bool = False
     """Whether the index heads also make an output of their own."""
     label: ClassVar[str] = "block-sparse attention"
-
-    @property
-    def heads(self) -> int:
-        """Query heads of the attention."""
-        return self.attention.num_heads
-
-    @property
-    def kv_elements_per_token(self) -> float:
-        """That of the attention."""
-        return self.attention.kv_elements_per_token
 
     @property
     def index_elements_per_token(self) -> float:
@@ -382,10 +377,6 @@ class BlockSparseAttention(Mixer):
         yield Tensor("index_qkv_proj", outputs, hidden_size, "attention", "column")
         if self.index_value:
             yield Tensor("index_o_proj", hidden_size, self.index_heads * self.index_head_dim, "attention", "row")
-
-    def vector_parameters(self, hidden_size: int) -> int:
-        """The attention's."""
-        return self.attention.vector_parameters(hidden_size)
 
     @property
     def norm_parameters(self) -> int:
