@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as in a pipe, whatever the terminal or an earlier test said of its width."""
+    """Tables are as wide as in a pipe: pytest-xdist gives its workers the width of the terminal (``COLUMNS``)."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
