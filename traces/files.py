@@ -314,21 +314,35 @@ class Cells:
         return value if value is not None and value > 0 else None
 
 
+def csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows of CSV text, each with the number of the line on which it ends.
+
+    Raises:
+        TraceError: a line that cannot be split (a bare line end inside a field, a field of 128 KiB).
+    """
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise TraceError(f"{path}:{reader.line_num}: cannot be split into columns ({error})") from None
+
+
 def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
     """Columns and rows of a CSV file.
 
     Raises:
         TraceError: not readable as text, without a header, or with a row of another width.
     """
-    reader = csv.reader(io.StringIO(read_text(path)))
-    header = next(reader, None)
+    lines = csv_lines(path, read_text(path))
+    _, header = next(lines, (0, []))
     if not header:
         raise TraceError(f"{path}: empty; a header line with column names expected")
     columns = tuple(name.strip() for name in header)
 
     def rows() -> Iterator[Cells]:
-        for row in reader:
-            place = f"{path}:{reader.line_num}"
+        for line, row in lines:
+            place = f"{path}:{line}"
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) != len(columns):

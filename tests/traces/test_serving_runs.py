@@ -168,6 +168,14 @@ def test_bad_tables_name_the_place(tmp_path, text, told):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("data", [b"\r\x00", b"a,b\n1,2\rx,3\n", b"a,b\n1," + 200_000 * b"9" + b"\n"])
+def test_lines_that_no_csv_reader_splits_are_refused_in_one_line(tmp_path, data):
+    path = tmp_path / "runs.csv"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=r"runs\.csv"):
+        read_runs(path)
+
+
 def test_little_gives_the_throughput_of_a_closed_loop():
     # 8 outstanding, each 0.1 s + 99 x 10 ms for 100 tokens: 8 x 100 / 1.09 s
     assert closed_loop_throughput(8, 100, 100.0, 10.0) == pytest.approx(800 / 1.09)

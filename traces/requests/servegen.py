@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from traces.errors import TraceError, shown
-from traces.files import load_document, unpacked_bytes
+from traces.files import csv_lines, load_document, unpacked_bytes
 from traces.requests.formats import CANONICAL_COLUMNS
 from traces.requests.layout import Layout, Options
 from traces.requests.rows import RawChunk
@@ -62,7 +61,7 @@ def read_windows(path: Path) -> list[Window]:
     """Windows of one client; raises TraceError naming the line that is not a window."""
     text = unpacked_bytes(path).decode("utf-8-sig", errors="replace")
     rows: list[tuple[float, float, str, float]] = []
-    for line, fields in enumerate(csv.reader(text.splitlines()), start=1):
+    for line, fields in csv_lines(path, text):
         if not fields:
             continue
         if not is_servegen_header(fields):
