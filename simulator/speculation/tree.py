@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -172,10 +172,6 @@ def survival_by_depth(tree: DraftTree, chances: FloatArray) -> FloatArray:
     return np.asarray(totals, dtype=np.float64)
 
 
-Confidences = Callable[[int, int], FloatArray]
-"""(depth from 0, parents) -> chance of each candidate below each parent, shape (parents, candidates)."""
-
-
 @dataclass(frozen=True, slots=True)
 class GrowthPlan:
     """How a tree is grown. EAGLE-2 uses depth 6, top_k 10 and 60 nodes for 7B models (50 for 13B, 48 for 70B).
@@ -201,66 +197,6 @@ class GrowthPlan:
         return self.top_k + (self.depth - 1) * self.top_k**2
 
 
-class GrownTree(NamedTuple):
-    """A tree and the chance that the drafter gives each of its nodes to be accepted."""
-
-    tree: DraftTree
-    chances: FloatArray
-
-
-def grow_tree(plan: GrowthPlan, confidences: Confidences) -> GrownTree:
-    """Expand the ``top_k`` likeliest nodes of each layer, then keep the ``nodes`` likeliest of all.
-
-    A node is never likelier than its parent, and of equals the shallower is kept, so the kept nodes form a tree.
-    """
-    chances: list[float] = []
-    parents: list[int] = []
-    ranks: list[int] = []
-    layer, reach = [ROOT], np.ones(1)
-    for depth in range(plan.depth):
-        rows = confidences(depth, len(layer))[:, : plan.top_k] * reach[:, None]
-        first = len(chances)
-        parents += [parent for parent in layer for _ in range(rows.shape[1])]
-        ranks += list(range(rows.shape[1])) * len(layer)
-        chances += rows.ravel().tolist()
-        likeliest = np.argsort(-rows.ravel(), kind="stable")[: plan.top_k]
-        layer, reach = (first + likeliest).tolist(), rows.ravel()[likeliest]
-    scores = np.asarray(chances)
-    kept = np.sort(np.argsort(-scores, kind="stable")[: plan.nodes])
-    kept = kept[scores[kept] > 0.0]
-    number = {int(node): i for i, node in enumerate(kept)} | {ROOT: ROOT}
-    tree = DraftTree(tuple(number[parents[node]] for node in kept), tuple(ranks[node] for node in kept))
-    return GrownTree(tree, scores[kept])
-
-
-def drawn_confidences(rates: RankRates, concentration: float, generator: np.random.Generator) -> Confidences:
-    """Confidence that differs from node to node around its mean by depth and rank, and is right on average.
-
-    The first candidate's confidence is beta-distributed; the others share what it leaves in fixed proportion, so every
-    rank keeps its mean. That the drafter's confidence is close to the chance of acceptance is EAGLE-2's observation
-    (below 0.05: accepted in 4 %; above 0.95: in 98 %).
-
-    Args:
-        rates: mean chance by depth and rank.
-        concentration: of the beta distribution, > 0; small: confidence is near 0 or 1; large: always the mean.
-        generator: source of randomness.
-
-    Source: Li et al., "EAGLE-2", 2024, arXiv:2406.16858, figure 6.
-    """
-    table = [np.asarray(row, dtype=np.float64) for row in checked_rates(rates)]
-
-    def confidences(depth: int, parents: int) -> FloatArray:
-        row = table[depth] if depth < len(table) else np.zeros(1)
-        mean = float(row[0])
-        if not 0.0 < mean < 1.0:
-            return np.tile(row, (parents, 1))
-        first = generator.beta(mean * concentration, (1.0 - mean) * concentration, size=parents)
-        others = (1.0 - first)[:, None] * (row[1:] / (1.0 - mean))[None, :]
-        return np.concatenate((first[:, None], others), axis=1)
-
-    return confidences
-
-
 class GrownAcceptance(NamedTuple):
     """Averages over trees grown at many steps."""
 
@@ -278,17 +214,82 @@ class GrownAcceptance(NamedTuple):
 def grown_acceptance(
     plan: GrowthPlan, rates: RankRates, concentration: float, steps: int = 400, seed: int = 0
 ) -> GrownAcceptance:
-    """Mean acceptance of trees grown step by step; the same seed gives the same numbers."""
+    """Mean acceptance of trees grown anew at each of ``steps`` steps; the same seed gives the same numbers.
+
+    A layer's ``top_k`` likeliest nodes are expanded, then the ``nodes`` likeliest of all are kept; of equals the
+    shallower, and no node is likelier than its parent, so that they form a tree. The drafter's confidence differs from
+    node to node around its mean by depth and rank, and is right on average: the first candidate's is beta-distributed,
+    the others share what it leaves in fixed proportion. That confidence is close to the chance of acceptance is
+    EAGLE-2's observation (below 0.05: accepted in 4 %; above 0.95: in 98 %).
+
+    Args:
+        plan: how a tree is grown.
+        rates: mean chance by depth and rank.
+        concentration: of the beta distribution, > 0; small: confidence is near 0 or 1; large: always the mean.
+        steps: trees grown.
+        seed: of the drawn confidences.
+
+    Source: Li et al., "EAGLE-2", 2024, arXiv:2406.16858, figure 6 and sections 4.1, 4.2.
+    """
     generator = np.random.default_rng([seed, 0xD7EE])
-    confidences = drawn_confidences(rates, concentration, generator)
-    lengths, nodes, pairs = np.empty(steps), 0, 0
-    survival = np.zeros(plan.depth)
-    for step in range(steps):
-        tree, chances = grow_tree(plan, confidences)
-        lengths[step] = 1.0 + chances.sum()
-        by_depth = survival_by_depth(tree, chances)
-        survival[: len(by_depth)] += by_depth
-        nodes += tree.num_nodes
-        pairs += tree.attended_pairs
-    error = float(lengths.std(ddof=1) / np.sqrt(steps)) if steps > 1 else float("nan")
-    return GrownAcceptance(float(lengths.mean()), error, survival / steps, nodes / steps, pairs / steps)
+    layers = _layers(plan, rates)
+    most = max(1, CANDIDATES_AT_ONCE // sum(parents * len(row) for parents, row in layers))
+    depths = np.repeat(np.arange(1, plan.depth + 1), [parents * len(row[: plan.top_k]) for parents, row in layers])
+    lengths, sizes, depth_sums, survivals = [], 0, 0, []
+    for first in range(0, steps, most):
+        chances = _drawn_chances(layers, plan.top_k, concentration, min(most, steps - first), generator)
+        kept = np.sort(np.argsort(-chances, axis=1, kind="stable")[:, : plan.nodes], axis=1)
+        scores, at = np.take_along_axis(chances, kept, axis=1), depths[kept]
+        lengths.append(1.0 + scores.sum(axis=1))
+        sizes += int((scores > 0.0).sum())
+        depth_sums += int(at[scores > 0.0].sum())
+        cells = (np.arange(len(at))[:, None] * plan.depth + at - 1).ravel()
+        survivals.append(
+            np.bincount(cells, weights=scores.ravel(), minlength=len(at) * plan.depth).reshape(len(at), -1)
+        )
+    length = np.concatenate(lengths)
+    error = float(length.std(ddof=1) / np.sqrt(steps)) if steps > 1 else float("nan")
+    survival = np.concatenate(survivals).sum(axis=0)
+    return GrownAcceptance(float(length.mean()), error, survival / steps, sizes / steps, depth_sums / steps)
+
+
+CANDIDATES_AT_ONCE = 1_000_000
+"""Candidates that are held in memory together."""
+
+
+def _layers(plan: GrowthPlan, rates: RankRates) -> list[tuple[int, FloatArray]]:
+    """Per depth, the parents that get candidates and the mean chance of each rank below one."""
+    table = [np.asarray(row, dtype=np.float64) for row in checked_rates(rates)]
+    layers, parents = [], 1
+    for depth in range(plan.depth):
+        row = table[depth] if depth < len(table) else np.zeros(1)
+        layers.append((parents, row))
+        parents = min(plan.top_k, parents * min(plan.top_k, len(row)))
+    return layers
+
+
+def _drawn_chances(
+    layers: Sequence[tuple[int, FloatArray]],
+    top_k: int,
+    concentration: float,
+    steps: int,
+    generator: np.random.Generator,
+) -> FloatArray:
+    """Chance of every candidate to lie on the accepted path, shape (steps, candidates), shallow ones first."""
+    drawn = [(parents, row[0]) for parents, row in layers if 0.0 < row[0] < 1.0]
+    means = np.repeat([mean for _, mean in drawn], [parents for parents, _ in drawn])
+    firsts = generator.beta(means * concentration, (1.0 - means) * concentration, size=(steps, len(means)))
+    chances, reach, taken = [], np.ones((steps, 1)), 0
+    for parents, row in layers:
+        if 0.0 < row[0] < 1.0:
+            first = firsts[:, taken : taken + parents, None]
+            taken += parents
+            others = (1.0 - first) * (row[1:] / (1.0 - row[0]))
+            confidences = np.concatenate((first, others), axis=2)[:, :, :top_k]
+        else:
+            confidences = np.broadcast_to(row[:top_k], (steps, parents, len(row[:top_k])))
+        layer = (confidences * reach[:, :, None]).reshape(steps, -1)
+        chances.append(layer)
+        likeliest = np.argsort(-layer, axis=1, kind="stable")[:, :top_k]
+        reach = np.take_along_axis(layer, likeliest, axis=1)
+    return np.concatenate(chances, axis=1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.optimize import brentq
-from trees import full_tree, steady
+from trees import drawn_confidences, full_tree, grow_tree, steady
 
 from simulator.errors import ForerunError
 from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_lengths, fit_survival, proposal
@@ -21,8 +21,6 @@ from simulator.speculation.tree import (
     GrowthPlan,
     chain,
     checked_rates,
-    drawn_confidences,
-    grow_tree,
     grown_acceptance,
     load_tree,
     rates_by_rank,

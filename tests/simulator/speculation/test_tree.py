@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from trees import full_tree, length, steady
+from trees import drawn_confidences, full_tree, grow_tree, grown_one_by_one, length, steady
 
 from simulator.errors import ForerunError
 from simulator.speculation import expected_length, load_curve
@@ -18,8 +18,6 @@ from simulator.speculation.tree import (
     GrowthPlan,
     chain,
     checked_rates,
-    drawn_confidences,
-    grow_tree,
     grown_acceptance,
     load_tree,
     node_chances,
@@ -172,6 +170,23 @@ def test_a_tree_that_follows_confidence_beats_the_best_static_one():
     assert 1 + sure.survival.sum() == pytest.approx(sure.acceptance_length, rel=1e-12)
     again = grown_acceptance(plan, rates, concentration=2.0, steps=300, seed=3)
     assert_array_equal(again.survival, sure.survival)
+
+
+@given(rank_rates(), st.integers(1, 6), st.integers(1, 6), st.integers(1, 70), st.floats(0.2, 30.0))
+def test_trees_grown_together_are_those_grown_one_by_one(rates, depth, top_k, nodes, concentration):
+    plan = GrowthPlan(depth, top_k, nodes)
+    found = grown_acceptance(plan, rates, concentration, steps=7, seed=5)
+    length, survival, sizes, pairs = grown_one_by_one(plan, rates, concentration, 7, seed=5)
+    assert found.acceptance_length == pytest.approx(length, rel=1e-12)
+    assert_array_equal(found.survival, survival)
+    assert (found.nodes, found.attended_pairs) == (sizes, pairs)
+
+
+def test_candidates_are_held_in_parts(monkeypatch):
+    plan, rates = GrowthPlan(4, 5, 30), rates_by_rank([0.8, 0.7, 0.6, 0.5], [0.4, 0.3, 0.2])
+    together = grown_acceptance(plan, rates, 3.0, steps=50)
+    monkeypatch.setattr("simulator.speculation.tree.CANDIDATES_AT_ONCE", 500)
+    assert_array_equal(grown_acceptance(plan, rates, 3.0, steps=50).survival, together.survival)
 
 
 def test_growth_limits_are_checked():
