@@ -116,6 +116,14 @@ class FamilyParameters(Record):
         times = {name: getattr(self, name) * ratio for name in type(self).model_fields if name.endswith("_s")}
         return self.model_copy(update={**times, "reference_clock_hz": clock_hz})
 
+    def slowed(self, ratio: float) -> "FamilyParameters":
+        """Return a chip's own set at ``ratio`` of the clock it was measured at: what was measured vouches for no other
+        clock."""
+        at_full = self.model_copy(update={"reference_clock_hz": 1.0, "fit": None})
+        slow = at_full.at_clock(ratio)
+        assumed = self.source.model_copy(update={"kind": "assumed"})
+        return slow.model_copy(update={"reference_clock_hz": None, "source": assumed})
+
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
         """Return the set as a chip of another generation would have it: with or without copies that run beside the
         arithmetic. Most families let the formula see to that; they return themselves."""

@@ -283,6 +283,9 @@ def _machine(scenario: Scenario, assumed: Assumptions) -> _Machine:
     hardware, engine = scenario.hardware, scenario.engine
     with at_field("hardware.chip"):
         chip = assumed.chip(load_chip(hardware.chip))
+    if hardware.power_limit_w is not None:
+        with at_field("hardware.power_limit_w"):
+            chip = chip.at_power_limit(hardware.power_limit_w)
     link_name = hardware.link or chip.links.scale_up
     with at_field("hardware.link"):
         link = assumed.link(load_link(link_name) if link_name else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.metrics.pools import chips_words
 from simulator.metrics.slo import LATENCIES
-from simulator.metrics.usage import main_bottleneck
+from simulator.metrics.usage import main_bottleneck, tokens_per_joule
 from simulator.tables import ABSENT, Cell, Table, Value, duration, number, pairs, percent, scaled
 
 Document = dict[str, Any]
@@ -138,7 +138,8 @@ def engine_table(document: Document) -> Table:
     if document.get("restarts") is not None:
         rows.append(("Restarts after failures", document["restarts"]))
     if document["energy_joules"] is not None:
-        rows.append(("Energy", scaled(document["energy_joules"], "J")))
+        yields = tokens_per_joule(document["summary"]["total_output_tokens"], document["energy_joules"])
+        rows.append(("Energy", f"{scaled(document['energy_joules'], 'J')}, {number(yields)} output tokens per joule"))
     if document["cost_usd"] is not None:
         per_million = document["usd_per_million_output_tokens"]
         rows.append(("Cost", f"${number(document['cost_usd'])}, ${number(per_million)} per million output tokens"))

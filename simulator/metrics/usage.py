@@ -86,6 +86,11 @@ def energy_joules(
     return chips * duration_s * (idle_w + (tdp_w - idle_w) * power_share)
 
 
+def tokens_per_joule(tokens: float | None, joules: float | None) -> float | None:
+    """Output tokens for each joule of the chips; of rates, tokens per second for each watt. None without either."""
+    return None if not joules or tokens is None else tokens / joules
+
+
 def cost_usd(usd_per_chip_hour: float | None, chips: int, duration_s: float) -> float | None:
     """Rent of all chips for the duration, US dollars; None without a price."""
     return None if usd_per_chip_hour is None else usd_per_chip_hour * chips * duration_s / SECONDS_PER_HOUR

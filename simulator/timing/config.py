@@ -30,6 +30,9 @@ class HardwareConfig(Section):
     """Device groups of attention-level speculation."""
     replicas: Annotated[int, Field(gt=0, le=10_000)] = 1
     """Independent copies of the whole engine behind one router."""
+    power_limit_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Board power limit of every chip (``nvidia-smi -pl``), in watts: clocks, and so compute, fall, memory hardly does;
+    default: the chip's TDP."""
     link: str | None = None
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
     pipeline_link: str | None = None

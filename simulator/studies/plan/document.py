@@ -11,7 +11,7 @@ from typing import Any
 from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
-from simulator.metrics.usage import main_bottleneck, usd_per_million_tokens
+from simulator.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
 from simulator.result import StudyResult, Summary
 from simulator.scenario import scenario_from
 from simulator.studies.engine_flags import launch_flags
@@ -168,7 +168,8 @@ class PlanResult(StudyResult):
     def records(self) -> list[dict[str, Any]]:
         """A row for each candidate."""
         plain = ("layout", "status", "reason", "replicas", "chips", "usd_per_hour", "usd_per_million_output_tokens",
-                 "power_w", "max_rate", "headroom", "analytic_max_rate", "binding", "strain", "basis")  # fmt: skip
+                 "power_w", "output_tokens_per_joule", "max_rate", "headroom", "analytic_max_rate", "binding", "strain",
+                 "basis")  # fmt: skip
         return [
             {key: row[key] for key in plain} | row["set"] | (row["values"] or {}) for row in self.document["candidates"]
         ]
@@ -291,6 +292,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "usd_per_hour": usd,
         "usd_per_million_output_tokens": None,
         "power_w": None,
+        "output_tokens_per_joule": None,
         "max_rate": candidate.max_rate,
         "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
         "headroom": None,
@@ -313,6 +315,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         row |= {
             "usd_per_million_output_tokens": _per_million(usd, seen.output_throughput),
             "power_w": seen.power_w,
+            "output_tokens_per_joule": tokens_per_joule(seen.output_throughput, seen.power_w),
             "binding": verdict.binding,
             "values": verdict.values,
             "strain": verdict.strain if isfinite(verdict.strain) else None,
