@@ -222,6 +222,24 @@ def order(outcome: Outcome) -> Iterator[str]:
             yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
 
 
+def first_come(outcome: Outcome) -> Iterator[str]:
+    """Where no rule looks at priorities, requests reach the batch of one replica in the order in which they came; what
+    was preempted or lost its replica came twice and is left out, as is what several workers handed over."""
+    records, steady = outcome.requests, outcome.undisturbed
+    computed_by = np.where(outcome.prompt_replica < 0, records.replica, outcome.prompt_replica)
+    for pool, first in outcome.replicas_of():
+        if pool.rules.by_priority or pool.role == "decode":
+            continue
+        here = np.flatnonzero(steady & (computed_by >= first) & (computed_by < first + pool.replicas))
+        row = here[np.lexsort((records.arrival_s[here], computed_by[here]))]
+        same = computed_by[row[1:]] == computed_by[row[:-1]]
+        later = records.arrival_s[row[1:]] > records.arrival_s[row[:-1]]
+        wrong = same & later & (records.scheduled_s[row[1:]] < records.scheduled_s[row[:-1]])
+        if wrong.any():
+            at = _first(wrong)
+            yield f"request {row[at + 1]} was scheduled before request {row[at]}, which had come before it"
+
+
 def little(outcome: Outcome) -> Iterator[str]:
     """The engines hold no more requests over time than are in the system over time; a closed loop of N holds at most N
     on average (throughput times mean latency <= N) and at every moment.
@@ -351,7 +369,7 @@ def utilisation(outcome: Outcome) -> Iterator[str]:
                 yield f"the run used {share:.1%} of the {what} of {chips} x {pool.chip.name}"
 
 
-INVARIANTS = (requests, order, little, transfers, tokens, drafts, steps, blocks, busy_time, utilisation)
+INVARIANTS = (requests, order, first_come, little, transfers, tokens, drafts, steps, blocks, busy_time, utilisation)
 """Each takes an outcome and names what is wrong with it, if anything."""
 
 

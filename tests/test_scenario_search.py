@@ -2,11 +2,13 @@
 
 import copy
 import json
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from scenario_search.search import CORPUS, KNOWN, judged, scenario_of, schema, shrunk
 
-from simulator.serving import RunLog
+from simulator.serving import RunLog, compiled, engine, pool
 from simulator.serving.prefix_cache import PrefixCache
 
 ROUND = range(300)
@@ -41,6 +43,76 @@ def test_every_field_of_the_schema_is_drawn():
         assert not missing, f"{name}: {missing}"
 
 
+RULES = {
+    "a block is kept at release": ("_held_blocks -= sequence.blocks", "_held_blocks -= max(0, sequence.blocks - 1)"),
+    "one block too many is given": (
+        "if self._used() + needed > self._num_blocks:",
+        "if self._used() + needed > self._num_blocks + 1:",
+    ),
+    "a block that is not full is forgotten": (
+        "return -(-tokens // self._block_size)",
+        "return tokens // self._block_size",
+    ),
+    "one place too many in the batch": (
+        "and len(self.running) < self._max_num_seqs:",
+        "and len(self.running) <= self._max_num_seqs:",
+    ),
+    "the last to come is served first": (
+        "sequence = self.waiting[0]\n            known",
+        "self.waiting.rotate(1)\n            sequence = self.waiting[0]\n            known",
+    ),
+    "a request is seen before it comes": ("self.collect(self.seen)", "self.collect(self.seen + 0.05)"),
+    "a prompt token counts as cached": (
+        "sequence.computed_tokens = sequence.drafter_tokens = cached",
+        "sequence.computed_tokens = sequence.drafter_tokens = cached + 1",
+    ),
+    "accepted drafts are counted twice": (
+        "self.accepted_tokens[index] += taken",
+        "self.accepted_tokens[index] += 2 * taken",
+    ),
+    "KV that was handed over stays": (
+        "_drop(self.held, sequence)\n        self._free(sequence)",
+        "_drop(self.held, sequence)",
+    ),
+    "steps overlap": ("self.now = self.end\n", "self.now = 0.5 * (self.start + self.end)\n"),
+    "attention of a layer is left out": (
+        "total += kind.layers * kind.decode.at(",
+        "total += (kind.layers - 1) * kind.decode.at(",
+    ),
+    "a draft is accepted too often": (
+        "if table.values[row, place] <= bits:",
+        "if table.values[row, place] < bits // 2:",
+    ),
+}
+"""Faults in the engine's rules: what stands there, and what is planted."""
+
+
+def planted(monkeypatch, right="", wrong=""):
+    """The engine with one rule written otherwise, beside the oracle as it is."""
+    source = Path(engine.__file__).read_text("utf-8")
+    assert right in source, "the rule is written otherwise by now: plant the fault anew"
+    module = ModuleType("planted")
+    exec(compile(source.replace(right, wrong) if right else source, "planted", "exec"), module.__dict__)
+    chosen = compiled.engine_module
+    monkeypatch.setattr(pool, "engine_module", lambda interpreted=False: chosen(True) if interpreted else module)
+
+
+@pytest.mark.parametrize("fault", RULES)
+def test_planted_faults_in_the_rules_are_found(monkeypatch, fault):
+    """By the invariants, or by the oracle where a rule and its table have come apart."""
+    planted(monkeypatch, *RULES[fault])
+    found = (judged(scenario_of(seed), limit_s=20.0, oracle=fault in TOLD_BY_THE_ORACLE) for seed in ROUND)
+    assert any(kind not in KNOWN for kind, _ in found)
+
+
+def test_what_is_planted_without_a_fault_is_not_found(monkeypatch):
+    planted(monkeypatch)
+    assert {judged(scenario_of(seed), oracle=True)[0] for seed in ROUND[:60]} == set(KNOWN)
+
+
+TOLD_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted too often")
+
+
 def lost_wakeup(monkeypatch):
     """A replica that waits is not told of what comes."""
     monkeypatch.setattr("simulator.serving.feed.RoutedFeed.wake", lambda feed: None)
@@ -70,7 +142,7 @@ def leaking_cache(monkeypatch):
 
 
 @pytest.mark.parametrize("plant", [lost_wakeup, forgotten_refusal, leaking_cache])
-def test_planted_faults_are_found(monkeypatch, plant):
+def test_planted_faults_around_the_engine_are_found(monkeypatch, plant):
     plant(monkeypatch)
     found = (judged(scenario_of(seed)) for seed in ROUND)
     assert any(kind not in KNOWN for kind, _ in found)

@@ -280,7 +280,7 @@ def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, or
         text = str(error)
         return ("refused", text) if "\n" not in text and text.isprintable() else ("refused in several lines", text)
     except LawBrokenError as error:
-        return "alarm", re.sub(r"[\d.e+-]+", "#", error.law)
+        return "alarm", re.sub(r"\d[\d.e+-]*", "#", error.law)
     except _Endless:
         return "endless", ""
     except Exception as error:

@@ -109,6 +109,15 @@ def test_a_broken_request_is_told(closed, column, value, told):
     assert told in judged(closed, requests=changed(closed.requests, column, row, value))
 
 
+def test_a_later_request_is_not_scheduled_first(apart):
+    """Two requests of one prefill replica change places, each between its arrival and its first token."""
+    times = apart.requests.arrival_s.copy()
+    same = np.flatnonzero(apart.prompt_replica == apart.prompt_replica[0])[:2]
+    times[same] = times[same[::-1]] - 1e3
+    told = judged(apart, requests=replace(apart.requests, arrival_s=times))
+    assert f"request {same[0]} was scheduled before request {same[1]}" in told
+
+
 def test_more_prompt_tokens_cached_than_there_are(closed):
     """Sums that still add up do not hide it."""
     records = changed(closed.requests, "cached_tokens", 3, lambda n: n + 10_000)

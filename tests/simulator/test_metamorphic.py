@@ -11,7 +11,7 @@ from tiny_scenario import tiny_data
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.workload import RequestStream, generate_requests
-from traces import PrefixHashes
+from traces import PrefixHashes, read_requests
 
 SEEDS = [1, 2]
 TIMES = ("scheduled_s", "first_token_s", "finished_s")
@@ -195,3 +195,21 @@ def test_more_of_a_chip_is_never_slower_for_a_burst(tmp_path, better, seed):
     more = simulate(scenario(burst, hardware={"chip": str(tmp_path / "more.yaml")}), seed)
     assert more.requests.finished_s.max() <= plain.requests.finished_s.max() * (1 + 1e-9)
     assert more.kv.num_blocks >= plain.kv.num_blocks
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("unit", "scale"), [("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
+def test_a_trace_in_seconds_and_in_milliseconds(tmp_path, unit, scale, seed):
+    made = scenario(engine=TIGHT)
+    stream = generate_requests(made.workload, seed)
+    runs, made_s = [], stream.arrival_s
+    for name, per_s in (("s", 1.0), (unit, scale)):
+        ticks = np.rint(made_s * 1e3) * (per_s / 1e3)
+        rows = zip(ticks.tolist(), stream.input_tokens, stream.output_tokens, strict=True)
+        lines = [f"{arrival:.3f},{prompt},{output}" for arrival, prompt, output in rows]
+        file = tmp_path / f"trace-{name}.csv"
+        file.write_text("timestamp,input_tokens,output_tokens\n" + "\n".join(lines) + "\n")
+        table = read_requests(file, time_unit=name)
+        stream = dataclasses.replace(stream, arrival_s=table.arrival_s - table.arrival_s[0])
+        runs.append(simulate(made, seed, stream=stream))
+    alike(*runs)
