@@ -1,4 +1,4 @@
-"""Reference pages made while the site is built: scenario fields, commands, catalogue. They cannot go stale."""
+"""Tables of the reference pages, made while the site is built from what they describe: they cannot go stale."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+MARK = re.compile(r"<!-- generated: (\w+) -->")
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
-    for name, make in (("scenario", scenario_page), ("commands", commands_page), ("catalogue", catalogue_page)):
-        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(make()) + "\n"))
-    return files
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with what is generated in the place of its mark."""
+    return MARK.sub(lambda found: "\n".join(GENERATED[found[1]]()), markdown)
 
 
 def scenario_page() -> Iterator[str]:
@@ -23,11 +24,6 @@ def scenario_page() -> Iterator[str]:
     from simulator.scenario import Scenario
 
     schema = Scenario.model_json_schema(by_alias=True)
-    yield "# Scenario"
-    yield ""
-    yield "A scenario is YAML, JSON or `simulator.scenario.Scenario`. Unknown fields are refused. Bold fields have"
-    yield "no default. `--set PATH=VALUE` and `--vary PATH=V1,V2` take dotted paths such as `engine.max_num_seqs`."
-    yield ""
     yield from _section("The scenario", schema, schema)
     for name, part in sorted(schema.get("$defs", {}).items()):
         yield from _section(name, part, schema)
@@ -137,13 +133,6 @@ def commands_page() -> Iterator[str]:
 
     from simulator.cli.app import app
 
-    yield "# Commands"
-    yield ""
-    yield "Every command ends with 0 on success, 1 when a gate fails or nothing holds an objective, 2 on bad input (one"
-    yield "line on stderr that names the file, field and value) and 130 on Ctrl-C, with what is finished kept."
-    yield "`--json -` prints JSON alone. `--seed` makes every result the same byte for byte, `engine.cpu_s` and"
-    yield "`engine.wall_s` aside."
-    yield ""
     yield from _command("forerun", get_command(app), 2)
 
 
@@ -191,10 +180,6 @@ def catalogue_page() -> Iterator[str]:
     from simulator.llm import architecture_names, load_architecture
     from simulator.speculation import curve_names, load_curve
 
-    yield "# Catalogue"
-    yield ""
-    yield "What ships. `forerun chips show NAME` prints every number with its source; one of yours is a file."
-    yield ""
     yield "## Chips"
     yield ""
     yield "| name | what | dense bf16 TFLOP/s | memory GB/s | memory GB | kernels fitted for |"
@@ -230,3 +215,6 @@ def catalogue_page() -> Iterator[str]:
     yield "|---|---|"
     for name in curve_names():
         yield f"| `{name}` | {_cell(load_curve(name).source)} |"
+
+
+GENERATED = {"scenario": scenario_page, "commands": commands_page, "catalogue": catalogue_page}

@@ -49,3 +49,36 @@ def test_reference_is_whole(site):
     api = (site / "reference/api.html").read_text(encoding="utf-8")
     for name in re.findall(r"^::: (\S+)", (ROOT / "docs/reference/api.md").read_text(encoding="utf-8"), re.M):
         assert f'id="{name}"' in api, name
+
+
+def test_every_metric_is_defined():
+    """Keys of a run with everything in it, and columns of its tables, against the page of definitions."""
+    from simulator.run import simulate
+    from simulator.scenario import Scenario
+
+    run = simulate(
+        Scenario.model_validate(
+            {
+                "model": "llama-3.1-8b",
+                "hardware": {"chip": "h100-sxm"},
+                "pools": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+                "faults": {"events": [{"replica": 0, "at_s": 100.0, "down_s": 1.0}]},
+                "speculation": {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}},
+                "workload": {
+                    "arrivals": {"process": "burst"},
+                    "input_tokens": 8,
+                    "output_tokens": 4,
+                    "num_requests": 2,
+                },
+                "slo": {"p99_ttft_ms": 500.0},
+                "prices": {"usd_per_chip_hour": 2.0},
+            }
+        )
+    )
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    defined = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", page, re.M))))
+    latency = re.compile(r"(?:mean|median|std|p\d+)_(\w+_ms)")
+    summary = {latency.sub(r"\1", key) for key in run.summary}
+    columns = {name for table in ("requests", "steps") for name in run.to_arrow(table).column_names}
+    assert summary | columns <= defined, (summary | columns) - defined
+    assert set(run.document) - {"summary", "slo", "interval_level"} <= defined
