@@ -49,7 +49,7 @@ def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str,
     return inside
 
 
-_RECURRENT = ("recurrent_prefill", "recurrent_decode")
+_RULES = ("recurrent_prefill", "recurrent_decode", "sparse_prefill", "sparse_decode")
 """Families whose named kernels compute something else than the plain ones, which then only stand in."""
 PORTABLE = "portable"
 """Kernels written before the chip: they leave its asynchronous copies and thread block clusters unused."""
@@ -66,8 +66,8 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
 
     The fit of ``library``, else the chip's ``generic`` one, else that of the chip it is ``like`` (or which that one is
     like), else the defaults of its class; within each the set of the dtype, else the nearest one. Where the dtype names
-    one kernel of several (``fp8@name``), the set of that kernel comes first; a recurrent layer of another rule
-    (``bf16@kda``) is calibrated by that alone.
+    one kernel of several (``fp8@name``), the set of that kernel comes first; a layer of another rule (``bf16@kda``) is
+    calibrated by that alone, and a set of the same rule in another format stands in before one of another rule.
 
     Returns:
         The set, and what it rests on: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.
@@ -84,9 +84,11 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
         dtype_bytes(dtype)
     libraries = tuple(dict.fromkeys((library, "generic")))
     exact: tuple[str, ...] = (named, dtype, _SAME.get(dtype, dtype), "any")
-    if named != dtype and family in _RECURRENT:
+    if named != dtype and family in _RULES:
         exact = (named, named.replace(dtype, _SAME.get(dtype, dtype), 1))
-    near = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
+    near: tuple[str, ...] = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
+    if named != dtype and family in _RULES:
+        near = (*(named.replace(dtype, other, 1) for other in near), dtype, *near)
     for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
         found = _first(chip, libraries, family, names)
         if found is not None:

@@ -44,12 +44,16 @@ from hwprofiles.parameters import (
     PrefillParameters,
     RecurrentDecodeParameters,
     RecurrentPrefillParameters,
+    SparseParameters,
 )
-from hwprofiles.recurrent import RecurrentShape
+from hwprofiles.recurrent import RecurrentShape, convolution_bytes
 from hwprofiles.recurrent import decode_time as recurrent_decode_time
 from hwprofiles.recurrent import prefill_time as recurrent_prefill_time
 from hwprofiles.schema import Chip, Link
+from hwprofiles.sparse import IndexShape, SparseShape, index_time, sparse_time
 
+MixingShape = AttentionShape | RecurrentShape | IndexShape | SparseShape
+"""What mixes the tokens of a layer, as one chip sees it."""
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
@@ -260,14 +264,20 @@ class KernelLibrary:
             lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
         )
 
-    def prefill_seconds(self, shape: AttentionShape) -> Callable[[Num, Num, Num, Num], Num]:
-        """``attention_prefill(...).seconds`` of one shape as a function of (seqs, q_tokens, pairs, kv_tokens).
+    def prefill_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num, Num], Num]:
+        """Seconds over prompts of one shape as a function of (seqs, q_tokens, pairs, kv_tokens).
 
         For callers in a loop: everything that does not change is looked up once. All sizes must be > 0.
 
         Raises:
             ProfileError: unknown dtype.
         """
+        if isinstance(shape, RecurrentShape):
+            return lambda s, q, pairs, kv: self._recurrent_seconds(shape, s, q, None)
+        if isinstance(shape, IndexShape):
+            return lambda s, q, p, kv: self.index_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
+        if isinstance(shape, SparseShape):
+            return lambda s, q, p, kv: self.sparse_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
@@ -277,14 +287,20 @@ class KernelLibrary:
 
         return seconds
 
-    def decode_seconds(self, shape: AttentionShape) -> Callable[[Num, Num, Num], Num]:
-        """``attention_decode(...).seconds`` (cold) of one shape as a function of (seqs, q_len, kv_tokens).
+    def decode_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num], Num]:
+        """Seconds of decoding sequences (cold) of one shape as a function of (seqs, q_len, kv_tokens).
 
         For callers in a loop, as ``prefill_seconds``; ``kv_tokens`` may be an array for equal ``seqs`` and ``q_len``.
 
         Raises:
             ProfileError: unknown dtype.
         """
+        if isinstance(shape, RecurrentShape):
+            return lambda s, q, kv: 0.0 * kv + self._recurrent_seconds(shape, s, s * q, q)
+        if isinstance(shape, IndexShape):
+            return lambda s, q, kv: self.index_decode(shape, seqs=s, q_len=q, kv_tokens=kv).seconds
+        if isinstance(shape, SparseShape):
+            return lambda s, q, kv: self.sparse_decode(shape, seqs=s, q_len=q, kv_tokens=kv).seconds
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
@@ -511,6 +527,70 @@ class KernelLibrary:
         limits = self.limits(format_of(shape.dtype))
         return evaluate(
             (seqs, q_len), lambda xp, s, q: recurrent_decode_time(xp, limits, parameters, shape, s, q, warm)
+        )
+
+    def _recurrent_seconds(self, shape: RecurrentShape, seqs: Num, tokens: Num, q_len: Num | None) -> Num:
+        """Seconds of the short convolution of a layer, and of its recurrence: ``q_len`` tokens of each sequence that
+        decodes, None for prompts."""
+        total = self.elementwise(convolution_bytes(shape, seqs, tokens), 1).seconds if shape.conv_channels else 0.0
+        if not shape.value_heads:
+            return total
+        if q_len is None:
+            return total + self.recurrent_prefill(shape, seqs=seqs, q_tokens=tokens).seconds
+        return total + self.recurrent_decode(shape, seqs=seqs, q_len=q_len).seconds
+
+    def index_prefill(self, shape: IndexShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
+        """Time of scoring and selecting keys for prompts; sizes as ``attention_prefill`` takes them.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
+        limits = self.limits(shape.math)
+        return evaluate(
+            (seqs, q_tokens, pairs, kv_tokens),
+            lambda xp, s, q, p, kv: index_time(xp, limits, parameters, shape, s, q, p, kv),
+        )
+
+    def index_decode(self, shape: IndexShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
+        """Time of scoring and selecting keys for decoding sequences; sizes as ``attention_decode`` takes them.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
+        limits = self.limits(shape.math)
+        return evaluate(
+            (seqs, q_len, kv_tokens),
+            lambda xp, s, q, kv: index_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
+        )
+
+    def sparse_prefill(self, shape: SparseShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
+        """Time of attention over chosen or compressed entries for prompts; sizes as ``attention_prefill`` takes them,
+        among the tokens that the entries a query reads can stand for.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
+        limits = self.limits("bf16")
+        return evaluate(
+            (seqs, q_tokens, pairs, kv_tokens),
+            lambda xp, s, q, p, kv: sparse_time(xp, limits, parameters, shape, s, q, p, kv),
+        )
+
+    def sparse_decode(self, shape: SparseShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
+        """Time of attention over chosen or compressed entries for decoding sequences; sizes as ``attention_decode``
+        takes them, among the tokens that the entries a query reads can stand for.
+
+        Raises:
+            ProfileError: unknown dtype or a negative size.
+        """
+        parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
+        limits = self.limits("bf16")
+        return evaluate(
+            (seqs, q_len, kv_tokens),
+            lambda xp, s, q, kv: sparse_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
         )
 
     def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:

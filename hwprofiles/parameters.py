@@ -462,6 +462,67 @@ class RecurrentDecodeParameters(FamilyParameters):
     """Share of the on-chip bandwidth at which such states are read and written."""
 
 
+class SparseParameters(FamilyParameters):
+    """An index that scores and selects entries, and attention over what it chose (or over compressed entries)."""
+
+    free: ClassVar[Mapping[str, Bound]] = {
+        "launch_s": (1e-6, 2e-4),
+        "compute_efficiency": (0.02, 1.0),
+        "memory_efficiency": (0.05, 1.0),
+        "gather_efficiency": (0.02, 1.0),
+        "core_bandwidth_ratio": (0.1, 6.0),
+        "max_splits": (1.0, 64.0),
+        "overlap": (1.0, 10.0),
+        "index_launch_s": (1e-6, 2e-4),
+        "index_efficiency": (0.02, 1.0),
+        "index_memory_efficiency": (0.05, 1.0),
+        "index_core_ratio": (0.1, 64.0),
+        "select_s": (0.0, 4e-5),
+        "select_efficiency": (0.02, 1.0),
+    }
+
+    launch_s: NonNegative
+    """Fixed time of attention and of the small kernels around it, in seconds."""
+    compute_efficiency: Share
+    """Share of the 16-bit peak that full tiles of rows reach."""
+    memory_efficiency: Share
+    """Share of the memory bandwidth at which entries are read."""
+    gather_efficiency: Share
+    """Share of the on-chip bandwidth at which every query gathers entries of its own."""
+    core_bandwidth_ratio: Positive
+    """Bandwidth one work item can draw, over one core's equal share of the chip's."""
+    max_splits: Positive
+    """Most parts that the entries of one query are cut into."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of arithmetic and memory."""
+    index_launch_s: NonNegative
+    """Fixed time of the index and of the small kernels around it, in seconds."""
+    index_efficiency: Share
+    """Share of the peak at which keys are scored."""
+    index_memory_efficiency: Share
+    """Share of the memory bandwidth at which index keys are read and scores written."""
+    index_core_ratio: Positive
+    """Bandwidth that the scores of one sequence can draw, over one core's equal share of the chip's."""
+    select_s: NonNegative
+    """Fixed time of selecting for as many queries as there are cores, in seconds."""
+    select_efficiency: Share
+    """Share of the memory bandwidth at which scores are read to select the best."""
+    host_s: NonNegative = 0.0
+    """Least time of a whole attention module whose kernels no captured graph holds, in seconds: the host's launches."""
+
+
+class SparsePrefillParameters(SparseParameters):
+    """Index and sparse attention over prompts."""
+
+    family: ClassVar[str] = "sparse_prefill"
+
+
+class SparseDecodeParameters(SparseParameters):
+    """Index and sparse attention of decoding sequences."""
+
+    family: ClassVar[str] = "sparse_decode"
+
+
 class CollectiveParameters(FamilyParameters):
     """Collectives between chips: ring or in-network for large messages, direct all-reduce for small ones."""
 
@@ -507,6 +568,8 @@ FAMILIES: dict[str, type[FamilyParameters]] = {
         ElementwiseParameters,
         RecurrentPrefillParameters,
         RecurrentDecodeParameters,
+        SparsePrefillParameters,
+        SparseDecodeParameters,
         CollectiveParameters,
     )
 }

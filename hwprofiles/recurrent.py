@@ -25,6 +25,23 @@ class RecurrentShape(NamedTuple):
     value_dim: Num
     dtype: str = "bf16"
     """Of the activations; ``format@kernel`` where a kernel of its own serves the layer."""
+    conv_channels: Num = 0.0
+    """Channels of the causal convolution before it."""
+    conv_kernel: Num = 1.0
+    """Tokens that the convolution sees."""
+    vector_bytes: float = 2.0
+    """Of one element of its channels."""
+
+
+def convolution_bytes(shape: RecurrentShape, seqs: Num, tokens: Num) -> Num:
+    """Bytes that the convolution before a recurrence reads and writes: its channels, and each sequence's tail.
+
+    Args:
+        shape: of one layer on this chip.
+        seqs: sequences.
+        tokens: of all of them together.
+    """
+    return 2.0 * (tokens + (shape.conv_kernel - 1.0) * seqs) * shape.conv_channels * shape.vector_bytes
 
 
 def prefill_time(

@@ -272,7 +272,7 @@ def _lightning(config: Config) -> Layers:
     """MiniMax-Text-01: lightning attention with softmax attention as every eighth layer."""
     fields, count = config.fields, config.num_layers
     attention = read_attention(fields, config.family, config.hidden)
-    linear = LightningAttention(attention.num_heads, attention.head_dim)
+    linear = LightningAttention(1, attention.num_heads, attention.head_dim)
     if fields.has("attn_type_list"):
         kinds = [kind == 0 for kind in per_layer(fields, "attn_type_list", count, (0, 1))]
     else:

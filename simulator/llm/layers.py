@@ -74,6 +74,11 @@ class Mixer:
         return context_tokens * self.kv_elements_per_token
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Windows of the keys that its kernels read, in tokens; None is every key."""
+        return ()
+
+    @property
     def index_elements_per_token(self) -> float:
         """Elements that one token leaves in the cache of an indexer, which chooses the keys that attention reads."""
         return 0
@@ -141,6 +146,11 @@ class Attention(Mixer):
     def value_dim(self) -> int:
         """Width of one value head."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Its own."""
+        return (self.window,)
 
     @property
     def latent_dims(self) -> tuple[int, int]:
@@ -318,29 +328,9 @@ class Layer:
             ForerunError: it is something else.
         """
         if not isinstance(self.mixer, Attention):
-            raise self._not_modelled()
+            kind = "no token mixer" if self.mixer is None else self.mixer.label
+            raise ForerunError(f"model: attention over every key is needed here, but it has layers with {kind}")
         return self.mixer
-
-    def check_modelled(self, mixers: tuple[type[Mixer], ...]) -> None:
-        """Refuse a layer without kernels, so that it is never priced as another.
-
-        Args:
-            mixers: kinds that have them.
-
-        Raises:
-            ForerunError: one line that names the kind of layer.
-        """
-        if isinstance(self.feed_forward, LatentMoeMlp) or (self.mixer and type(self.mixer) not in mixers):
-            raise self._not_modelled()
-
-    def _not_modelled(self) -> ForerunError:
-        """What to say of a layer without kernels: its mixer's kind where that is new, else its feed-forward's."""
-        latent = isinstance(self.feed_forward, LatentMoeMlp)
-        kind = "latent mixture-of-experts" if latent or self.mixer is None else self.mixer.label
-        return ForerunError(
-            f"model: its {kind} layers are described, but their kernels are not modelled yet, so it cannot be run "
-            "(forerun models check shows its weights and memory)"
-        )
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         """Every weight matrix of the layer as the engine runs it (fused QKV, fused gate and up), in running order.

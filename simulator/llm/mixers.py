@@ -200,8 +200,8 @@ class Mamba2(Recurrent):
 
 
 @dataclass(frozen=True, slots=True)
-class LightningAttention(Mixer):
-    """Linear attention with a fixed decay per head (MiniMax-Text-01).
+class LightningAttention(Recurrent):
+    """Linear attention with a fixed decay per head and no convolution (MiniMax-Text-01).
 
     Source: MiniMax, "MiniMax-01", 2025, arXiv:2501.08313, section 2.2; ``MiniMaxLightningAttention`` in transformers.
     """
@@ -215,6 +215,11 @@ class LightningAttention(Mixer):
     def heads(self) -> int:
         """Heads of queries, keys and values alike."""
         return self.num_heads
+
+    @property
+    def conv_channels(self) -> int:
+        """None."""
+        return 0
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -280,6 +285,11 @@ class SharedKvAttention(Mixer):
         """Query heads."""
         return self.attention.num_heads
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Those of the layer that it reads."""
+        return self.attention.windows
+
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         """Queries and output alone."""
         attention = self.attention
@@ -329,6 +339,11 @@ class IndexedAttention(SelectiveAttention):
     label: ClassVar[str] = "indexed sparse attention"
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The indexer scores every key; a query reads at most ``top_k``."""
+        return (None, self.top_k) if self.own_indexer else (self.top_k,)
+
+    @property
     def index_elements_per_token(self) -> float:
         """One index key for all index heads."""
         return self.index_head_dim if self.own_indexer else 0
@@ -363,6 +378,16 @@ class BlockSparseAttention(SelectiveAttention):
     index_value: bool = False
     """Whether the index heads also make an output of their own."""
     label: ClassVar[str] = "block-sparse attention"
+
+    @property
+    def reach(self) -> int:
+        """Most tokens that a query reads."""
+        return self.block_size * self.top_blocks
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The index scores every key; a query reads the best blocks."""
+        return (None, self.reach)
 
     @property
     def index_elements_per_token(self) -> float:
@@ -415,6 +440,18 @@ class CompressedAttention(Mixer):
     def overlap(self) -> int:
         """Windows of tokens that one entry mixes: two where entries are chosen, so that each has two projections."""
         return 2 if self.top_k else 1
+
+    @property
+    def reach(self) -> int | None:
+        """Most tokens that the entries which a query reads can stand for; None is all."""
+        if not self.ratio:
+            return self.window
+        return self.top_k * self.ratio if self.top_k else None
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Every entry is scored where some are chosen; a query reads those within reach."""
+        return (None, self.reach) if self.top_k else (self.reach,)
 
     @property
     def kv_elements_per_token(self) -> float:

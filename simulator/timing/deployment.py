@@ -9,12 +9,24 @@ from typing import NamedTuple
 
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
 from hwprofiles.dtypes import VARIANT
+from hwprofiles.library import MixingShape
 from hwprofiles.moe import read_routing
 from hwprofiles.recurrent import RecurrentShape
+from hwprofiles.sparse import IndexShape, SparseShape
 from simulator.errors import ForerunError
 from simulator.llm import PARTS, Architecture
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp, Tensor
-from simulator.llm.mixers import GatedDeltaNet, KimiDeltaAttention, Mamba2, Recurrent
+from simulator.llm.mixers import (
+    BlockSparseAttention,
+    CompressedAttention,
+    GatedDeltaNet,
+    IndexedAttention,
+    KimiDeltaAttention,
+    LightningAttention,
+    Mamba2,
+    Recurrent,
+    SharedKvAttention,
+)
 from simulator.timing.framework import Framework
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
@@ -24,8 +36,11 @@ ACTIVATION_BYTES = 2.0
 """Bytes per activation element: engines keep activations in bf16 between kernels."""
 
 
-MODELLED: tuple[type[Mixer], ...] = (Attention, GatedDeltaNet, KimiDeltaAttention, Mamba2)
-"""Token mixers whose kernels are modelled; a model with any other is refused."""
+INDEX_KEY_BYTES = 1.0 + 4.0 / 128
+"""Per element of an index key that is stored in fp8: one scale for 128 (``indexer_k_cache`` of vLLM)."""
+SCALED_BYTES = 4.0 / 128
+"""Scales of an element of a latent stored in fp8, its rotated part apart, which stays in 16 bits (656 bytes a token for
+DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
 
 
 class GemmSlice(NamedTuple):
@@ -63,8 +78,6 @@ class Deployment:
     """Whether it holds the final norm and the LM head."""
 
     def __post_init__(self) -> None:
-        for group in self.architecture.layer_groups:
-            group.layer.check_modelled(MODELLED)
         _check_experts(self)
         for mixer, _ in self._mixers:
             _check_divisible(self.architecture.name, mixer, self.tensor_parallel)
@@ -171,22 +184,88 @@ class Deployment:
             dtype=self.compute_dtype,
         )
 
-    def recurrent_shape(self, mixer: Recurrent) -> RecurrentShape:
+    def mixing(self, mixer: Mixer) -> tuple[tuple[MixingShape, int | None], ...]:
+        """What mixes the tokens of a layer on one chip, as its kernels see it, and the window of the keys each reads.
+
+        A layer whose index chooses keys has two: the index over every key, attention over those within reach.
+        """
+        if isinstance(mixer, Attention | SharedKvAttention):
+            attention = mixer if isinstance(mixer, Attention) else mixer.attention
+            return ((self.attention_shape(attention), attention.window),)
+        if isinstance(mixer, Recurrent):
+            return ((self._recurrent_shape(mixer), None),)
+        if isinstance(mixer, IndexedAttention):
+            return self._indexed(mixer)
+        if isinstance(mixer, BlockSparseAttention):
+            return self._block_sparse(mixer)
+        assert isinstance(mixer, CompressedAttention)
+        return self._compressed(mixer)
+
+    def _indexed(self, mixer: IndexedAttention) -> tuple[tuple[MixingShape, int | None], ...]:
+        """DeepSeek's index is the same on every chip; the heads of its attention are divided."""
+        rule = f"{self.kv_dtype}{VARIANT}dsa"
+        dense = self.attention_shape(mixer.attention)
+        sparse = SparseShape(dense.num_heads, 1, dense.qk_dim, dense.v_dim, self._latent_bytes(mixer.attention), rule)
+        key = mixer.index_head_dim * INDEX_KEY_BYTES
+        index = IndexShape(mixer.index_heads, mixer.index_head_dim, key, rule, top_k=mixer.top_k)
+        return ((index, None), (sparse, mixer.top_k)) if mixer.own_indexer else ((sparse, mixer.top_k),)
+
+    def _block_sparse(self, mixer: BlockSparseAttention) -> tuple[tuple[MixingShape, int | None], ...]:
+        """The index heads of MiniMax-M3 are divided as the KV heads are; it scores in 16 bits."""
+        rule = f"{self.kv_dtype}{VARIANT}msa"
+        dense = self.attention_shape(mixer.attention)
+        kept = dense.kv_bytes_per_token
+        sparse = SparseShape(dense.num_heads, dense.num_kv_heads, dense.qk_dim, dense.v_dim, kept, rule)
+        key = mixer.index_elements_per_token * dtype_bytes(self.kv_dtype)
+        heads = max(1, mixer.index_heads // self.tensor_parallel)
+        index = IndexShape(heads, mixer.index_head_dim, key, rule, top_k=mixer.reach, math="bf16")
+        return ((index, None), (sparse, mixer.reach))
+
+    def _compressed(self, mixer: CompressedAttention) -> tuple[tuple[MixingShape, int | None], ...]:
+        """DeepSeek-V4's entries are shared by all heads and lie on every chip."""
+        rule = f"{self.kv_dtype}{VARIANT}{'csa' if mixer.top_k else 'hca'}"
+        heads = mixer.num_heads // self.tensor_parallel
+        entry = mixer.head_dim * dtype_bytes(self.kv_dtype)
+        sparse = SparseShape(heads, 1, mixer.head_dim, mixer.head_dim, entry, rule)
+        if mixer.ratio:
+            sparse = sparse._replace(ratio=float(mixer.ratio), local=float(mixer.window))
+        if not mixer.top_k:
+            return ((sparse, mixer.reach),)
+        key = mixer.index_head_dim * INDEX_KEY_BYTES
+        sizes = (mixer.index_heads, mixer.index_head_dim, key, rule, float(mixer.ratio), mixer.top_k)
+        return ((IndexShape(*sizes), None), (sparse, mixer.reach))
+
+    def _latent_bytes(self, attention: Attention) -> float:
+        """Bytes of a cached latent: where it is stored in 8 bits, with scales and its rotated part in 16."""
+        latent, rotated = attention.latent_dims
+        size = dtype_bytes(self.kv_dtype)
+        return latent * (size + SCALED_BYTES) + 2.0 * rotated if size < ACTIVATION_BYTES else (latent + rotated) * size
+
+    def _recurrent_shape(self, mixer: Recurrent) -> RecurrentShape:
         """A recurrent layer on one chip, as its kernels see it.
 
         Kernels for other decays than one per head are named, as their fits are: per key channel (Kimi delta attention),
-        and without the delta rule (Mamba-2, whose state is its key and whose head its value).
+        and without the delta rule (Mamba-2, whose state is its key and whose head its value; lightning attention). A
+        short convolution alone has no heads.
         """
         heads = mixer.heads // self.tensor_parallel
         dtype = self.compute_dtype
         if isinstance(mixer, GatedDeltaNet):
             values = mixer.num_value_heads // self.tensor_parallel
-            return RecurrentShape(heads, values, mixer.key_head_dim, mixer.value_head_dim, dtype)
-        if isinstance(mixer, KimiDeltaAttention):
-            return RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}kda")
-        assert isinstance(mixer, Mamba2)
-        groups = max(1, mixer.num_groups // self.tensor_parallel)
-        return RecurrentShape(groups, heads, mixer.state_size, mixer.head_dim, f"{dtype}{VARIANT}mamba2")
+            found = RecurrentShape(heads, values, mixer.key_head_dim, mixer.value_head_dim, dtype)
+        elif isinstance(mixer, KimiDeltaAttention):
+            found = RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}kda")
+        elif isinstance(mixer, LightningAttention):
+            found = RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}lightning")
+        elif isinstance(mixer, Mamba2):
+            groups = max(1, mixer.num_groups // self.tensor_parallel)
+            found = RecurrentShape(groups, heads, mixer.state_size, mixer.head_dim, f"{dtype}{VARIANT}mamba2")
+        else:
+            found = RecurrentShape(0, 0, 0, 0, dtype)
+        channels = mixer.conv_channels / self.tensor_parallel
+        return found._replace(
+            conv_channels=channels, conv_kernel=float(mixer.conv_kernel), vector_bytes=self.activation_bytes
+        )
 
     @property
     def _mixers(self) -> list[tuple[Mixer, int]]:
@@ -194,28 +273,35 @@ class Deployment:
         return [(group.layer.mixer, group.count) for group in self.architecture.layer_groups if group.layer.mixer]
 
     @property
-    def attention_layers(self) -> list[tuple[Attention, int]]:
-        """Attention and number of layers of every group that attends to keys."""
-        return [(mixer, count) for mixer, count in self._mixers if isinstance(mixer, Attention)]
-
-    @property
-    def recurrent_layers(self) -> list[tuple[Recurrent, int]]:
-        """Mixer and number of layers of every group that keeps a state instead."""
-        return [(mixer, count) for mixer, count in self._mixers if isinstance(mixer, Recurrent)]
+    def mixing_layers(self) -> dict[tuple[MixingShape, int | None], int]:
+        """Layers by the shape and window of what mixes their tokens."""
+        merged: dict[tuple[MixingShape, int | None], int] = {}
+        for mixer, count in self._mixers:
+            for kind in self.mixing(mixer):
+                merged[kind] = merged.get(kind, 0) + count
+        return merged
 
     @property
     def state_bytes_per_sequence(self) -> float:
-        """Recurrent state of one sequence on ONE chip, all layers."""
+        """Recurrent state of one sequence on ONE chip, all layers; unfinished compressed entries lie on every chip."""
         return sum(
-            count * state.elements * dtype_bytes(state.dtype or self.compute_dtype) / self.tensor_parallel
-            for mixer, count in self.recurrent_layers
+            count
+            * state.elements
+            * dtype_bytes(state.dtype or self.compute_dtype)
+            / (self.tensor_parallel if isinstance(mixer, Recurrent) else 1)
+            for mixer, count in self._mixers
             for state in mixer.states
         )
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """KV bytes of one token on ONE chip, all layers."""
-        return sum(count * self.attention_shape(one).kv_bytes_per_token for one, count in self.attention_layers)
+        """KV bytes of one token on ONE chip, all layers, keys of indexers included."""
+        return sum(size for _, size in self._kv_by_window())
+
+    @property
+    def index_bytes_per_token(self) -> float:
+        """Bytes of one token in the caches of indexers on ONE chip, all layers."""
+        return sum(count * self._index_bytes(mixer) for mixer, count in self._mixers)
 
     @property
     def cached_kv_bytes_per_token(self) -> float:
@@ -239,10 +325,28 @@ class Deployment:
         return tuple((window, size) for window, size in found if window is not None)
 
     def _kv_by_window(self) -> list[tuple[int | None, float]]:
-        """Window and KV bytes per token of every group of layers."""
-        return [
-            (one.window, count * self.attention_shape(one).kv_bytes_per_token) for one, count in self.attention_layers
-        ]
+        """Window and KV bytes per token of every group of layers that caches keys."""
+        return [(window, count * size) for mixer, count in self._mixers for window, size in self._cached(mixer)]
+
+    def _cached(self, mixer: Mixer) -> list[tuple[int | None, float]]:
+        """What one token leaves on ONE chip in a layer: how long it stays, and its bytes."""
+        if isinstance(mixer, Attention):
+            return [(mixer.window, self.attention_shape(mixer).kv_bytes_per_token)]
+        if isinstance(mixer, IndexedAttention):
+            return [(None, self._latent_bytes(mixer.attention) + self._index_bytes(mixer))]
+        if isinstance(mixer, BlockSparseAttention):
+            dense = self.attention_shape(mixer.attention)
+            return [(None, dense.kv_bytes_per_token + self._index_bytes(mixer))]
+        if isinstance(mixer, CompressedAttention):
+            entry = mixer.head_dim * dtype_bytes(self.kv_dtype)
+            kept = [(None, entry / mixer.ratio + self._index_bytes(mixer))] if mixer.ratio else []
+            return [*kept, (mixer.window, entry)]
+        return []
+
+    def _index_bytes(self, mixer: Mixer) -> float:
+        """What one token leaves in the index cache of a layer on ONE chip."""
+        narrow = not isinstance(mixer, BlockSparseAttention)
+        return mixer.index_elements_per_token * (INDEX_KEY_BYTES if narrow else dtype_bytes(self.kv_dtype))
 
     @property
     def layer_weight_bytes(self) -> float:

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, weakest
 from hwprofiles.formulas import ARRAY
+from hwprofiles.library import MixingShape
 from hwprofiles.moe import read_routing, slowest_rank_factor
-from hwprofiles.recurrent import RecurrentShape
-from simulator.llm.layers import Attention, Layer, MoeMlp
-from simulator.llm.mixers import Recurrent
+from hwprofiles.recurrent import RecurrentShape, convolution_bytes
+from hwprofiles.sparse import IndexShape
+from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp
+from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention, SharedKvAttention, ShortConvolution
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.work import StepWork
 
@@ -68,7 +70,8 @@ class Kernel(NamedTuple):
 
     name: str
     family: str
-    """gemm, attention, recurrent, moe, elementwise, collective; or host: work of the CPU that no kernel hides."""
+    """gemm, attention, index, sparse, recurrent, moe, elementwise, collective; or host: work of the CPU that no kernel
+    hides."""
     dtype: str
     """Of the stored operand; empty where there is none."""
     times: Num
@@ -225,6 +228,14 @@ class Costs:
             getattr(self, name)[index] = getattr(other, name)
 
 
+PARAMETERS = {
+    "attention_mixed": "attention_prefill",
+    "index_prefill": "sparse_prefill",
+    "index_decode": "sparse_decode",
+}
+"""Family of parameters of an operation, where it is not its own name."""
+
+
 def price(call: Call, library: KernelLibrary) -> Kernel:
     """What one call takes and rests on."""
     sizes = call.sizes
@@ -235,10 +246,11 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
         time = KernelTime(seconds, taken.latency_s, 0.0, taken.transfer_s, 0.0, message)
         basis = library.basis_code("collective", "any", {**sizes})
         return Kernel(call.name, "collective", "", call.times, time, basis)
-    priced = decode_attention(library, **sizes) if call.op == "attention_decode" else getattr(library, call.op)(**sizes)
     shape = sizes.get("shape")
+    between = call.op.endswith("_decode") and not isinstance(shape, RecurrentShape)
+    priced = decode_attention(library, call.op, **sizes) if between else getattr(library, call.op)(**sizes)
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
-    family = "attention_prefill" if call.op == "attention_mixed" else call.op
+    family = PARAMETERS.get(call.op, call.op)
     fitted, named = (family, dtype or "any"), kernel_sizes(call)
     basis = library.basis_code(*fitted, named)
     light_s = library.light_seconds(priced, "" if shape is not None else dtype)
@@ -265,12 +277,13 @@ def kernel_sizes(call: Call) -> dict[str, Num]:
         "batch": sizes["seqs"],
         "q_len": sizes["q_len"] if decoding else sizes["q_tokens"] / seqs,
         "kv_len": sizes["kv_tokens"] / seqs,
+    } | ({} if not isinstance(shape, AttentionShape) else {
         "num_heads": shape.num_heads,
         "num_kv_heads": shape.num_kv_heads,
         "head_dim": shape.qk_dim,
         "v_head_dim": 0 if shape.v_dim == shape.qk_dim else shape.v_dim,
         "window": call.window or 0,
-    }
+    })  # fmt: skip
 
 
 def cell_tokens(seqs: Num) -> Num:
@@ -289,24 +302,32 @@ def between_cells(formula: Any, seqs: IntArray, keys: Num) -> FloatArray:
 
 
 def decode_attention(
-    library: KernelLibrary, shape: AttentionShape, seqs: IntArray, q_len: Num, kv_tokens: IntArray, beyond_kv: Num = 0.0
+    library: KernelLibrary,
+    op: str,
+    shape: MixingShape,
+    seqs: IntArray,
+    q_len: Num,
+    kv_tokens: IntArray,
+    beyond_kv: Num = 0.0,
 ) -> KernelTime:
     """Decode attention of many steps: by formula, but its seconds interpolated between contexts.
 
     Args:
         library: of the chip.
+        op: of the library.
         shape: of the layer.
         seqs: decoding sequences.
         q_len: queries of each.
         kv_tokens: keys they read, total.
         beyond_kv: context of the longest beyond the mean of those that end alone (``StepWork.beyond_kv``).
     """
-    exact = library.attention_decode(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
+    formula = getattr(library, op)
+    exact: KernelTime = formula(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
 
     def seconds(keys: IntArray) -> Any:
-        return library.attention_decode(shape, seqs=seqs, q_len=q_len, kv_tokens=keys).seconds
+        return formula(shape, seqs=seqs, q_len=q_len, kv_tokens=keys).seconds
 
-    alone = library.alone_seconds(shape, seqs, q_len) * beyond_kv
+    alone = library.alone_seconds(shape, seqs, q_len) * beyond_kv if isinstance(shape, AttentionShape) else 0.0
     found = between_cells(seconds, seqs, kv_tokens) + alone
     return exact._replace(seconds=found, launch_s=np.minimum(exact.launch_s + alone, found))
 
@@ -360,15 +381,12 @@ def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tupl
         layer: of it.
         hidden: width of the residual stream.
     """
-    mixer, mlp = layer.mixer, layer.feed_forward
-    parts = layer_parts(layer)
+    mlp, parts = layer.feed_forward, layer_parts(layer)
     passes = [("norms", parts * NORM_PASSES * hidden, parts)]
-    if isinstance(mixer, Attention):
-        rotated = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim / deployment.tensor_parallel
-        passes.append(("rotary", 2 * rotated * 2, 2) if mixer.qk_norm else ("rotary", 2 * rotated, 1))
-    elif isinstance(mixer, Recurrent):
-        shape = deployment.recurrent_shape(mixer)
-        passes.append(("gated norm", 3 * shape.value_heads * shape.value_dim, 1))
+    streams = sum(tensor.in_features for tensor in layer.extra_tensors if tensor.name == "hyper_connection")
+    if streams:  # read to mix what goes in, read and written to add what comes out, at mixer and feed-forward
+        passes.append(("residual streams", 2 * 3 * streams, 4))
+    passes += mixer_passes(deployment, layer.mixer)
     if mlp is None:
         return passes
     width = mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size
@@ -376,6 +394,25 @@ def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tupl
     if activated:
         passes.append(("activation", (3 if mlp.gated else 2) * activated, 1))
     return passes
+
+
+def mixer_passes(deployment: Deployment, mixer: Mixer | None) -> list[tuple[str, float, int]]:
+    """Elementwise passes of a token mixer on one chip, as ``layer_passes`` lists them."""
+    tp = deployment.tensor_parallel
+    if isinstance(mixer, ShortConvolution):
+        return [("gates", 4 * mixer.channels / tp, 2)]
+    if isinstance(mixer, Recurrent):
+        ((shape, _),) = deployment.mixing(mixer)
+        assert isinstance(shape, RecurrentShape)
+        return [("gated norm", 3 * shape.value_heads * shape.value_dim, 1)]
+    if isinstance(mixer, CompressedAttention):
+        return [("rotary", 4 * (mixer.num_heads / tp + 1) * mixer.head_dim, 2)]
+    if isinstance(mixer, SelectiveAttention | SharedKvAttention):
+        mixer = mixer.attention
+    if not isinstance(mixer, Attention):
+        return []
+    rotated = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim / tp
+    return [("rotary", 2 * rotated * 2, 2) if mixer.qk_norm else ("rotary", 2 * rotated, 1)]
 
 
 def layer_parts(layer: Layer) -> int:
@@ -397,7 +434,7 @@ def expert_call(deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len
         "tokens": tokens,
         "num_experts": mlp.num_experts,
         "experts_per_token": mlp.experts_per_token,
-        "hidden": deployment.architecture.hidden_size,
+        "hidden": mlp.expert_width(deployment.architecture.hidden_size),
         "intermediate": mlp.intermediate_size,
         "dtype": deployment.weight_dtypes["expert"],
         "expert_parallel": deployment.expert_parallel,
@@ -428,7 +465,8 @@ def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -
         yield Call("expert dispatch", "collective", {"op": "all_to_all", "message_bytes": there} | world | link)
         yield Call("expert combine", "collective", {"op": "all_to_all", "message_bytes": back} | world | link)
     else:
-        message = {"message_bytes": tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES}
+        width = mlp.expert_width(deployment.architecture.hidden_size)
+        message = {"message_bytes": tokens * width * ACTIVATION_BYTES}
         world = {"world_size": deployment.attention_data_parallel}
         yield Call("expert dispatch", "collective", {"op": "all_gather"} | message | world | link)
         yield Call("expert combine", "collective", {"op": "reduce_scatter"} | message | world | link)
@@ -454,7 +492,7 @@ def exchange_bytes(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> tup
         mlp.experts_per_token,
         chips,
     )
-    sent = copies * deployment.architecture.hidden_size
+    sent = copies * mlp.expert_width(deployment.architecture.hidden_size)
     narrow = deployment.weight_dtypes["expert"] in ("fp8", "fp8_block", "mxfp8")
     return sent * (FP8_DISPATCH_BYTES if narrow else ACTIVATION_BYTES), sent * ACTIVATION_BYTES
 
@@ -474,69 +512,96 @@ def head_calls(deployment: Deployment, rows: IntArray) -> Iterator[Call]:
     yield from collective("logits all-gather", deployment, "all_gather", gathered)
 
 
-class AttentionKind(NamedTuple):
-    """Layers whose attention is alike."""
+class MixingKind(NamedTuple):
+    """Layers whose tokens are mixed alike by one kernel for prompts and one for decoding sequences."""
 
-    shape: AttentionShape
+    shape: MixingShape
     window: int | None
     place: int
     """Of that window among those of a step's work."""
     layers: int
-    one_pass: bool
+    one_pass: bool = False
     """Whether one kernel takes the prompt chunks and the single queries of a batch."""
 
 
-def attention_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> list[AttentionKind]:
-    """The kinds of attention of a model on one chip."""
-    merged: dict[tuple[AttentionShape, int | None], int] = {}
-    for attention, count in deployment.attention_layers:
-        key = (deployment.attention_shape(attention), attention.window)
-        merged[key] = merged.get(key, 0) + count
+def mixing_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> list[MixingKind]:
+    """What mixes the tokens of a model on one chip."""
+    kernels = deployment.kernels
     return [
-        AttentionKind(shape, window, windows.index(window), layers, deployment.kernels.one_pass(shape))
-        for (shape, window), layers in merged.items()
+        MixingKind(
+            shape,
+            window,
+            0 if isinstance(shape, RecurrentShape) else windows.index(window),
+            layers,
+            isinstance(shape, AttentionShape) and kernels.one_pass(shape),
+        )
+        for (shape, window), layers in deployment.mixing_layers.items()
     ]
 
 
-def attention_calls(kind: AttentionKind, work: StepWork[IntArray]) -> Iterator[Call]:
+def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
+    """What mixes the tokens of one layer: of decoding sequences and of prompt chunks in a kernel each."""
+    if isinstance(kind.shape, AttentionShape):
+        return attention_calls(kind, work)
+    if isinstance(kind.shape, RecurrentShape):
+        return recurrent_calls(kind.shape, work)
+    return sparse_calls(kind, work)
+
+
+def attention_calls(kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Call]:
     """Attention of one layer: of mixed batches in one kernel where the library does so, else of decoding sequences and
     of prompt chunks in a kernel each."""
-    place = kind.place
     decoding, prefilling = work.decode_seqs, work.prefill_seqs
     full = kind.window is None
-    chunks = {
-        "q_tokens": work.prefill_tokens,
-        "pairs": work.prefill_pairs[place],
-        "kv_tokens": work.prefill_kv_tokens[place],
-    }
+    chunks = _chunks(kind, work)
     mixed = kind.one_pass & (decoding > 0) & (prefilling > 0) & (np.asarray(work.query_len) == 1)
     if np.any(mixed):
-        singles = {"decode_seqs": decoding, "decode_kv_tokens": work.decode_kv_tokens[place]}
+        singles = {"decode_seqs": decoding, "decode_kv_tokens": work.decode_kv_tokens[kind.place]}
         sizes = {"shape": kind.shape, "seqs": np.where(mixed, prefilling, 0)} | chunks | singles
         longest = np.asarray(work.longest_kv, dtype=np.float64) if full else 0.0
         yield Call("mixed attention", "attention_mixed", sizes | {"longest_kv": longest}, window=kind.window)
         decoding, prefilling = np.where(mixed, 0, decoding), np.where(mixed, 0, prefilling)
     sizes = {"shape": kind.shape, "seqs": decoding, "q_len": work.query_len}
-    sizes |= {"kv_tokens": work.decode_kv_tokens[place]}
+    sizes |= {"kv_tokens": work.decode_kv_tokens[kind.place]}
     sizes |= {"beyond_kv": np.asarray(work.beyond_kv, dtype=np.float64) if full else 0.0}
     yield Call("decode attention", "attention_decode", sizes, window=kind.window)
     sizes = {"shape": kind.shape, "seqs": prefilling} | chunks
     yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
 
 
-def recurrent_calls(deployment: Deployment, mixer: Recurrent, work: StepWork[Any]) -> Iterator[Call]:
-    """One layer that keeps a state instead of keys: an update of decoding sequences and a scan over prompt chunks in a
-    kernel each, behind a short convolution."""
-    shape = deployment.recurrent_shape(mixer)
-    channels = mixer.conv_channels / deployment.tensor_parallel
-    decoding, prefilling = work.decode_seqs, work.prefill_seqs
-    for name, sequences, tokens in (
-        ("update", decoding, decoding * work.query_len),
-        ("scan", prefilling, work.prefill_tokens),
+def _chunks(kind: MixingKind, work: StepWork[Any]) -> dict[str, Any]:
+    """The prompt chunks of a step within a kind's window."""
+    pairs, keys = work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place]
+    return {"q_tokens": work.prefill_tokens, "pairs": pairs, "kv_tokens": keys}
+
+
+def sparse_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
+    """One layer's index, or its attention over the entries that a query reads."""
+    op = "index" if isinstance(kind.shape, IndexShape) else "sparse"
+    name = "index" if op == "index" else "attention"
+    decode = {"q_len": work.query_len, "kv_tokens": work.decode_kv_tokens[kind.place]}
+    for phase, seqs, sizes in (
+        ("decode", work.decode_seqs, decode),
+        ("prefill", work.prefill_seqs, _chunks(kind, work)),
     ):
-        moved = 2 * (tokens + (mixer.conv_kernel - 1) * sequences) * channels * deployment.activation_bytes
-        launches = np.minimum(sequences, 1)
-        yield Call(f"convolution ({name})", "elementwise", {"bytes_moved": moved, "launches": launches})
+        call = {"shape": kind.shape, "seqs": seqs} | sizes
+        yield Call(f"{phase} sparse {name}", f"{op}_{phase}", call, window=kind.window)
+
+
+def recurrent_calls(shape: RecurrentShape, work: StepWork[Any]) -> Iterator[Call]:
+    """One layer that keeps a state instead of keys: an update of decoding sequences and a scan over prompt chunks in a
+    kernel each, behind a short convolution; or that convolution alone."""
+    decoding, prefilling = work.decode_seqs, work.prefill_seqs
+    if shape.conv_channels:
+        for name, sequences, tokens in (
+            ("update", decoding, decoding * work.query_len),
+            ("scan", prefilling, work.prefill_tokens),
+        ):
+            moved = convolution_bytes(shape, sequences, tokens)
+            sizes = {"bytes_moved": moved, "launches": np.minimum(sequences, 1)}
+            yield Call(f"convolution ({name})", "elementwise", sizes)
+    if not shape.value_heads:
+        return
     decode = {"shape": shape, "seqs": decoding, "q_len": work.query_len}
     yield Call("recurrent update", "recurrent_decode", decode)
     prefill = {"shape": shape, "seqs": prefilling, "q_tokens": work.prefill_tokens}

@@ -10,26 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import AttentionShape
+from simulator.errors import ForerunError
 from simulator.llm import Architecture
-from simulator.llm.layers import Attention, Layer, MoeMlp
-from simulator.llm.mixers import Recurrent
+from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import Deployment
 from simulator.timing.kernels import (
-    AttentionKind,
     Call,
     Costs,
     CostTable,
     Kernel,
-    attention_calls,
-    attention_kinds,
+    MixingKind,
     between_cells,
     cell_tokens,
     elsewhere_s,
     embedding_calls,
     head_calls,
     layer_calls,
+    mixing_calls,
+    mixing_kinds,
     price,
-    recurrent_calls,
     reduction_calls,
     shared_expert_calls,
 )
@@ -158,7 +157,7 @@ class StepTables(NamedTuple):
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
     """Distinct attention windows of a model, full attention first."""
     mixers = (group.layer.mixer for group in architecture.layer_groups)
-    found = {mixer.window for mixer in mixers if isinstance(mixer, Attention)} or {None}
+    found = {window for mixer in mixers if mixer is not None for window in mixer.windows} or {None}
     return tuple(sorted(found, key=lambda window: -1 if window is None else window))
 
 
@@ -180,7 +179,7 @@ class StepTimer:
     """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
     longest_asked: int = field(init=False)
     """How many of the longest decoding sequences a step's time depends on."""
-    _kinds: list[AttentionKind] = field(init=False)
+    _kinds: list[MixingKind] = field(init=False)
     _attention: list[AttentionPrices] = field(init=False, default_factory=list)
     """Seconds of each kind; made when single steps are asked for."""
     _layers: dict[int, CostTable] = field(init=False)
@@ -192,12 +191,9 @@ class StepTimer:
     """Tokens of all groups together that the experts compute when the fullest replays a graph, by its tokens."""
     _routed: bool = field(init=False)
     """Whether experts tell tokens of one sequence from those of several."""
-    _one_pass: list[tuple[Callable[..., Any], AttentionKind]] = field(init=False, default_factory=list)
+    _one_pass: list[tuple[Callable[..., Any], MixingKind]] = field(init=False, default_factory=list)
     """Attention of mixed batches in one kernel; empty where chunks and single queries run apart."""
     _alone: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
-    _layers_recurrent: list[tuple[Recurrent, int]] = field(init=False)
-    _recurrent: dict[tuple[int, ...], float] = field(init=False, default_factory=dict)
-    """Seconds of all recurrent layers, by sequences and tokens that decode or are prefilled."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
     _eager: list[bool] = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
@@ -210,9 +206,8 @@ class StepTimer:
         deployment, framework = self.deployment, self.deployment.framework
         architecture, library = deployment.architecture, deployment.kernels
         self.windows = self.windows or attention_windows(architecture)
-        self._kinds = attention_kinds(deployment, self.windows)
-        self._layers_recurrent = deployment.recurrent_layers
-        full = [kind.shape for kind in self._kinds if kind.window is None]
+        self._kinds = mixing_kinds(deployment, self.windows)
+        full = [one.shape for one in self._kinds if one.window is None and isinstance(one.shape, AttentionShape)]
         ends_alone = any(library.alone_seconds(shape, np.inf) for shape in full)
         self.longest_asked = (
             max(1, round(max(float(library.alone_sequences(shape)) for shape in full)))
@@ -220,6 +215,11 @@ class StepTimer:
             else int(any(kind.one_pass for kind in self._kinds))
         )
         if self.make_overlap is not None:
+            if not all(isinstance(kind.shape, AttentionShape) for kind in self._kinds):
+                raise ForerunError(
+                    f"attention_speculation: {architecture.name} has layers that are no softmax attention over cached "
+                    "keys, and nobody has described how two groups would speculate on those; leave it out"
+                )
             self._overlap = self.make_overlap(self)
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
@@ -239,8 +239,8 @@ class StepTimer:
     @property
     def tables(self) -> StepTables | None:
         """What single steps are made of; None where they need more than tables and attention (attention groups that
-        share experts, one kernel for mixed batches, recurrent layers)."""
-        if self._experts is not None or self._layers_recurrent or any(kind.one_pass for kind in self._kinds):
+        share experts, one kernel for mixed batches)."""
+        if self._experts is not None or any(kind.one_pass for kind in self._kinds):
             return None
         return StepTables(
             self._layers[1],
@@ -267,7 +267,7 @@ class StepTimer:
         seen, everyone, logit_rows = self._seen(work, logit_rows)
         tokens = seen.prefill_tokens + seen.decode_seqs * seen.query_len
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
-        attention = {(kind.shape, kind.window): list(self._attention_kernels(kind, seen)) for kind in self._kinds}
+        mixing = {(kind.shape, kind.window): list(self._mixing_kernels(kind, seen)) for kind in self._kinds}
         together = self._together(seen)
 
         def priced(calls: Iterator[Call], times: int = 1) -> Iterator[Kernel]:
@@ -279,11 +279,9 @@ class StepTimer:
             for group in deployment.architecture.layer_groups:
                 layer = group.layer
                 yield from priced(layer_calls(deployment, layer, padded, together), group.count)
-                if isinstance(layer.mixer, Attention):
-                    for kernel in attention[deployment.attention_shape(layer.mixer), layer.mixer.window]:
+                for kind in () if layer.mixer is None else deployment.mixing(layer.mixer):
+                    for kernel in mixing[kind]:
                         yield kernel._replace(times=group.count)
-                elif isinstance(layer.mixer, Recurrent):
-                    yield from priced(recurrent_calls(deployment, layer.mixer, seen), group.count)
                 yield from priced(reduction_calls(deployment, layer, padded), group.count)
             yield from priced(head_calls(deployment, logit_rows))
 
@@ -311,12 +309,8 @@ class StepTimer:
         total = self._layer_rows(seen, tokens)
         total.add(self._head.rows(logit_rows))
         for kind in self._kinds:
-            for kernel in self._attention_kernels(kind, seen):
+            for kernel in self._mixing_kernels(kind, seen):
                 total.add_kernel(kernel._replace(times=kind.layers))
-        for mixer, layers in self._layers_recurrent:
-            for call in recurrent_calls(self.deployment, mixer, seen):
-                kernel = price(call, self.deployment.kernels)
-                total.add_kernel(kernel._replace(times=layers * call.times))
         even = self._even(everyone, tokens)
         if even is not None and self._experts is not None:
             for part in (total.flops, total.bytes, total.light_s):
@@ -347,7 +341,6 @@ class StepTimer:
         total: Any = layers.seconds(tokens) if layers_s is None else layers_s
         total += self._head.seconds(logit_rows) if head_s is None else head_s
         total += self._attention_seconds(seen)
-        total += self._recurrent_seconds(seen)
         if self._experts is not None:
             total += self._experts.seconds(max(everyone, int(self._padded[tokens])))
         if not (self._eager[tokens] or (prefilling and self._decode_graphs)):
@@ -422,19 +415,20 @@ class StepTimer:
             total.put(rows, self._layer_table(length).rows(tokens[rows]))
         return total
 
-    def _attention_kernels(self, kind: AttentionKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
-        """Attention of one layer of a kind, as far as it is not hidden behind the rest of the layer."""
-        for call in attention_calls(kind, work):
+    def _mixing_kernels(self, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
+        """What mixes the tokens of one layer of a kind, as far as it is not hidden behind the rest of the layer."""
+        for call in mixing_calls(kind, work):
             kernel = price(call, self.deployment.kernels)
             if self._overlap is not None and call.op == "attention_decode":
                 yield from self._exposed(kernel, kind, work)
             else:
                 yield kernel
 
-    def _exposed(self, kernel: Kernel, kind: AttentionKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
+    def _exposed(self, kernel: Kernel, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """What is exposed of decode attention in steps that only decode, and what crosses the link between the groups;
         nothing of it was measured."""
         assert self._overlap is not None
+        assert isinstance(kind.shape, AttentionShape)
         keys = work.decode_kv_tokens[kind.place]
         rows = np.flatnonzero((work.prefill_seqs == 0) & (work.decode_seqs > 0))
         seqs, query_len = work.decode_seqs[rows], np.broadcast_to(work.query_len, work.decode_seqs.shape)[rows]
@@ -456,13 +450,13 @@ class StepTimer:
             library = self.deployment.kernels
             for kind in self._kinds:
                 prefill = library.prefill_seconds(kind.shape)
-                overlapped = (
-                    None if self._overlap is None else DecodeTable(self._overlap.exposed(kind.shape, kind.window))
-                )
+                overlapped = None
+                if self._overlap is not None and isinstance(kind.shape, AttentionShape):
+                    overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
                 fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
                 decode = DecodeTable(library.decode_seconds(kind.shape))
                 self._attention.append(AttentionPrices(decode, prefill, fresh, kind.place, kind.layers, overlapped))
-                mixed = library.mixed_seconds(kind.shape)
+                mixed = library.mixed_seconds(kind.shape) if isinstance(kind.shape, AttentionShape) else None
                 if mixed is not None:
                     self._one_pass.append((mixed, kind))
         return self._attention
@@ -472,21 +466,23 @@ class StepTimer:
         prices = self._attention or self._attention_prices()
         decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
         total: Any = 0.0
-        if self._one_pass and decoding and prefilling and work.query_len == 1:
+        together = bool(self._one_pass and decoding and prefilling and work.query_len == 1)
+        if together:
             for mixed, kind in self._one_pass:
                 place = kind.place
                 chunks = (prefilling, prompt, work.prefill_pairs[place], work.prefill_kv_tokens[place])
                 longest = work.longest_kv if kind.window is None else 0
                 total += kind.layers * mixed(*chunks, decoding, work.decode_kv_tokens[place], longest)
-            return total
         if self._overlap is not None and decoding and not prefilling:
             for one in prices:
                 assert one.overlapped is not None
                 total += one.overlapped(decoding, work.query_len, work.decode_kv_tokens[one.window])
             decoding = 0
-        if decoding and self.longest_asked:
+        if decoding and self.longest_asked and not together:
             total += work.beyond_kv * self._alone_s(decoding, work.query_len)
-        for decode, prefill, fresh, window, layers, _ in prices:
+        for kind, (decode, prefill, fresh, window, layers, _) in zip(self._kinds, prices, strict=True):
+            if together and kind.one_pass:
+                continue
             if decoding:
                 total += layers * decode(decoding, work.query_len, work.decode_kv_tokens[window])
             if prefilling:
@@ -497,38 +493,16 @@ class StepTimer:
                     total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
         return total
 
-    def _recurrent_seconds(self, work: StepWork[Any]) -> float:
-        """Seconds of recurrent layers in one step: of decoding sequences, and of prompt chunks."""
-        if not self._layers_recurrent:
-            return 0.0
-        nothing = work._replace(prefill_seqs=0, prefill_tokens=0, decode_seqs=0)
-        decoding = nothing._replace(decode_seqs=work.decode_seqs, query_len=work.query_len)
-        prompts = nothing._replace(prefill_seqs=work.prefill_seqs, prefill_tokens=work.prefill_tokens)
-        total = 0.0
-        for part in (decoding, prompts):
-            key = (part.decode_seqs, part.query_len if part.decode_seqs else 1, part.prefill_seqs, part.prefill_tokens)
-            found = self._recurrent.get(key)
-            if found is None:
-                found = self._recurrent[key] = self._recurrent_priced(part)
-            total += found
-        return total
-
-    def _recurrent_priced(self, work: StepWork[Any]) -> float:
-        library = self.deployment.kernels
-        calls = (
-            (layers * call.times, price(call, library))
-            for mixer, layers in self._layers_recurrent
-            for call in recurrent_calls(self.deployment, mixer, work)
-        )
-        return sum((times * float(one.seconds) for times, one in calls), 0.0)
-
     def _alone_s(self, seqs: int, query_len: int) -> float:
         """Seconds of all layers per key of ``StepWork.beyond_kv``."""
         found = self._alone.get((seqs, query_len))
         if found is None:
             alone = self.deployment.kernels.alone_seconds
-            kinds = [kind for kind in self._kinds if kind.window is None]
-            found = sum(kind.layers * float(alone(kind.shape, seqs, query_len)) for kind in kinds)
+            found = sum(
+                kind.layers * float(alone(kind.shape, seqs, query_len))
+                for kind in self._kinds
+                if kind.window is None and isinstance(kind.shape, AttentionShape)
+            )
             self._alone[seqs, query_len] = found
         return found
 

@@ -1,0 +1,140 @@
+"""Attention that reads chosen or compressed entries: an index scores and selects, then attention reads its choice."""
+
+from typing import NamedTuple
+
+from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
+from hwprofiles.parameters import SparseParameters
+
+LOGIT_BYTES = 4.0
+"""Scores leave the index in fp32 and are read again to select."""
+ROW_TILE = 64.0
+"""Rows of queries (heads that share an entry) that one work item of these kernels holds; fewer are padded."""
+SPLIT_ENTRIES = 64.0
+"""Fewest entries worth a split of their own."""
+
+
+class IndexShape(NamedTuple):
+    """The index of one layer on one chip: heads that score one key for all of them."""
+
+    heads: Num
+    head_dim: Num
+    key_bytes: Num
+    """Bytes of one stored index key."""
+    dtype: str
+    """Parameter set: format of the KV cache and rule, ``fp8@dsa``."""
+    ratio: Num = 1.0
+    """Tokens that one key stands for."""
+    top_k: Num = 0.0
+    """Entries that it selects; a context with no more of them needs no scores."""
+    math: str = "fp8"
+
+
+class SparseShape(NamedTuple):
+    """Attention over chosen or compressed entries, one layer on one chip."""
+
+    num_heads: Num
+    num_kv_heads: Num
+    qk_dim: Num
+    v_dim: Num
+    entry_bytes: Num
+    """Bytes of one stored entry, all KV heads of the chip."""
+    dtype: str
+    """Parameter set: format of the KV cache and rule, ``fp8@dsa``."""
+    ratio: Num = 1.0
+    """Tokens that one entry stands for."""
+    local: Num = 0.0
+    """Newest tokens that are read beside the entries."""
+
+
+def index_time(
+    xp: Functions,
+    limits: Limits,
+    parameters: SparseParameters,
+    shape: IndexShape,
+    seqs: Num,
+    q_tokens: Num,
+    pairs: Num,
+    kv_tokens: Num,
+) -> KernelTime:
+    """Time of scoring every key of the index and selecting the best ones.
+
+    Scores are one small product per (query, key) pair; few sequences draw less than the memory's bandwidth, as each
+    streams its keys through few cores. They are written, and read again by the selection, one query per core at a time.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip, in the format of the index.
+        parameters: of the library's kernels.
+        shape: of the index.
+        seqs: sequences.
+        q_tokens: queries, total.
+        pairs: (query, key) pairs that the mask admits, in tokens, total.
+        kv_tokens: context lengths, total.
+
+    Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, equation 1; ``fp8_paged_mqa_logits`` of DeepGEMM.
+    """
+    scores, stored = pairs / shape.ratio, kv_tokens / shape.ratio
+    flops = 2.0 * scores * shape.heads * shape.head_dim
+    moved = stored * shape.key_bytes + 2.0 * scores * LOGIT_BYTES
+    bandwidth = limits.bandwidth * parameters.index_memory_efficiency
+    computing = flops / (limits.peak_flops * parameters.index_efficiency)
+    reading = (stored * shape.key_bytes + scores * LOGIT_BYTES) / bandwidth
+    alone = stored / seqs * shape.key_bytes * limits.cores / (limits.bandwidth * parameters.index_core_ratio)
+    needed = xp.minimum(1.0, xp.maximum(0.0, scores / (q_tokens * xp.maximum(1.0, shape.top_k)) - 0.5))
+    rounds = xp.ceil(q_tokens / limits.cores)
+    selecting = needed * (scores * LOGIT_BYTES / (limits.bandwidth * parameters.select_efficiency))
+    selecting = selecting + needed * rounds * parameters.select_s
+    busy = smooth_maximum(xp, computing, smooth_maximum(xp, reading, alone, parameters.overlap), parameters.overlap)
+    launch = parameters.index_launch_s + 0.0 * busy
+    return KernelTime(launch + busy + selecting, launch, computing, reading + selecting, flops, moved)
+
+
+def sparse_time(
+    xp: Functions,
+    limits: Limits,
+    parameters: SparseParameters,
+    shape: SparseShape,
+    seqs: Num,
+    q_tokens: Num,
+    pairs: Num,
+    kv_tokens: Num,
+) -> KernelTime:
+    """Time of attention over the entries that each query reads.
+
+    Queries gather entries of their own, so nothing is shared between them but what the on-chip store still holds. Rows
+    (heads that share an entry) are padded to ``ROW_TILE``; work items run in whole waves.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip, in 16 bits.
+        parameters: of the library's kernels.
+        shape: of one layer on this chip.
+        seqs: sequences.
+        q_tokens: queries, total.
+        pairs: (query, key) pairs among the tokens that entries can stand for, total.
+        kv_tokens: keys among them, total.
+
+    Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; FlashMLA's sparse kernels.
+    """
+    read = pairs / shape.ratio + xp.minimum(pairs, q_tokens * shape.local)
+    stored = xp.minimum(read, kv_tokens / shape.ratio + xp.minimum(kv_tokens, seqs * shape.local + q_tokens))
+    width = shape.qk_dim + shape.v_dim
+    group = shape.num_heads / shape.num_kv_heads
+    tiles = xp.ceil(group / ROW_TILE)
+    flops = 2.0 * read * shape.num_heads * width
+    padded = 2.0 * read * shape.num_kv_heads * tiles * ROW_TILE * width
+    items = q_tokens * shape.num_kv_heads * tiles
+    splits = xp.maximum(1.0, xp.minimum(parameters.max_splits, read / q_tokens / SPLIT_ENTRIES))
+    units = items * splits
+    full = xp.ceil(units / limits.cores) * limits.cores / units
+    computing = full * padded / (limits.peak_flops * parameters.compute_efficiency)
+    per_entry = shape.entry_bytes
+    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    gathering = read * per_entry / xp.maximum(1.0, limits.on_chip_bandwidth * parameters.gather_efficiency)
+    drawn = read * per_entry * limits.cores / (bandwidth * parameters.core_bandwidth_ratio * units)
+    reading = smooth_maximum(xp, stored * per_entry / bandwidth + gathering, drawn, parameters.overlap)
+    vectors = 2.0 * q_tokens * shape.num_heads * width
+    reading = reading + vectors / bandwidth
+    launch = parameters.launch_s + 0.0 * reading
+    busy = smooth_maximum(xp, computing, reading, parameters.overlap)
+    return KernelTime(launch + busy, launch, computing, reading, flops, stored * per_entry + vectors)
