@@ -22,7 +22,6 @@ from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.scenario import Scenario, overridden_section
 from simulator.serving import (
-    EngineConfig,
     EngineLimits,
     Faults,
     Fleet,
@@ -232,6 +231,7 @@ def _replicas(
     make_policy: PolicyFactory | None,
 ) -> PoolBuild:
     """Equal replicas as the scenario's own ``hardware`` and ``engine`` describe them."""
+    scenario = _of_one_group(scenario)
     hardware, engine, speculation = scenario.hardware, scenario.engine, scenario.speculation
     machine = _machine(scenario, assumed)
     architecture = load_architecture(scenario.model)
@@ -245,7 +245,7 @@ def _replicas(
         target = replace(target, framework=graphs)
     memory = _memory(scenario, target, drafting)
     groups = device_groups(scenario.attention_speculation, target)
-    largest_step = _largest_step(engine, most_seqs, drafting.drafted + 1)
+    largest_step = _largest_step(scenario, most_seqs, drafting.drafted + 1)
     timer = _timer(scenario, target, drafter, groups, machine.link, largest_step)
     rule = None
     if speculation is not None and drafter is not None:
@@ -259,7 +259,7 @@ def _replicas(
         replicas=hardware.replicas,
         scheduler=engine.scheduler,
         stepping=engine.stepping,
-        limits=_limits(engine, architecture, memory, drafting, machine.framework),
+        limits=_limits(scenario, architecture, memory, drafting, machine.framework),
         timer=timer,
         sampler=drafting.sampler,
         prefix_caching=engine.enable_prefix_caching,
@@ -277,6 +277,15 @@ def _replicas(
         groups=groups,
     )
     return replace(pool, notes=tuple(_notes(scenario, architecture, pool, drafter, borrowed)))
+
+
+def _of_one_group(scenario: Scenario) -> Scenario:
+    """The scenario with the engine's limits as one attention group has them."""
+    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
+    if groups == 1 or not load_framework(engine.framework).divides_limits:
+        return scenario
+    limits = {name: max(1, getattr(engine, name) // groups) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return scenario.model_copy(update={"engine": engine.model_copy(update=limits)})
 
 
 def _machine(scenario: Scenario, assumed: Assumptions) -> _Machine:
@@ -329,7 +338,7 @@ def _drafting(
     if speculation is None or speculation.method == "none":
         return _Drafting()
     proposed = proposal(speculation)
-    largest_step = _largest_step(scenario.engine, most_seqs, proposed.nodes + 1)
+    largest_step = _largest_step(scenario, most_seqs, proposed.nodes + 1)
     with at_field("speculation.draft"):
         drafter = (make_drafter or build_drafter)(DraftRequest(speculation, proposed, target, most_seqs, largest_step))
     assert speculation.acceptance is not None
@@ -352,6 +361,11 @@ def _memory(scenario: Scenario, target: Deployment, drafting: _Drafting) -> Memo
     )
     if not isinstance(drafting.drafter, RemoteDrafter):
         return memory
+    if scenario.hardware.attention_data_parallel > 1:
+        raise ForerunError(
+            "speculation.draft.chip: a drafter on chips of its own is not modelled for attention groups; leave the "
+            "chip out, or leave hardware.attention_data_parallel at 1"
+        )
     with at_field("speculation.draft"):
         return fit_apart(
             memory,
@@ -379,14 +393,17 @@ def _timer(
 
 
 def _limits(
-    engine: EngineConfig, architecture: Architecture, memory: MemoryPlan, drafting: _Drafting, framework: Framework
+    scenario: Scenario, architecture: Architecture, memory: MemoryPlan, drafting: _Drafting, framework: Framework
 ) -> EngineLimits:
+    """Limits of each attention group."""
+    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
+    num_blocks = memory.num_blocks // groups
     return EngineLimits(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         block_size=engine.page_tokens,
-        num_blocks=memory.num_blocks,
-        watermark_blocks=int(engine.kv_watermark * memory.num_blocks),
+        num_blocks=num_blocks,
+        watermark_blocks=int(engine.kv_watermark * num_blocks),
         max_model_len=engine.max_model_len or architecture.max_position,
         chunked_prefill=engine.enable_chunked_prefill and engine.rules.cuts_prompts,
         query_len=drafting.drafted + 1,
@@ -394,6 +411,8 @@ def _limits(
         intake_s=framework.intake_s,
         intake_work_s=framework.intake_work_s,
         intake_per_token_s=framework.intake_per_token_s,
+        groups=groups,
+        in_turn=framework.group_choice == "in-turn",
         schedules_ahead=framework.schedules_ahead,
     )
 
@@ -433,15 +452,16 @@ def _most_blocks(target: Deployment, block_size: int) -> int:
     return max(1, int(target.chip.memory.capacity_bytes // (target.cached_kv_bytes_per_token * block_size)))
 
 
-def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
-    """Most tokens of one step.
+def _largest_step(scenario: Scenario, most_seqs: int, query_len: int) -> int:
+    """Most tokens of one step, of one attention group.
 
     The last sequence that the budget admits verifies all of its tokens; schedulers that do not budget decodes decode
-    their whole batch, whatever the budget.
+    their whole batch, whatever the budget. What groups wait for may be the prompts of one and the batch of another.
 
     Raises:
         ForerunError: the budget does not hold the tokens that a single sequence verifies.
     """
+    engine = scenario.engine
     budget = engine.max_num_batched_tokens
     if query_len > budget:
         raise ForerunError(
@@ -449,6 +469,8 @@ def _largest_step(engine: EngineConfig, most_seqs: int, query_len: int) -> int:
             f"raise it, or draft fewer"
         )
     batch = most_seqs * query_len
+    if scenario.hardware.attention_data_parallel > 1:
+        return budget + batch
     if engine.rules.budgets_decodes:
         return min(max(budget, batch), budget + query_len - 1)
     return max(budget, batch)

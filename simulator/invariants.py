@@ -224,11 +224,12 @@ def order(outcome: Outcome) -> Iterator[str]:
 
 def first_come(outcome: Outcome) -> Iterator[str]:
     """Where no rule looks at priorities, requests reach the batch of one replica in the order in which they came; what
-    was preempted or lost its replica came twice and is left out, as is what several workers handed over."""
+    was preempted or lost its replica came twice and is left out, as is what several workers handed over; attention
+    groups have a queue each."""
     records, steady = outcome.requests, outcome.undisturbed
     computed_by = np.where(outcome.prompt_replica < 0, records.replica, outcome.prompt_replica)
     for pool, first in outcome.replicas_of():
-        if pool.rules.by_priority or pool.role == "decode":
+        if pool.rules.by_priority or pool.role == "decode" or pool.limits.groups > 1:
             continue
         here = np.flatnonzero(steady & (computed_by >= first) & (computed_by < first + pool.replicas))
         row = here[np.lexsort((records.arrival_s[here], computed_by[here]))]
@@ -385,7 +386,7 @@ def step_tokens(part: PoolSteps) -> Iterator[str]:
 
 def capacity(part: PoolSteps) -> Iterator[str]:
     """KV blocks in use and running sequences stay within their limits."""
-    limits, rows = part.pool.limits, part.steps
+    limits, rows = part.pool.limits.together, part.steps
     for what, used, limit in (
         ("KV blocks", rows.kv_blocks, limits.num_blocks),
         ("sequences", rows.running, limits.max_num_seqs),

@@ -162,7 +162,6 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     memory count as interconnect.
     """
     costs, chips = Costs.zeros(len(steps)), np.zeros(len(steps), dtype=np.int64)
-    keys = np.zeros(len(steps), dtype=np.int64)
     count, copies_s = steps.column("steps"), steps.column("copies_s")
     shared = count > 1
     pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
@@ -173,7 +172,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
         for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
             work = steps.work(rows)
             draft = steps.draft(rows)
-            keys[rows], chips[rows] = work.decode_kv_tokens[0], pool.chips_per_stage
+            chips[rows] = pool.chips_per_stage
             costs.put(rows, timer.costs(work) if draft is None else timer.costs(work, draft))
     priced = costs.device_s + costs.host_s
     scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=shared & (priced > 0))
@@ -183,7 +182,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     columns["interconnect_s"] = costs.interconnect_s * scale + copies_s
     columns["light_s"] = costs.light_s * count
     columns |= {name: getattr(costs, name) * count * chips for name in ("flops", "bytes")}
-    return StepRecords(decode_kv_tokens=keys, **columns)
+    return StepRecords(decode_kv_tokens=steps.decode_kv_tokens, **columns)
 
 
 def run_gaps(log: RunLog) -> GapCounts:

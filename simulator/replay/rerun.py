@@ -318,7 +318,7 @@ def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
     """
     longest = int((stream.input_tokens + stream.output_tokens).max())
     engine = scenario.engine
-    blocks = build_alone(scenario, seed=0).memory.num_blocks
+    blocks = build_alone(scenario, seed=0).main.limits.num_blocks
     places = max(1, blocks // -(-longest // engine.page_tokens))
     return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
 

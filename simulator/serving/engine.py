@@ -95,6 +95,8 @@ class Sequence:
     """Blocks of it in host memory."""
     ready_s = cython.declare(cython.double, visibility="public")
     """When its KV arrived from another replica."""
+    group = cython.declare(cython.longlong, visibility="public")
+    """Attention group that serves it."""
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class Sequence:
         self.drafter_tokens = 0
         self.swapped_blocks = 0
         self.ready_s = 0.0
+        self.group = 0
 
     def restarted(self) -> Sequence:
         """The same request with what it has delivered and nothing in any cache: all of it is computed again."""
@@ -166,8 +169,11 @@ class StepPlan:
     """KV blocks copied to host memory before the step."""
     blocks_in = cython.declare(cython.longlong, visibility="public")
     """KV blocks copied back from host memory before the step."""
+    parts = cython.declare(list, visibility="public")
+    """The plans of attention groups, of which this one is the sum; empty where there is one group."""
 
     def __init__(self) -> None:
+        self.parts = []
         self.chunks = []
         self.decodes = []
         self.padding = []
@@ -202,9 +208,15 @@ class Work:
     decode_kv_tokens: cython.longlong[::1]
     longest_kv: cython.longlong
     beyond_kv: cython.double
+    all_over_own: cython.double
+    """Tokens of all attention groups over those told here; 0 where there is one group."""
+    slowest = cython.declare(object, visibility="public")
+    """What the slowest attention group computes: the most of any group, of everything; None where there is one."""
+    scratch: Any
 
     def __init__(self, windows: tuple[Any, ...]) -> None:
         none = [0] * len(windows)
+        self.slowest = self.scratch = None
         self.windows = array("q", [-1 if window is None else window for window in windows])
         self.kinds = len(windows)
         self.prefill_pairs = array("q", none)
@@ -213,7 +225,7 @@ class Work:
         self.decode_kv_tokens = array("q", none)
         self.prefill_seqs = self.prefill_tokens = self.sampled_prefills = self.decode_seqs = self.longest_kv = 0
         self.query_len = 1
-        self.beyond_kv = 0.0
+        self.beyond_kv = self.all_over_own = 0.0
 
     @cython.ccall
     def measure(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
@@ -230,6 +242,8 @@ class Work:
         after: cython.longlong
         window: cython.longlong
         sampled: cython.bint
+        if plan.parts:
+            self._measure_slowest(plan, query_len, longest)
         self.prefill_seqs = len(plan.chunks)
         self.prefill_tokens = self.sampled_prefills = 0
         for w in range(self.kinds):
@@ -262,6 +276,48 @@ class Work:
             self.beyond_kv = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
 
     @cython.cfunc
+    def _measure_slowest(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
+        """Take in what every attention group waits for: groups meet at the experts of each layer."""
+        part: StepPlan
+        slowest: Work
+        tokens: cython.longlong = 0
+        own: cython.longlong
+        if self.slowest is None:
+            windows = tuple([None if window < 0 else window for window in self.windows])
+            self.slowest, self.scratch = Work(windows), Work(windows)
+        slowest = self.slowest
+        one: Work = self.scratch
+        for number, part in enumerate(plan.parts):
+            one.measure(part, query_len, longest)
+            tokens += one.prefill_tokens + one.decode_seqs * one.query_len
+            slowest._raise_to(one, number == 0)
+        own = slowest.prefill_tokens + slowest.decode_seqs * slowest.query_len
+        slowest.all_over_own = tokens / own if own else 1.0
+
+    @cython.cfunc
+    def _raise_to(self, other: Work, first: cython.bint) -> None:
+        """Be at least as much as ``other``, in everything; just as much if it is the first."""
+        w: cython.longlong
+        if first:
+            self.prefill_seqs = self.prefill_tokens = self.sampled_prefills = self.decode_seqs = self.longest_kv = 0
+            self.beyond_kv = 0.0
+            for w in range(self.kinds):
+                self.prefill_pairs[w] = self.prefill_kv_tokens[w] = 0
+                self.sampled_kv_tokens[w] = self.decode_kv_tokens[w] = 0
+        self.prefill_seqs = max(self.prefill_seqs, other.prefill_seqs)
+        self.prefill_tokens = max(self.prefill_tokens, other.prefill_tokens)
+        self.sampled_prefills = max(self.sampled_prefills, other.sampled_prefills)
+        self.decode_seqs = max(self.decode_seqs, other.decode_seqs)
+        self.query_len = other.query_len
+        self.longest_kv = max(self.longest_kv, other.longest_kv)
+        self.beyond_kv = max(self.beyond_kv, other.beyond_kv)
+        for w in range(self.kinds):
+            self.prefill_pairs[w] = max(self.prefill_pairs[w], other.prefill_pairs[w])
+            self.prefill_kv_tokens[w] = max(self.prefill_kv_tokens[w], other.prefill_kv_tokens[w])
+            self.sampled_kv_tokens[w] = max(self.sampled_kv_tokens[w], other.sampled_kv_tokens[w])
+            self.decode_kv_tokens[w] = max(self.decode_kv_tokens[w], other.decode_kv_tokens[w])
+
+    @cython.cfunc
     def _keys(self, sequences: list[Any], w: cython.longlong) -> cython.longlong:
         """Keys that decoding sequences read within a window."""
         sequence: Sequence
@@ -277,7 +333,10 @@ class Work:
         return total
 
     def step_work(self) -> StepWork[int]:
-        """The same as timing models take it."""
+        """The same as timing models take it: of several attention groups, what the slowest does."""
+        if self.slowest is not None:
+            of_group: StepWork[int] = self.slowest.step_work()
+            return of_group
         return StepWork(
             self.prefill_seqs,
             self.prefill_tokens,
@@ -290,6 +349,7 @@ class Work:
             tuple([self.decode_kv_tokens[w] for w in range(self.kinds)]),
             self.longest_kv,
             self.beyond_kv,
+            self.all_over_own,
         )
 
 
@@ -428,6 +488,9 @@ class ModelPrices:
     """1 where a step of so many tokens runs outside captured graphs."""
     floor_s: cython.double
     prompts_uncaptured: cython.bint
+    experts: Column | None
+    """Experts that attention groups share, by the tokens of all groups."""
+    padded: cython.longlong[::1]
     overlaps: cython.bint
     alone: Any
     """Seconds per key of the longest sequences by (sequences, queries of each), where it costs any."""
@@ -441,6 +504,8 @@ class ModelPrices:
         self.uncaptured = Column(tables.uncaptured)
         self.floor_s = tables.floor_s
         self.prompts_uncaptured = tables.prompts_uncaptured
+        self.experts = None if tables.experts is None else Column(tables.experts)
+        self.padded = np.ascontiguousarray(tables.padded, dtype=np.int64)
         self.overlaps = any(kind.overlapped is not None for kind in tables.attention)
         self.alone = tables.alone
 
@@ -455,6 +520,8 @@ class ModelPrices:
             layers = self.verified[work.query_len]
         total: cython.double = layers.at(tokens) + self.head.at(logit_rows)
         total += self._attention(work)
+        if self.experts is not None:
+            total += self.experts.at(max(int(tokens * work.all_over_own + 0.5), self.padded[tokens]))
         if self.uncaptured.values[tokens] or (self.prompts_uncaptured and work.prefill_seqs):
             return max(total, self.floor_s)
         return total
@@ -525,6 +592,7 @@ class DraftPrices:
         seen.prefill_seqs, seen.prefill_tokens = work.prefill_seqs, work.prefill_tokens
         seen.sampled_prefills, seen.decode_seqs = work.sampled_prefills, work.decode_seqs
         seen.query_len, seen.beyond_kv = work.query_len, work.beyond_kv
+        seen.all_over_own = work.all_over_own
         for w in range(self.kinds):
             seen.prefill_pairs[w] = work.prefill_pairs[self.order[w]]
             seen.prefill_kv_tokens[w] = work.prefill_kv_tokens[self.order[w]]
@@ -610,6 +678,7 @@ class SequentialDraft(DraftPrices):
         w: cython.longlong
         one: Work = self.scratch
         one.decode_seqs, one.query_len = drafting, width
+        one.all_over_own = self.seen.all_over_own
         for w in range(self.kinds):
             one.decode_kv_tokens[w] = self.seen.decode_kv_tokens[w] + self.seen.sampled_kv_tokens[w]
             if one.windows[w] < 0:
@@ -709,6 +778,8 @@ class TabulatedPrices(Prices):
     @cython.ccall
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step, host included."""
+        if work.slowest is not None:
+            work = work.slowest
         sequences: cython.longlong = work.decode_seqs + work.prefill_seqs
         drafting: cython.double
         rows: cython.longlong = work.decode_seqs * work.query_len + work.sampled_prefills
@@ -886,7 +957,17 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
+        return bool(self._works())
+
+    @cython.cfunc
+    def _works(self) -> cython.bint:
+        """Whether there is anything to plan."""
         return bool(self.waiting or self.running or self.ready or self.swapped)
+
+    @cython.cfunc
+    def _queued(self) -> cython.longlong:
+        """Requests that wait for a place."""
+        return len(self.waiting) + len(self.swapped)
 
     def everything(self) -> list[Sequence]:
         """All sequences that this replica would lose if it failed."""
@@ -1433,6 +1514,144 @@ class StaticScheduler(Scheduler):
             self._start(sequence, units, cached, blocks)
 
 
+@cython.cclass
+class GroupedScheduler(Scheduler):
+    """Attention data parallelism: groups that step together, each with a queue, a batch, a token budget and blocks of
+    its own. A request goes to one of them when it arrives, and stays; a group that has nothing to do takes part in the
+    step with a dummy batch, because the experts of a layer wait for all.
+
+    Source: ``DPEngineCoreProc`` and ``DPLBAsyncMPClient.get_core_engine_for_request`` of vLLM (v0.10);
+    ``prepare_mlp_sync_batch`` and ``DataParallelController.round_robin_scheduler`` of SGLang (v0.5).
+
+    Args:
+        limits: of each group.
+        groups: a scheduler for each.
+        swap: host memory of all groups together, for the seconds of copies.
+    """
+
+    groups = cython.declare(list, visibility="public")
+    _in_turn: cython.bint
+    _next: cython.longlong
+
+    def __init__(self, limits: Any, groups: list[Any], swap: Any = None) -> None:
+        Scheduler.__init__(self, limits, groups[0].cache, swap)
+        self.groups = groups
+        self._in_turn = limits.in_turn
+        self._next = 0
+
+    @cython.ccall
+    def add(self, sequence: Sequence) -> None:
+        """A request joins the queue of a group."""
+        group: Scheduler
+        sequence.group = self._next if self._in_turn else self._fewest()[0]
+        self._next = (self._next + 1) % len(self.groups)
+        group = self.groups[sequence.group]
+        group.add(sequence)
+
+    @cython.cfunc
+    def _fewest(self) -> list[Any]:
+        """Numbers of the groups, those with the fewest requests first: waiting ones count four times, as in vLLM."""
+        group: Scheduler
+        loads = []
+        for group in self.groups:
+            coming: cython.longlong = group._queued() + len(group.ready) + len(group.incoming)
+            loads.append(4 * coming + len(group.running))
+        return sorted(range(len(loads)), key=loads.__getitem__)
+
+    def everything(self) -> list[Sequence]:
+        """All sequences that this replica would lose if it failed."""
+        return [sequence for group in self.groups for sequence in group.everything()]
+
+    def take_loaded(self) -> int:
+        """Blocks that the latest plan brings from the host's prefix caches."""
+        return sum([group.take_loaded() for group in self.groups])
+
+    def hold(self, sequence: Sequence) -> None:
+        """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
+        self.groups[sequence.group].hold(sequence)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """The KV of a held sequence has been fetched."""
+        self.groups[sequence.group].let_go(sequence)
+
+    def reserve(self, sequence: Sequence) -> int | None:
+        """Blocks for a sequence whose KV another replica sends, in the first group that has room."""
+        for number in self._fewest():
+            cached: int | None = self.groups[number].reserve(sequence)
+            if cached is not None:
+                sequence.group = number
+                return cached
+        return None
+
+    def cancel(self, sequence: Sequence) -> None:
+        """The KV of an incoming sequence will not come."""
+        self.groups[sequence.group].cancel(sequence)
+
+    def arrive(self, sequence: Sequence, now: float) -> None:
+        """The KV of an incoming sequence is here."""
+        self.groups[sequence.group].arrive(sequence, now)
+
+    @cython.ccall
+    def plan(self) -> StepPlan:
+        """The next step: that of every group."""
+        group: Scheduler
+        part: StepPlan
+        plan: StepPlan = StepPlan()
+        self.preempted = []
+        self.running = []
+        for group in self.groups:
+            group.seen_s, group.query_len = self.seen_s, self.query_len
+            part = group.plan()
+            plan.parts.append(part)
+            plan.chunks += part.chunks
+            plan.decodes += part.decodes
+            plan.padding += part.padding
+            plan.blocks_out += part.blocks_out
+            plan.blocks_in += part.blocks_in
+            self.preempted += group.preempted
+            self.running += group.running
+        return plan
+
+    @cython.ccall
+    def in_step(self, plan: StepPlan) -> list[Any]:
+        """The batch by whose size a policy chooses, of all groups."""
+        group: Scheduler
+        found: list[Any] = []
+        for number, group in enumerate(self.groups):
+            found += group.in_step(plan.parts[number])
+        return found
+
+    @cython.ccall
+    def release(self, sequence: Sequence) -> None:
+        """A finished sequence leaves its group."""
+        group: Scheduler = self.groups[sequence.group]
+        group.release(sequence)
+
+    @cython.cfunc
+    def _used(self) -> cython.longlong:
+        group: Scheduler
+        used: cython.longlong = 0
+        for group in self.groups:
+            used += group._used()
+        return used
+
+    @cython.cfunc
+    def _works(self) -> cython.bint:
+        group: Scheduler
+        works: cython.bint = False
+        for group in self.groups:
+            works |= group._works()
+        return works
+
+    @cython.cfunc
+    def _queued(self) -> cython.longlong:
+        group: Scheduler
+        queued: cython.longlong = 0
+        for group in self.groups:
+            queued += group._queued()
+        return queued
+
+
 @cython.final
 @cython.cclass
 class RowBuffer:
@@ -1450,8 +1669,12 @@ class RowBuffer:
     """Times that the rows were handed over; a row is in the table while this stays."""
     room: cython.longlong
     """Rows after which steps of an unchanged batch share one."""
+    group_at: cython.longlong
+    """First column of what the slowest attention group does."""
+    grouped: cython.bint
 
     def __init__(self, log: Any) -> None:
+        self.group_at, self.grouped = log.group_at, log.grouped
         self.log = log
         self.table = np.zeros((BUFFERED_ROWS, log.width))
         self.used = 0
@@ -1656,7 +1879,7 @@ class Engine:
         plan: StepPlan
         seconds: cython.double = 0.0
         copies_s: cython.double = 0.0
-        if not (scheduler.running or scheduler.waiting or scheduler.ready or scheduler.swapped):
+        if not scheduler._works():
             return False
         drafting = self.drafting
         if drafting is not None:
@@ -1686,7 +1909,7 @@ class Engine:
         self._seconds, self._copies_s = seconds, copies_s
         self._blocks = scheduler._used()
         self._running = len(scheduler.running)
-        self._waiting = len(scheduler.waiting) + len(scheduler.swapped)
+        self._waiting = scheduler._queued()
         self.start, self.end = now, now + seconds
         return True
 
@@ -1900,6 +2123,8 @@ class Engine:
             for w in range(work.kinds):
                 self._merged_keys[w] += work.decode_kv_tokens[w]
                 table[row, 16 + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
+            if self.rows.grouped:
+                self._write_slowest(row)
         else:
             row = self._new_row(delivered)
             self._merged, self._merged_waiting = 1, self._waiting
@@ -1940,4 +2165,28 @@ class Engine:
             draft = self._draft
             for w, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
                 table[row, 16 + 4 * kinds + w] = value
+        if self.rows.grouped:
+            self._write_slowest(row)
         return row
+
+    @cython.cfunc
+    def _write_slowest(self, row: cython.longlong) -> None:
+        """What the slowest attention group does, as ``simulator.serving.log.GROUP_SCALARS`` and by window."""
+        work: Work = self.work if self.work.slowest is None else self.work.slowest
+        w: cython.longlong
+        kinds: cython.longlong = work.kinds
+        at: cython.longlong = self.rows.group_at
+        table: cython.double[:, ::1] = self.rows.table
+        table[row, at] = work.prefill_seqs
+        table[row, at + 1] = work.prefill_tokens
+        table[row, at + 2] = work.sampled_prefills
+        table[row, at + 3] = work.decode_seqs
+        table[row, at + 4] = work.query_len
+        table[row, at + 5] = work.longest_kv
+        table[row, at + 6] = work.beyond_kv
+        table[row, at + 7] = work.all_over_own
+        for w in range(kinds):
+            table[row, at + 8 + w] = work.prefill_pairs[w]
+            table[row, at + 8 + kinds + w] = work.prefill_kv_tokens[w]
+            table[row, at + 8 + 2 * kinds + w] = work.sampled_kv_tokens[w]
+            table[row, at + 8 + 3 * kinds + w] = work.decode_kv_tokens[w]

@@ -191,7 +191,7 @@ class RoutedFeed:
         self._refusal = limits.refusal if refusal is None else refusal
         self.limits = limits
         self.block_size = limits.block_size
-        self.capacity_tokens = limits.num_blocks * limits.block_size
+        self.capacity_tokens = limits.groups * limits.num_blocks * limits.block_size
         """Tokens that the replica's KV cache holds."""
         self.outstanding = 0
         """Requests handed over and not yet ended."""

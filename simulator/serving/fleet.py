@@ -76,7 +76,8 @@ class Fleet:
         """
         first = self.pools[0]
         positions = first.sampler.num_speculative_tokens if first.sampler is not None else 0
-        steps = StepLog(len(first.timer.windows), full_step_rows, first.rule is not None, condense)
+        grouped = any(pool.limits.groups > 1 for pool in self.pools)
+        steps = StepLog(len(first.timer.windows), full_step_rows, first.rule is not None, condense, grouped)
         log = RunLog(stream, steps, positions, progress)
         served = log.admit(self.refusal)
         replicas = FleetRun(self, log, served).replicas if self._needs_router(stream) else self._run_apart(log, served)

@@ -1,8 +1,8 @@
-"""The limits under which one replica schedules: tokens, sequences and KV blocks."""
+"""The limits under which one replica, or each of its attention groups, schedules: tokens, sequences and KV blocks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -29,8 +29,24 @@ class EngineLimits:
     """Work of the server's front end on one request, which takes them one after another."""
     intake_per_token_s: float = 0.0
     """The part of that work that grows with the prompt: tokenisation."""
+    groups: int = 1
+    """Attention groups that step together, each with these sequences, tokens and blocks of its own."""
+    in_turn: bool = False
+    """Whether requests go to the groups in turn, not to the one with the fewest."""
     schedules_ahead: bool = False
     """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
+
+    @property
+    def together(self) -> EngineLimits:
+        """What all attention groups may do and hold together."""
+        return replace(
+            self,
+            max_num_seqs=self.groups * self.max_num_seqs,
+            max_num_batched_tokens=self.groups * self.max_num_batched_tokens,
+            num_blocks=self.groups * self.num_blocks,
+            watermark_blocks=self.groups * self.watermark_blocks,
+            groups=1,
+        )
 
     def intake_work(self, input_tokens: Any) -> Any:
         """Seconds that the front end works on a request of so many prompt tokens, or on each of many."""

@@ -43,6 +43,18 @@ SCALARS = (
 DRAFT_SCALARS = 4
 """Counts of a ``DraftStep`` before those by window."""
 
+GROUP_SCALARS = (
+    "prefill_seqs",
+    "prefill_tokens",
+    "sampled_prefills",
+    "decode_seqs",
+    "query_len",
+    "longest_kv",
+    "beyond_kv",
+    "all_over_own",
+)
+"""What the slowest attention group does, before what it does by window: the last columns where there are several."""
+
 FULL_ROWS = 1_000_000
 """Rows up to which every engine step has its own."""
 CONDENSED_AT = 1 << 17
@@ -59,14 +71,22 @@ class StepLog:
     """
 
     def __init__(
-        self, windows: int, full_rows: int = FULL_ROWS, drafting: bool = False, condense: Condense | None = None
+        self,
+        windows: int,
+        full_rows: int = FULL_ROWS,
+        drafting: bool = False,
+        condense: Condense | None = None,
+        grouped: bool = False,
     ) -> None:
         self._windows = windows
         self._full_rows = full_rows
         self._condense = condense
         self._draft_at = len(SCALARS) + 4 * windows if drafting else None
         """First column of what the drafter did in each row's step, where a policy decides it."""
-        self.width = len(SCALARS) + 4 * windows + (DRAFT_SCALARS + 2 * windows if drafting else 0)
+        self.group_at = len(SCALARS) + 4 * windows + (DRAFT_SCALARS + 2 * windows if drafting else 0)
+        """First column of what the slowest attention group does."""
+        self.grouped = grouped
+        self.width = self.group_at + (len(GROUP_SCALARS) + 4 * windows if grouped else 0)
         """Columns."""
         self._table = np.empty((1024, self.width))
         self._rows = 0
@@ -84,7 +104,8 @@ class StepLog:
         self._rows = 0
 
     def extend(self, rows: FloatArray) -> None:
-        """Append rows; columns as ``SCALARS``, then four for each window, then those of the drafter."""
+        """Append rows; columns as ``SCALARS``, then four for each window, then those of the drafter and of the slowest
+        attention group."""
         if self._condense is not None and self._rows >= CONDENSED_AT:
             self._condense(self)
         count = self._rows + len(rows)
@@ -99,20 +120,23 @@ class StepLog:
         """One scalar column."""
         return self._table[: self._rows, SCALARS.index(name)]
 
+    @property
+    def decode_kv_tokens(self) -> IntArray:
+        """Keys that decoding sequences of all groups read in layers with the first window."""
+        return self._table[: self._rows, len(SCALARS) + 3 * self._windows].astype(np.int64)
+
     def integers(self, name: str) -> IntArray:
         """One scalar column that counts something."""
         return self.column(name).astype(np.int64)
 
     def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
-        """The work of the chosen steps."""
+        """The work of the chosen steps: of several attention groups, what the slowest does."""
         rows = self._table[: self._rows][chosen]
-        keys = (
-            rows[:, len(SCALARS) : len(SCALARS) + 4 * self._windows]
-            .astype(np.int64)
-            .reshape(len(rows), 4, self._windows)
-        )
+        first, names = (self.group_at, GROUP_SCALARS) if self.grouped else (0, SCALARS)
+        windowed = first + len(names)
+        keys = rows[:, windowed : windowed + 4 * self._windows].astype(np.int64).reshape(len(rows), 4, self._windows)
         by_window = [tuple(keys[:, kind, w] for w in range(self._windows)) for kind in range(4)]
-        count = {name: rows[:, SCALARS.index(name)].astype(np.int64) for name in SCALARS[8:13]}
+        count = {name: rows[:, first + names.index(name)].astype(np.int64) for name in GROUP_SCALARS[:6]}
         return StepWork(
             count["prefill_seqs"],
             count["prefill_tokens"],
@@ -123,8 +147,9 @@ class StepLog:
             count["decode_seqs"],
             count["query_len"],
             by_window[3],
-            rows[:, SCALARS.index("longest_kv")].astype(np.int64),
-            rows[:, SCALARS.index("beyond_kv")],
+            count["longest_kv"],
+            rows[:, first + names.index("beyond_kv")],
+            rows[:, first + names.index("all_over_own")] if self.grouped else 0.0,
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:

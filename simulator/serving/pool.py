@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -95,8 +95,11 @@ class Pool:
 
         def make_scheduler() -> Scheduler:
             rule = getattr(engine, make) if isinstance(make, str) else make
-            made: Scheduler = rule(self.limits, self._cache(log, index), self.swap)
-            return made
+            groups = self.limits.groups
+            swap = None if self.swap is None else replace(self.swap, num_blocks=self.swap.num_blocks // groups)
+            made: list[Scheduler] = [rule(self.limits, cache, swap) for cache in self._caches(log, index)]
+            grouped: Scheduler = made[0] if groups == 1 else engine.GroupedScheduler(self.limits, made, self.swap)
+            return grouped
 
         def shared(what: str, owner: object, make: Callable[[], Any]) -> Any:
             found = log.shared.get((what, engine.SOURCE, id(owner)))
@@ -132,20 +135,24 @@ class Pool:
         make = self.rules.make
         return isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
 
-    def _cache(self, log: RunLog, replica: int) -> NoPrefixCache:
-        hashes = log.stream.prefix_hashes
+    def _caches(self, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
+        """The prefix cache of each attention group; a router that asks who holds what is told of the first."""
+        hashes, groups = log.stream.prefix_hashes, self.limits.groups
         if hashes is None or not self.prefix_caching:
-            return NoPrefixCache()
+            yield from (NoPrefixCache() for _ in range(groups))
+            return
         if hashes.block_tokens % self.limits.block_size:
             raise ForerunError(
                 f"engine.block_size: blocks of {self.limits.block_size} tokens cannot cache prefix hashes of "
                 f"{hashes.block_tokens} tokens; choose a divisor of it, or enable_prefix_caching: false"
             )
         outputs = log.output_tokens if log.stream.answers_hashed else None
-        host = None
         if log.holders is not None:
             log.holders.drop_all(1 << replica)
-        if self.offload is not None:
-            host = HostCache(self.offload.num_blocks)
-            log.host_caches.append(host)
-        return PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host, log.holders, replica)
+        for group in range(groups):
+            host = None
+            if self.offload is not None:
+                host = HostCache(self.offload.num_blocks // groups)
+                log.host_caches.append(host)
+            holders = None if group else log.holders
+            yield PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host, holders, replica)

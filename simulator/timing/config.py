@@ -22,7 +22,9 @@ class HardwareConfig(Section):
     """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert."""
     attention_data_parallel: PositiveInt = 1
     """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own;
-    the experts are spread over all of them. Limits of the engine are those of all groups together."""
+    the experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and
+    steps with the others. ``engine.max_num_seqs``, ``max_num_batched_tokens`` and ``num_kv_blocks`` are those of one
+    group, as the engines' flags are; SGLang divides the first two among the groups."""
     expert_routing: str = "uniform"
     """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
     (NVIDIA's aiconfigurator measures 1.01 and 1.2) or ``zipf-ALPHA`` (popular experts by rank; smooth in the batch)."""

@@ -393,7 +393,8 @@ class SequentialDrafter:
             )
         )
         empty = (zero,) * len(contexts)
-        return StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + width, contexts)
+        own = StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + width, contexts)
+        return own._replace(all_over_own=seen.all_over_own)
 
 
 @dataclass(slots=True)

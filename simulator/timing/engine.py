@@ -22,7 +22,7 @@ from simulator.timing.drafters import (
 )
 from simulator.timing.kernels import Call, Costs, Kernel, elsewhere_s, price
 from simulator.timing.step import StepTables, StepTimer, attention_windows
-from simulator.timing.work import StepWork, expanded, fullest_group
+from simulator.timing.work import StepWork, expanded, slowest_group
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -116,6 +116,7 @@ class ModelTimer:
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step, host included."""
+        work = self.slowest(work)
         target_s = self.target.seconds(self.scored(work))
         sequences = work.decode_seqs + work.prefill_seqs
         exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
@@ -147,6 +148,7 @@ class ModelTimer:
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
+        work = self.slowest(work)
         total = self.target.costs(self.scored(work))
         target_s = total.device_s
         sequences = work.decode_seqs + work.prefill_seqs
@@ -164,6 +166,7 @@ class ModelTimer:
 
         Host work around them is left out, the drafter's own included: ``costs`` says how much of it is exposed.
         """
+        work = self.slowest(work)
         target = list(self.target.kernels(self.scored(work)))
         yield from target
         if self.drafter is None:
@@ -193,6 +196,7 @@ class ModelTimer:
 
     def exposed_drafting_s(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Any:
         """Seconds that the drafter adds to each step, without what runs beside the target; None without a drafter."""
+        work = self.slowest(work)
         costs = self.drafting(work, draft)
         if costs is None:
             return None
@@ -203,6 +207,7 @@ class ModelTimer:
         """What the drafter alone costs in each step; None without one."""
         if self.drafter is None:
             return None
+        work = self.slowest(work)
         if draft is None:
             return drafting_costs(self.drafter.parts(self._seen_by_draft(work)), len(work.decode_seqs))
         assert self.adjusted is not None
@@ -220,6 +225,10 @@ class ModelTimer:
         seconds = drafting.device_s + drafting.host_s
         hidden = self._overlap * np.minimum(seconds, target_s)
         total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
+
+    def slowest(self, work: StepWork[Any]) -> StepWork[Any]:
+        """The part of a step that every other attention group waits for; each has its own host work."""
+        return slowest_group(work, self.target.deployment.attention_data_parallel)
 
     def scored(self, work: StepWork[Any]) -> StepWork[Any]:
         """The step as the target computes it."""
@@ -332,7 +341,8 @@ class PipelineTimer(ModelTimer):
 
         The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
         """
-        send = self._send_list[self._sent_tokens(work)]
+        work = self.slowest(work)
+        send = self._send_list[work.tokens]
         seconds = [self.target.seconds(work) + send, *(stage.seconds(work) + send for stage in self.later)]
         seconds[-1] -= send
         if self.drafter is not None:
@@ -344,6 +354,7 @@ class PipelineTimer(ModelTimer):
 
     def host_seconds(self, work: StepWork[Any]) -> float:
         """Seconds of the scheduler before a batch enters the first stage."""
+        work = self.slowest(work)
         sequences = work.decode_seqs + work.prefill_seqs
         seconds: float = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         return seconds
@@ -355,6 +366,7 @@ class PipelineTimer(ModelTimer):
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many batches over all stages, host included; work on one chip of each stage."""
+        work = self.slowest(work)
         parts = [stage.costs(work) for stage in (self.target, *self.later)]
         last = parts[-1]
         drafting = self.drafting(work)
@@ -372,6 +384,7 @@ class PipelineTimer(ModelTimer):
 
     def kernels(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Iterator[Kernel]:
         """The kernels of one batch on its way through all stages, as arrays of length one."""
+        work = self.slowest(work)
         for number, stage in enumerate((self.target, *self.later), 1):
             for kernel in stage.kernels(work):
                 yield kernel._replace(name=f"stage {number}: {kernel.name}")
@@ -384,12 +397,7 @@ class PipelineTimer(ModelTimer):
     def _sent(self, work: StepWork[IntArray]) -> Kernel:
         """Hand-overs between all stages."""
         assert self._sending is not None
-        tokens = self._sent_tokens(work)
+        tokens = work.tokens
         seconds, basis = self._sending.seconds[tokens], self._sending.basis
         basis = basis[tokens] if isinstance(basis, np.ndarray) and basis.ndim else basis
         return elsewhere_s("hand-over", "collective", seconds, len(self.later))._replace(basis=basis)
-
-    def _sent_tokens(self, work: StepWork[Any]) -> Any:
-        groups = self.target.deployment.attention_data_parallel
-        seen = work if groups == 1 else fullest_group(work, groups)
-        return seen.prefill_tokens + seen.decode_seqs * seen.query_len

@@ -54,6 +54,10 @@ class Framework(BaseModel):
     intake_work_s: float = Field(default=0.0, ge=0)
     intake_per_token_s: float = Field(default=0.0, ge=0)
     schedules_ahead: bool = False
+    group_choice: Literal["fewest", "in-turn"] = "fewest"
+    """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
+    divides_limits: bool = False
+    """Whether limits on sequences and tokens are those of all attention groups together."""
     scheduling_s: float = Field(default=0.0, ge=0)
     """Part of the host work of a step that asynchronous scheduling runs beside the device."""
     scheduling_per_sequence_s: float = Field(default=0.0, ge=0)

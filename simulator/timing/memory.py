@@ -34,8 +34,9 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) 
     """Peak bytes of activations, logits and reserved memory in the largest step, on one chip.
 
     The residual stream, its norm, the attention input and output (4 x hidden) live together with the widest MLP's gate,
-    up and product (3 x intermediate / TP; routed experts' over all chips of the group); logits, on the last pipeline
-    stage, are held in fp32 together with their softmax. One attention group may get all tokens of a step.
+    up and product (3 x intermediate / TP; routed experts get the tokens of every attention group, over all chips of the
+    stage); logits, on the last pipeline stage, are held in fp32 together with their softmax. Limits are those of one
+    attention group.
     """
     architecture = deployment.architecture
     widest = 0.0
@@ -44,14 +45,12 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) 
         if mlp is None:
             continue
         if isinstance(mlp, MoeMlp):
-            width = mlp.experts_per_token * mlp.intermediate_size / deployment.group_chips
-            width += mlp.shared_intermediate_size / deployment.tensor_parallel
+            width = mlp.experts_per_token * mlp.intermediate_size + mlp.shared_intermediate_size
         else:
-            width = mlp.intermediate_size / deployment.tensor_parallel
-        widest = max(widest, width)
+            width = mlp.intermediate_size
+        widest = max(widest, width / deployment.tensor_parallel)
     stream = max_tokens * (4 * architecture.hidden_size + 3 * widest) * ACTIVATION_BYTES
-    sampled = -(-max_sampled // deployment.attention_data_parallel) if deployment.last_stage else 0
-    logits = 2 * sampled * architecture.vocab_size * LOGIT_BYTES
+    logits = 2 * (max_sampled if deployment.last_stage else 0) * architecture.vocab_size * LOGIT_BYTES
     return stream + logits + deployment.framework.reserved_bytes
 
 
@@ -99,7 +98,7 @@ def plan_memory(
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
     The pipeline stage with the least room decides for all stages. Each attention group has blocks of its own; they
-    are counted together.
+    are counted together. Limits, and a measured count, are those of one group, as each prints its own.
 
     Args:
         deployment: the whole model.
@@ -150,19 +149,18 @@ def _plan_stage(
     left = budget - weights - draft_weights - activations
     if deployment.framework.kv_share_of == "free":
         left = (deployment.chip.memory.capacity_bytes - weights - draft_weights - activations) * gpu_memory_utilization
-    sequences = -(-max_num_seqs // deployment.attention_data_parallel)
-    states = sequences * deployment.state_bytes_per_sequence
+    states = max_num_seqs * deployment.state_bytes_per_sequence
     left -= states
     left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
     blocks = deployment.attention_data_parallel * int(left // (per_token * block_size)) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
-        blocks = num_kv_blocks
+        blocks = deployment.attention_data_parallel * num_kv_blocks
     if blocks < 1:
         raise ForerunError(
             f"model: {deployment.architecture.name} does not fit {deployment.group_chips} x "
             f"{deployment.chip.name}{_stage_words(deployment)}: "
             f"per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
-            f"{_state_words(states, sequences)}{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
+            f"{_state_words(states, max_num_seqs)}{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
             f"({gpu_memory_utilization:.0%} of {deployment.chip.memory.capacity_bytes / 1e9:.0f} GB); "
             f"raise hardware.tensor_parallel or pipeline_parallel, choose a narrower weights_dtype or lower "
             f"engine.max_num_batched_tokens"
@@ -196,7 +194,7 @@ def window_bytes(
         left: bytes for KV altogether.
         per_token: bytes that a token takes in the layers without a window.
         max_tokens: most tokens of a step.
-        max_num_seqs: most sequences at once, over all attention groups.
+        max_num_seqs: most sequences at once.
         block_size: tokens of a block.
     """
     windows = deployment.windowed_kv_bytes
@@ -204,10 +202,9 @@ def window_bytes(
         return 0.0
     widest = max(window for window, _ in windows)
     sequence = sum(size * (window + block_size) for window, size in windows)
-    sequences = -(-max_num_seqs // deployment.attention_data_parallel)
     step = min(max_tokens * sum(size for _, size in windows), 0.5 * left)
     share = left * sequence / (sequence + per_token * (widest + block_size))
-    return float(min(sequences * sequence + step, share, left - per_token * block_size))
+    return float(min(max_num_seqs * sequence + step, share, left - per_token * block_size))
 
 
 def _state_words(states: float, sequences: int) -> str:

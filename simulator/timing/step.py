@@ -32,7 +32,7 @@ from simulator.timing.kernels import (
     reduction_calls,
     shared_expert_calls,
 )
-from simulator.timing.work import StepWork, fullest_group
+from simulator.timing.work import StepWork, slowest_group
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -149,6 +149,10 @@ class StepTables(NamedTuple):
     """Which such a step cannot beat."""
     prompts_uncaptured: bool
     """Whether every step with prompt chunks runs outside them."""
+    experts: CostTable | None
+    """Experts that attention groups share, by the tokens of all groups; None where they are part of the layers."""
+    padded: IntArray
+    """Least such tokens by those of the slowest group."""
     attention: tuple[AttentionPrices, ...]
     alone: Callable[[int, int], float] | None
     """Seconds per key of ``StepWork.beyond_kv``, by sequences and queries of each; None where it costs nothing."""
@@ -188,7 +192,7 @@ class StepTimer:
     _experts: CostTable | None = field(init=False, default=None)
     """Experts that attention groups share, by the tokens of all groups."""
     _padded: IntArray = field(init=False)
-    """Tokens of all groups together that the experts compute when the fullest replays a graph, by its tokens."""
+    """Tokens of all groups together that the experts compute when the slowest replays a graph, by its tokens."""
     _routed: bool = field(init=False)
     """Whether experts tell tokens of one sequence from those of several."""
     _one_pass: list[tuple[Callable[..., Any], MixingKind]] = field(init=False, default_factory=list)
@@ -231,16 +235,17 @@ class StepTimer:
         self._routed = routed and groups == 1
         self._layers = {1: CostTable(self._layer_costs(1), self.max_tokens)}
         self._head = CostTable(lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)), self.max_tokens)
+        self._padded = np.zeros(0, dtype=np.int64)
         if groups > 1:
             padded = framework.padded_tokens(tokens, deployment.cuda_graphs)
             self._padded = np.where(captured, groups * padded, 0)
-            self._experts = CostTable(self._expert_costs, max(self.max_tokens, int(self._padded.max())))
+            self._experts = CostTable(self._expert_costs, max(groups * self.max_tokens, int(self._padded.max())))
 
     @property
     def tables(self) -> StepTables | None:
-        """What single steps are made of; None where they need more than tables and attention (attention groups that
-        share experts, one kernel for mixed batches)."""
-        if self._experts is not None or any(kind.one_pass for kind in self._kinds):
+        """What single steps are made of; None where they need more than tables and attention (one kernel for mixed
+        batches)."""
+        if any(kind.one_pass for kind in self._kinds):
             return None
         return StepTables(
             self._layers[1],
@@ -249,6 +254,8 @@ class StepTimer:
             np.asarray(self._eager),
             self._floor_s,
             self._decode_graphs,
+            self._experts,
+            self._padded,
             tuple(self._attention_prices()),
             self._alone_s if self.longest_asked else None,
         )
@@ -256,7 +263,7 @@ class StepTimer:
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
         """The kernels of many steps in the order in which they run, layer kinds one after the other.
 
-        Host work and drafters are left out. Of several attention groups the fullest is meant, with the useful work of
+        Host work and drafters are left out. Of several attention groups the slowest is meant, with the useful work of
         the mean one.
 
         Args:
@@ -265,7 +272,7 @@ class StepTimer:
         """
         deployment = self.deployment
         seen, everyone, logit_rows = self._seen(work, logit_rows)
-        tokens = seen.prefill_tokens + seen.decode_seqs * seen.query_len
+        tokens = seen.tokens
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
         mixing = {(kind.shape, kind.window): list(self._mixing_kernels(kind, seen)) for kind in self._kinds}
         together = self._together(seen)
@@ -305,7 +312,7 @@ class StepTimer:
             logit_rows: as ``kernels`` takes them.
         """
         seen, everyone, logit_rows = self._seen(work, logit_rows)
-        tokens = seen.prefill_tokens + seen.decode_seqs * seen.query_len
+        tokens = seen.tokens
         total = self._layer_rows(seen, tokens)
         total.add(self._head.rows(logit_rows))
         for kind in self._kinds:
@@ -331,7 +338,7 @@ class StepTimer:
         if self._experts is not None:
             seen, everyone, logit_rows = self._seen(work, logit_rows)
         decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
-        tokens = seen.prefill_tokens + decoding * seen.query_len
+        tokens = seen.tokens
         if logit_rows is None:
             logit_rows = decoding * seen.query_len + seen.sampled_prefills
         together = self._routed and decoding and not prefilling and seen.query_len > 1
@@ -355,18 +362,16 @@ class StepTimer:
         return one
 
     def _seen(self, work: StepWork[Any], logit_rows: Any) -> tuple[StepWork[Any], Any, Any]:
-        """The part of a step that the fullest attention group does, the tokens of all groups, its rows of logits."""
-        groups = self.deployment.attention_data_parallel
-        everyone = work.prefill_tokens + work.decode_seqs * work.query_len
-        seen = work if groups == 1 else fullest_group(work, groups)
+        """The part of a step that the slowest attention group does, the tokens of all groups, its rows of logits."""
+        seen = slowest_group(work, self.deployment.attention_data_parallel)
         if logit_rows is None:
             logit_rows = seen.decode_seqs * seen.query_len + seen.sampled_prefills
-        else:
-            logit_rows = -(-logit_rows // groups)
-        return seen, everyone, logit_rows
+        elif seen is not work:
+            logit_rows = -(-logit_rows // self.deployment.attention_data_parallel)
+        return seen, seen.everyone, logit_rows
 
     def _even(self, everyone: IntArray, own: IntArray) -> FloatArray | None:
-        """Work of the mean attention group over that of the fullest; None where there is one."""
+        """Work of the mean attention group over that of the slowest; None where there is one."""
         groups = self.deployment.attention_data_parallel
         return np.divide(everyone, groups * own, out=np.ones(len(own)), where=own > 0) if groups > 1 else None
 

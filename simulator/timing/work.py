@@ -38,6 +38,23 @@ class StepWork(NamedTuple, Generic[Number]):
     """Context of the longest decoding sequence, where timing asks for it (``longest_asked``); 0 = all alike."""
     beyond_kv: Any = 0
     """The same less the mean of as many of the longest as timing asks for."""
+    all_over_own: Any = 0.0
+    """Tokens of all attention groups over those told here, where the work is that of the slowest group alone; 0: it is
+    the work of all groups together."""
+
+    @property
+    def tokens(self) -> Any:
+        """Tokens that the step computes."""
+        decoding: Any = self.decode_seqs
+        return self.prefill_tokens + decoding * self.query_len
+
+    @property
+    def everyone(self) -> Any:
+        """Tokens of all attention groups together."""
+        tokens = self.tokens
+        if isinstance(tokens, np.ndarray):
+            return np.where(self.all_over_own == 0, tokens, np.floor(tokens * self.all_over_own + 0.5)).astype(np.int64)
+        return int(tokens * self.all_over_own + 0.5) if self.all_over_own else tokens
 
 
 def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
@@ -78,11 +95,14 @@ def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
     return context_tokens if window is None else min(context_tokens, window + query_len - 1)
 
 
-def fullest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
-    """The part of a step that the fullest of ``groups`` attention groups does.
+def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
+    """The part of a step that the slowest of ``groups`` attention groups does.
 
-    Sequences are dealt out evenly, whole: a single prompt keeps one group busy while the others wait.
+    Where nobody has told who does what, sequences are dealt out evenly, whole: a single prompt keeps one group busy
+    while the others wait.
     """
+    if groups == 1 or np.all(work.all_over_own):
+        return work
     decoding, prefilling = _share(work.decode_seqs, groups), _share(work.prefill_seqs, groups)
 
     def decodes(total: Any) -> Any:
@@ -91,7 +111,7 @@ def fullest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
     def prompts(total: Any) -> Any:
         return _part(total, prefilling, work.prefill_seqs)
 
-    return StepWork(
+    own = StepWork(
         prefill_seqs=prefilling,
         prefill_tokens=prompts(work.prefill_tokens),
         prefill_pairs=tuple(prompts(total) for total in work.prefill_pairs),
@@ -102,6 +122,13 @@ def fullest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
         query_len=work.query_len,
         decode_kv_tokens=tuple(decodes(total) for total in work.decode_kv_tokens),
     )
+    return own._replace(all_over_own=_ratio(work.tokens, own.tokens))
+
+
+def _ratio(total: Any, own: Any) -> Any:
+    if isinstance(own, np.ndarray):
+        return np.divide(total, own, out=np.ones(own.shape), where=own > 0)
+    return total / own if own else 1.0
 
 
 def _share(sequences: Any, groups: int) -> Any:

@@ -219,7 +219,7 @@ def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> Replica:
         survival = draft_survival(speculation)
     return make_replica(
         cluster.timer,
-        cluster.limits,
+        cluster.limits.together,
         traffic(lengths, cluster.limits, cluster.replicas, cluster.prefix_caching),
         survival,
         prefill_first=not scenario.engine.rules.mixes,

@@ -110,7 +110,7 @@ def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_cachin
         raise NothingServedError(next(r for r in reasons if r is not None))
     cached = np.zeros(len(prompts))
     if lengths.stream is not None and prefix_caching:
-        cached = cached_prompt_tokens(lengths.stream, limits, replicas)
+        cached = cached_prompt_tokens(lengths.stream, limits, replicas * limits.groups)
     # An engine computes at least the last token of a prompt, to have logits to sample from.
     cached = np.minimum(cached, prompts - 1)
     if replicas > 1 and cached.any():
@@ -125,7 +125,7 @@ def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_cachin
 
 
 def cached_prompt_tokens(stream: RequestStream, limits: EngineLimits, replicas: int) -> FloatArray:
-    """Prompt tokens of each request that the LRU prefix cache of one replica holds when it arrives.
+    """Prompt tokens of each request that the LRU prefix cache of one replica (or group) holds when it arrives.
 
     The replica sees every ``replicas``-th request, as round-robin routing hands them out, and its cache has all of its
     KV blocks: running requests, which take some, are left out, so hits are somewhat high when memory is short.

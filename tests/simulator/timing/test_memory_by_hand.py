@@ -45,10 +45,13 @@ class TestActivations:
         mixtral = bare("mixtral-8x7b", "h200-sxm", 2)
         assert activation_bytes(mixtral, 100, 0) == pytest.approx(100 * (4 * 4096 + 3 * 2 * 14336 / 2) * 2)
 
-    def test_attention_groups_share_rows_of_logits_and_no_stage_but_the_last_has_any(self):
-        one = replace(bare("mixtral-8x7b", "h200-sxm"), attention_data_parallel=4, expert_parallel=4)
-        gap = activation_bytes(one, 8, 9) - activation_bytes(one, 8, 0)
-        assert gap == 2 * 3 * 32_000 * 4, "nine rows over four groups: the fullest has three"
+    def test_limits_are_those_of_one_attention_group(self):
+        """Four groups with a budget each send their tokens to the experts at once: a chip's share is that of one."""
+        alone = bare("mixtral-8x7b", "h200-sxm")
+        groups = replace(alone, attention_data_parallel=4, expert_parallel=4)
+        assert activation_bytes(groups, 8, 9) == activation_bytes(alone, 8, 9)
+
+    def test_no_stage_but_the_last_has_rows_of_logits(self):
         first, last = bare().stages(2)
         assert activation_bytes(first, 8, 9) == activation_bytes(first, 8, 0)
         assert activation_bytes(last, 8, 9) > activation_bytes(last, 8, 0)
@@ -228,7 +231,7 @@ class TestWindows:
         assert window_bytes(self.ONE, 0.0, self.SIZE, 2048, 10, 16) == 0.0
         assert window_bytes(self.ONE, -1.0, self.SIZE, 2048, 10, 16) == 0.0
 
-    def test_groups_share_the_sequences(self):
+    def test_each_group_has_its_own_sequences(self):
         groups = replace(self.ONE, attention_data_parallel=4, expert_parallel=4)
-        nine, three = (window_bytes(one, 50 * GB, self.SIZE, 1, seqs, 16) for one, seqs in ((groups, 9), (self.ONE, 3)))
-        assert nine == three
+        grouped, alone = (window_bytes(one, 50 * GB, self.SIZE, 1, 9, 16) for one in (groups, self.ONE))
+        assert grouped == alone

@@ -15,7 +15,7 @@ from simulator.llm.layers import MoeMlp
 from simulator.timing import ModelTimer, PipelineTimer, StepTimer, StepWork, causal_pairs, plan_memory, stage_timers
 from simulator.timing.engine import send_kernel
 from simulator.timing.kernels import exchange_bytes
-from simulator.timing.work import fullest_group
+from simulator.timing.work import slowest_group
 
 MOES = ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b")
 
@@ -185,23 +185,23 @@ def test_uneven_routing_is_slower():
 
 
 def test_a_single_prompt_keeps_one_group_busy():
-    work = fullest_group(mixed(64, 500, 1, 900), 8)
+    work = slowest_group(mixed(64, 500, 1, 900), 8)
     assert (work.prefill_tokens, work.prefill_pairs, work.decode_seqs) == (900, (900 * 901 // 2,), 8)
     assert work.decode_kv_tokens == (8 * 500,)
-    spread = fullest_group(mixed(0, 1, 8, 900), 8)
+    spread = slowest_group(mixed(0, 1, 8, 900), 8)
     assert (spread.prefill_seqs, spread.prefill_tokens) == (1, 900)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 300), st.integers(1, 4000), st.integers(0, 9), st.integers(1, 300), st.integers(1, 9))
-def test_the_fullest_group_has_its_share(seqs, context, prompts, tokens, groups):
+def test_the_slowest_group_has_its_share(seqs, context, prompts, tokens, groups):
     work = mixed(seqs, context, prompts, tokens)
-    seen = fullest_group(work, groups)
+    seen = slowest_group(work, groups)
     for name in ("prefill_seqs", "prefill_tokens", "decode_seqs", "sampled_prefills"):
         whole, part = getattr(work, name), getattr(seen, name)
         assert whole <= part * groups
         assert part <= whole
-    many = fullest_group(arrays(work), groups)
+    many = slowest_group(arrays(work), groups)
     assert [int(np.ravel(field)[0]) for field in many] == [int(np.ravel(field)[0]) for field in seen]
 
 

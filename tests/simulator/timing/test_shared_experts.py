@@ -13,7 +13,7 @@ from test_step import arrays, decode, deployment
 from hwprofiles.moe import read_routing
 from simulator.timing import StepTimer, StepWork
 from simulator.timing.kernels import exchange_bytes, expert_call, price, shared_expert_calls
-from simulator.timing.work import fullest_group
+from simulator.timing.work import slowest_group
 
 MODEL = "qwen3-30b-a3b"
 
@@ -51,7 +51,7 @@ def test_work_of_all_chips_together_is_that_of_one(groups, seqs):
     assert groups * part.flops == pytest.approx(whole.flops, rel=1e-6)
 
 
-def test_the_fullest_group_sets_the_pace():
+def test_the_slowest_group_sets_the_pace():
     """Nine to twelve sequences over four groups are three for the fullest: all but the experts takes equally long."""
     timer = StepTimer(spread(4), 512)
     for fullest, batches in ((2, range(5, 9)), (3, range(9, 13))):
@@ -127,13 +127,14 @@ class TestExchange:
 
 
 @given(st.integers(0, 50), st.integers(0, 9), st.integers(1, 8), st.integers(1, 900))
-def test_the_fullest_group_of_equal_sequences_has_its_whole_share(seqs, prompts, groups, context):
+def test_the_slowest_group_of_equal_sequences_has_its_whole_share(seqs, prompts, groups, context):
     """Sequences are dealt out whole; a group's keys, tokens and pairs are those of its own sequences."""
     work = mixed(seqs, context, prompts, 7)
-    seen = fullest_group(work, groups)
+    seen = slowest_group(work, groups)
     decoding, prefilling = -(-seqs // groups), -(-prompts // groups)
-    assert seen == mixed(decoding, context, prefilling, 7)
-    as_arrays = fullest_group(arrays(work), groups)
+    assert seen._replace(all_over_own=0.0) == mixed(decoding, context, prefilling, 7)
+    assert seen.everyone == work.tokens
+    as_arrays = slowest_group(arrays(work), groups)
     for name in StepWork._fields:
         assert np.asarray(getattr(as_arrays, name)).ravel().tolist() == np.asarray(getattr(seen, name)).ravel().tolist()
 
