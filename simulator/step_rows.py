@@ -186,12 +186,8 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
 
 
 def run_gaps(log: RunLog) -> GapCounts:
-    """All gaps between token deliveries of a run: those that last as long as a step, then the others."""
-    others = np.asarray(log.gaps_s)
-    return GapCounts(
-        np.concatenate((np.asarray(log.step_gaps_s), others)),
-        np.concatenate((np.asarray(log.step_gap_counts), np.ones(len(others), dtype=np.int64))),
-    )
+    """All gaps between token deliveries of a run."""
+    return GapCounts(*log.gaps())
 
 
 def summed(steps: StepRecords, size: int) -> StepRecords:

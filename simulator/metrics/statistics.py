@@ -18,7 +18,8 @@ EQUAL = 1e-12
 class WeightedSample:
     """A multiset of numbers: value ``values[i]`` occurs ``cumulative[i] - cumulative[i - 1]`` times; values ascend.
 
-    Build it with :meth:`of`; statistics equal those of the expanded multiset, which is never built.
+    Build it with :meth:`of`; statistics equal those of the expanded multiset, which is never built. Sums are numpy's
+    own, not dot products: those of a BLAS library depend on the processor and on its cores.
     """
 
     values: FloatArray
@@ -60,14 +61,14 @@ class WeightedSample:
 
     def mean(self) -> float:
         """Arithmetic mean; NaN of nothing."""
-        return float(self.values @ self.counts / self.size) if self.size else nan
+        return float(np.multiply(self.values, self.counts).sum() / self.size) if self.size else nan
 
     def std(self) -> float:
         """Population standard deviation (``ddof=0``, as vLLM's benchmark reports it); NaN of nothing."""
         if not self.size:
             return nan
         deviation = self.values - self.mean()
-        return sqrt(float((deviation * deviation) @ self.counts) / self.size)
+        return sqrt(float((deviation * deviation * self.counts).sum()) / self.size)
 
     def median(self) -> float:
         """Middle element, or the mean of the two middle ones; NaN of nothing."""

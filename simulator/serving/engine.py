@@ -33,15 +33,18 @@ SOURCE = "interpreted"
 
 NEW_TOKEN_RATIO = 0.7
 """Share of the output still to come that SGLang keeps room for (``SGLANG_INIT_NEW_TOKEN_RATIO``)."""
-MERGED_STEPS = 64
+MERGED_STEPS = cython.declare(cython.longlong, 64)
 """Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
-BUFFERED_ROWS = 1024
+BUFFERED_ROWS = cython.declare(cython.longlong, 1024)
+MANY = cython.declare(cython.longlong, 1 << 62)
+TOLD_AFTER = cython.declare(cython.longlong, 256)
+"""Requests that end between two words on progress."""
 
-TICKS_PER_S = 2.0**40
-EXACT_S = 2.0**53 / TICKS_PER_S
-TO_WHOLE = 1.5 * 2.0**52
+TICKS_PER_S = cython.declare(cython.double, 2.0**40)
+EXACT_S = cython.declare(cython.double, 2.0**13)
+TO_WHOLE = cython.declare(cython.double, 1.5 * 2.0**52)
 """Added and taken away again it rounds a double below 2^51 to a whole number, half to even, as ``round`` does."""
-NAN = float("nan")
+NAN = cython.declare(cython.double, float("nan"))
 
 
 @cython.cfunc
@@ -61,32 +64,36 @@ def _by_clock(now: cython.double, seconds: cython.double) -> cython.double:
 
 
 @cython.final
+@cython.no_gc
 @cython.cclass
 class Sequence:
-    """One request in a queue or in the batch: how far its cache and its answer have come."""
+    """One request in a queue or in the batch: how far its cache and its answer have come.
 
+    What every step looks at stands first.
+    """
+
+    computed_tokens = cython.declare(cython.longlong, visibility="public")
+    """Tokens whose KV is in the cache."""
+    generated_tokens = cython.declare(cython.longlong, visibility="public")
+    output_tokens = cython.declare(cython.longlong, visibility="public")
+    blocks = cython.declare(cython.longlong, visibility="public")
+    last_token_s = cython.declare(cython.double, visibility="public")
+    """When its latest token was delivered; NaN before the first."""
+    decoding = cython.declare(cython.bint, visibility="public")
+    """The prompt (and what was generated before a preemption) is in the cache."""
+    in_flight = cython.declare(cython.longlong, visibility="public")
+    """Batches in a pipeline that it is part of."""
     index = cython.declare(cython.longlong, visibility="public")
     input_tokens = cython.declare(cython.longlong, visibility="public")
-    output_tokens = cython.declare(cython.longlong, visibility="public")
     priority = cython.declare(cython.longlong, visibility="public")
     """Lower goes first, where the scheduler asks."""
     arrival_s = cython.declare(cython.double, visibility="public")
-    generated_tokens = cython.declare(cython.longlong, visibility="public")
-    computed_tokens = cython.declare(cython.longlong, visibility="public")
-    """Tokens whose KV is in the cache."""
-    blocks = cython.declare(cython.longlong, visibility="public")
     units = cython.declare(list, visibility="public")
     """Prefix-cache units that it holds."""
     cached_tokens = cython.declare(cython.longlong, visibility="public")
     """Prompt tokens found in the prefix cache when it first ran; -1 before."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
     """Of these, tokens that came from host memory."""
-    in_flight = cython.declare(cython.longlong, visibility="public")
-    """Batches in a pipeline that it is part of."""
-    decoding = cython.declare(cython.bint, visibility="public")
-    """The prompt (and what was generated before a preemption) is in the cache."""
-    last_token_s = cython.declare(cython.double, visibility="public")
-    """When its latest token was delivered; NaN before the first."""
     verify_steps = cython.declare(cython.longlong, visibility="public")
     """Verify steps so far; draws of the acceptance sampler already used."""
     drafter_tokens = cython.declare(cython.longlong, visibility="public")
@@ -165,6 +172,12 @@ class StepPlan:
     decodes = cython.declare(list, visibility="public")
     padding = cython.declare(list, visibility="public")
     """Finished sequences that a static batch still computes."""
+    counted: cython.longlong
+    """Of ``decodes``, those in the two counts below."""
+    cached: cython.longlong
+    """Tokens in their caches."""
+    least: cython.longlong
+    """Fewest tokens that any of them has still to generate."""
     blocks_out = cython.declare(cython.longlong, visibility="public")
     """KV blocks copied to host memory before the step."""
     blocks_in = cython.declare(cython.longlong, visibility="public")
@@ -177,8 +190,23 @@ class StepPlan:
         self.chunks = []
         self.decodes = []
         self.padding = []
+        self.counted = self.cached = 0
+        self.least = MANY
         self.blocks_out = 0
         self.blocks_in = 0
+
+    @cython.cfunc
+    def count(self) -> None:
+        """Take in the decoding sequences that are not counted yet; all of them again where some were taken out."""
+        sequence: Sequence
+        if self.counted > len(self.decodes):
+            self.counted = self.cached = 0
+            self.least = MANY
+        while self.counted < len(self.decodes):
+            sequence = cython.cast(Sequence, self.decodes[self.counted])
+            self.cached += sequence.computed_tokens
+            self.least = min(self.least, sequence.output_tokens - sequence.generated_tokens)
+            self.counted += 1
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
@@ -265,8 +293,14 @@ class Work:
                     self.sampled_kv_tokens[w] += min(after + 1, window) if sampled else 0
         self.query_len = query_len
         self.decode_seqs = len(plan.decodes) + len(plan.padding)
+        plan.count()
         for w in range(self.kinds):
-            self.decode_kv_tokens[w] = self._keys(plan.decodes, w) + self._keys(plan.padding, w)
+            if self.windows[w] < 0:
+                self.decode_kv_tokens[w] = plan.cached + len(plan.decodes) * query_len
+            else:
+                self.decode_kv_tokens[w] = self._keys(plan.decodes, w)
+            if plan.padding:
+                self.decode_kv_tokens[w] += self._keys(plan.padding, w)
         self.longest_kv = 0
         self.beyond_kv = 0.0
         if longest and self.decode_seqs:
@@ -320,15 +354,12 @@ class Work:
     @cython.cfunc
     def _keys(self, sequences: list[Any], w: cython.longlong) -> cython.longlong:
         """Keys that decoding sequences read within a window."""
+        place: cython.longlong
         sequence: Sequence
         total: cython.longlong = 0
-        most: cython.longlong
-        if self.windows[w] < 0:
-            for sequence in sequences:
-                total += sequence.computed_tokens
-            return total + len(sequences) * self.query_len
-        most = self.windows[w] + self.query_len - 1
-        for sequence in sequences:
+        most: cython.longlong = MANY if self.windows[w] < 0 else self.windows[w] + self.query_len - 1
+        for place in range(len(sequences)):
+            sequence = cython.cast(Sequence, sequences[place])
             total += min(sequence.computed_tokens + self.query_len, most)
         return total
 
@@ -1124,16 +1155,32 @@ class Scheduler:
     @cython.cfunc
     def _allocate_decode(self, sequence: Sequence) -> cython.bint:
         """Blocks for a decode step, preempting from the end of the batch; False when the sequence itself had to go."""
-        if self._has_room(sequence):
-            return True
         return self._allocate(sequence, self._blocks(sequence.computed_tokens + self._reserved))
 
     @cython.cfunc
-    @cython.final
-    @cython.inline
-    def _has_room(self, sequence: Sequence) -> cython.bint:
-        """Whether a sequence has the blocks of its next decode step already."""
-        return sequence.computed_tokens + self._reserved <= sequence.blocks * self._block_size
+    def _lead(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
+        """Put in the sequences at the head of the batch that can decode without preempting any; returns how many."""
+        sequence: Sequence
+        place: cython.longlong = 0
+        most: cython.longlong = min(len(self.running), -(-budget // self.query_len))
+        cached: cython.longlong = 0
+        left: cython.longlong
+        while place < most:
+            sequence = cython.cast(Sequence, self.running[place])
+            if not sequence.decoding or sequence.in_flight:
+                break
+            if sequence.computed_tokens + self._reserved > sequence.blocks * self._block_size and not self._grow(
+                sequence, self._blocks(sequence.computed_tokens + self._reserved)
+            ):
+                break
+            cached += sequence.computed_tokens
+            left = sequence.output_tokens - sequence.generated_tokens
+            if left < plan.least:
+                plan.least = left
+            place += 1
+        plan.decodes = self.running[:place]
+        plan.counted, plan.cached = place, cached
+        return place
 
     @cython.cfunc
     def _allocate(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
@@ -1264,15 +1311,11 @@ class UnifiedScheduler(Scheduler):
         tokens: cython.longlong
         plan: StepPlan = StepPlan()
         budget: cython.longlong = self._budget
-        for sequence in list(self.running):
-            if budget <= 0:
-                break
-            if self.preempted and sequence in self.preempted:
-                continue
-            if sequence.decoding and not sequence.in_flight and self._has_room(sequence):
-                plan.decodes.append(sequence)
-                budget -= self.query_len
-                continue
+        place: cython.longlong = self._lead(plan, budget)
+        budget -= place * self.query_len
+        while place < len(self.running) and budget > 0:
+            sequence = self.running[place]
+            place += 1
             tokens = self.query_len
             if not sequence.decoding:
                 tokens = sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens
@@ -1289,6 +1332,9 @@ class UnifiedScheduler(Scheduler):
                 self._cache_prompt(sequence, sequence.computed_tokens + tokens)
                 plan.chunks.append((sequence, tokens))
             budget -= tokens
+            if self.preempted:
+                # What was thrown out may have stood before it.
+                place = self.running.index(sequence) + 1
         if not self.preempted:
             self._admit(plan, budget, not self._chunked)
         return plan
@@ -1319,6 +1365,7 @@ class PriorityScheduler(UnifiedScheduler):
         plan: StepPlan = UnifiedScheduler._plan(self)
         if self.preempted:
             plan.decodes = [sequence for sequence in plan.decodes if sequence not in self.preempted]
+            plan.counted = MANY
             plan.chunks = [chunk for chunk in plan.chunks if chunk[0] not in self.preempted]
         return plan
 
@@ -1391,7 +1438,7 @@ class PrefillFirstScheduler(Scheduler):
     def _decode(self, plan: StepPlan) -> StepPlan:
         """One decode step of the whole batch."""
         sequence: Sequence
-        position: cython.longlong = 0
+        position: cython.longlong = self._lead(plan, MANY)
         while position < len(self.running):
             sequence = self.running[position]
             if not self._allocate_decode(sequence):
@@ -1702,6 +1749,64 @@ class RowBuffer:
 
 @cython.final
 @cython.cclass
+class Arrivals:
+    """Requests that are all known in advance, and when each is seen.
+
+    Args:
+        requests: in order of arrival.
+        times_s: of each, and infinity behind them.
+        taken: one number: how many of them the engine has.
+    """
+
+    requests: cython.longlong[::1]
+    times_s: cython.double[::1]
+    taken: cython.longlong[::1]
+
+    def __init__(self, requests: Any, times_s: Any, taken: Any) -> None:
+        self.requests, self.times_s, self.taken = requests, times_s, taken
+
+    @cython.cfunc
+    def due(self, now: cython.double) -> cython.bint:
+        """Whether the next has arrived by ``now``."""
+        return self.times_s[self.taken[0]] <= now
+
+    @cython.cfunc
+    def take(self) -> cython.longlong:
+        """The next."""
+        self.taken[0] += 1
+        return self.requests[self.taken[0] - 1]
+
+
+@cython.final
+@cython.cclass
+class Gaps:
+    """Gaps between token deliveries and how many requests saw each; one per simulation, shared by its replicas."""
+
+    seconds: cython.double[::1]
+    counts: cython.longlong[::1]
+    used: cython.longlong
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.seconds, self.counts = np.empty(BUFFERED_ROWS), np.empty(BUFFERED_ROWS, dtype=np.int64)
+
+    @cython.cfunc
+    def add(self, seconds: cython.double, count: cython.longlong) -> None:
+        """``count`` requests had their next token after so many seconds."""
+        if self.used == len(self.seconds):
+            self.seconds = np.concatenate((self.seconds, np.empty(self.used)))
+            self.counts = np.concatenate((self.counts, np.empty(self.used, dtype=np.int64)))
+        self.seconds[self.used] = seconds
+        self.counts[self.used] = count
+        self.used += 1
+
+    def table(self) -> tuple[Any, Any]:
+        """All of them."""
+        return np.asarray(self.seconds)[: self.used], np.asarray(self.counts)[: self.used]
+
+
+@cython.final
+@cython.cclass
 class Engine:
     """An engine that plans, prices and commits one step after the other.
 
@@ -1714,6 +1819,7 @@ class Engine:
         draws: accepted draft tokens, or None without speculation.
         log: where results go.
         rows: where its step rows go.
+        gaps: where the gaps between its tokens go.
         longest: how many of the longest decoding sequences timing asks for.
         drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
         resumed: requests that start again after a failure, with what they have delivered.
@@ -1748,12 +1854,21 @@ class Engine:
     offload: Any
     counted: cython.bint
     ahead: cython.bint
-    input_tokens = cython.declare(object, visibility="public")
-    output_tokens: Any
+    arrivals: Arrivals | None
+    """Where all requests are known in advance, in place of asking the feed."""
+    input_tokens: cython.longlong[::1]
+    output_tokens: cython.longlong[::1]
     priorities: Any
+    arrival_s: cython.double[::1]
+    replica: cython.longlong[::1]
+    prompt_replica: cython.longlong[::1]
+    cached_tokens: cython.longlong[::1]
     scheduled_s: cython.double[::1]
+    finished_s: cython.double[::1]
+    completed: cython.longlong[::1]
+    """Requests that have ended, in all of the run."""
     first_token_s: cython.double[::1]
-    gaps_s: Any
+    gaps: Gaps
     drafts: cython.longlong[::1]
     accepted_tokens: cython.longlong[::1]
     draft_tokens: cython.longlong[::1]
@@ -1787,6 +1902,7 @@ class Engine:
         draws: Any,
         log: Any,
         rows: RowBuffer,
+        gaps: Gaps,
         longest: int,
         drafting: Any,
         resumed: Any,
@@ -1813,9 +1929,13 @@ class Engine:
         self.ahead = limits.schedules_ahead
         self.work = Work(prices.timer.windows)
         self.now = self.seen = self.start = self.end = 0.0
-        self.input_tokens, self.output_tokens = log.input_tokens, log.output_tokens
+        self.arrivals = Arrivals(*feed.known) if feed.known else None
+        self.input_tokens, self.output_tokens, self.arrival_s = log.input_tokens, log.output_tokens, log.arrival_s
+        self.replica, self.prompt_replica, self.cached_tokens = log.replica, log.prompt_replica, log.cached_tokens
         self.priorities = log.stream.priorities
-        self.scheduled_s, self.first_token_s, self.gaps_s = log.scheduled_s, log.first_token_s, log.gaps_s
+        self.scheduled_s, self.first_token_s, self.finished_s = log.scheduled_s, log.first_token_s, log.finished_s
+        self.completed = log.ended
+        self.gaps = gaps
         self.drafts, self.accepted_tokens, self.draft_tokens = log.drafts, log.accepted_tokens, log.draft_tokens
         self.accepted_counts = log.accepted_counts
         self._draft = None
@@ -1833,10 +1953,10 @@ class Engine:
             elif self.seen < self.now:
                 # No step runs over which the next one was decided.
                 self.seen = self.now
-            elif self.feed.next_s() == inf:
-                return
             else:
                 self.now = self.seen = max(self.now, self.feed.next_s())
+                if self.now == inf:
+                    return
 
     @cython.ccall
     def advance(self, horizon: cython.double) -> cython.bint:
@@ -1856,9 +1976,16 @@ class Engine:
     @cython.ccall
     def collect(self, seen: cython.double) -> None:
         """Take in what arrived by ``seen``, when the step to come is decided."""
-        for request in self.feed.take(seen):
-            self.log.replica[request] = self.index
-            self.scheduler.add(self.sequence(request))
+        request: cython.longlong
+        if self.arrivals is None:
+            for request in self.feed.take(seen):
+                self.replica[request] = self.index
+                self.scheduler.add(self.sequence(request))
+        else:
+            while self.arrivals.due(seen):
+                request = self.arrivals.take()
+                self.replica[request] = self.index
+                self.scheduler.add(self.sequence(request))
         self.scheduler.seen_s = seen
 
     @cython.ccall
@@ -1868,8 +1995,10 @@ class Engine:
         if resumed is not None:
             return resumed
         priority: cython.longlong = 0 if self.priorities is None else self.priorities[request]
-        arrival_s: cython.double = self.log.arrival_s[request]
-        return Sequence(request, self.input_tokens[request], self.output_tokens[request], priority, arrival_s)
+        made: Sequence = Sequence(
+            request, self.input_tokens[request], self.output_tokens[request], priority, self.arrival_s[request]
+        )
+        return made
 
     @cython.ccall
     def begin(self, now: cython.double) -> cython.bint:
@@ -1921,8 +2050,7 @@ class Engine:
         self.seen = self.start if self.ahead else self.end
         self._record(self.deliver(self._plan, self.start, self.end))
         if self._gaps:
-            self.log.step_gaps_s.append(self._seconds)
-            self.log.step_gap_counts.append(self._gaps)
+            self.gaps.add(self._seconds, self._gaps)
         if self.counted:
             self.log.exact_steps += 1
         if self.handover is not None:
@@ -1937,6 +2065,7 @@ class Engine:
     def deliver(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
         """Hand out the tokens of a plan that ran from ``start`` to ``now``; returns how many."""
         sequence: Sequence
+        place: cython.longlong
         tokens: cython.longlong
         delivered: cython.longlong = 0
         self._gaps = 0
@@ -1944,9 +2073,10 @@ class Engine:
         for sequence, tokens in plan.chunks:
             if isnan(self.scheduled_s[sequence.index]):
                 self.scheduled_s[sequence.index] = start
-                self.log.prompt_replica[sequence.index] = self.index
-                self.log.cached_tokens[sequence.index] = max(0, sequence.cached_tokens)
-                self.log.host_hit_tokens += sequence.host_tokens
+                self.prompt_replica[sequence.index] = self.index
+                self.cached_tokens[sequence.index] = max(0, sequence.cached_tokens)
+                if sequence.host_tokens:
+                    self.log.host_hit_tokens += sequence.host_tokens
             sequence.computed_tokens += tokens
             if sequence.computed_tokens < sequence.input_tokens + sequence.generated_tokens:
                 continue
@@ -1958,11 +2088,13 @@ class Engine:
         if self.drafting is not None:
             return delivered + self._deliver_drafted(plan, start, now)
         if self.draws is None:
-            for sequence in plan.decodes:
+            for place in range(len(plan.decodes)):
+                sequence = cython.cast(Sequence, plan.decodes[place])
                 sequence.computed_tokens += 1
                 self._deliver(sequence, 1, start, now)
             return delivered + len(plan.decodes)
-        for sequence in plan.decodes:
+        for place in range(len(plan.decodes)):
+            sequence = cython.cast(Sequence, plan.decodes[place])
             tokens = 1 + self._verify(sequence, self.draws.positions)
             sequence.computed_tokens += tokens
             tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
@@ -2038,15 +2170,19 @@ class Engine:
         if isnan(sequence.last_token_s):
             self.first_token_s[sequence.index] = now
         else:
-            self.gaps_s.append(now - sequence.last_token_s)
+            self.gaps.add(now - sequence.last_token_s, 1)
 
     @cython.cfunc
     def _finish(self, sequence: Sequence, now: cython.double) -> None:
         """A request has its last token."""
         self._ended = True
         self.scheduler.release(sequence)
-        self.log.finish(sequence.index, now)
-        self.feed.finished(sequence.index, now)
+        self.finished_s[sequence.index] = now
+        self.completed[0] += 1
+        if not self.completed[0] % TOLD_AFTER:
+            self.log.tell()
+        if self.arrivals is None:
+            self.feed.finished(sequence.index, now)
 
     @cython.cfunc
     def _tells(self) -> cython.bint:
@@ -2054,10 +2190,7 @@ class Engine:
         sequence: Sequence
         if self.handover is not None or self.drafting is not None:
             return True
-        most: cython.longlong = 1 if self.draws is None else self.draws.positions + 1
-        ends: cython.bint = False
-        for sequence in self._plan.decodes:
-            ends |= sequence.output_tokens - sequence.generated_tokens <= most
+        ends: cython.bint = self._plan.least <= (1 if self.draws is None else self.draws.positions + 1)
         for sequence, _ in self._plan.chunks:
             ends |= sequence.output_tokens - sequence.generated_tokens <= 1
         return ends

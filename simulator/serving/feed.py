@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,11 +21,17 @@ from simulator.serving.prefix_cache import NoPrefixCache
 FloatArray = NDArray[np.float64]
 
 
+Known = tuple["array[int]", "array[float]", "array[int]"]
+
+
 class Feed(Protocol):
     """Source of one replica's requests."""
 
     shared: bool
     """Whether a router acts on the replica while it runs; if not, the replica is alone in its simulated time."""
+    known: Known | None
+    """All requests, when each is seen (infinity at the end), and how many are taken; None where that is not known in
+    advance or somebody waits for what ends."""
 
     def take(self, now: float) -> Sequence[int]:
         """Requests that the engine has seen by ``now`` and did not take before, in order of arrival."""
@@ -93,29 +100,27 @@ class OpenFeed:
     shared = False
 
     def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
-        self._requests = requests
         own = np.asarray(requests, dtype=np.int64)
-        self._times_s = np.frombuffer(log.arrival_s)[own]
+        times_s = np.frombuffer(log.arrival_s)[own]
         if not limits.instant_intake:
             work = on_grid(limits.intake_work(log.stream.input_tokens[own]))
             done = np.cumsum(work)
-            begins = np.maximum.accumulate(self._times_s - (done - work))
-            self._times_s = begins + done + on_grid(limits.intake_s)
-        self._arrival_s = [*self._times_s.tolist(), inf]
-        self._next = 0
+            begins = np.maximum.accumulate(times_s - (done - work))
+            times_s = begins + done + on_grid(limits.intake_s)
+        self._arrival_s = array("d", np.append(times_s, inf).tobytes())
+        self._taken = array("q", [0])
+        self._own = array("q", own.tobytes())
+        self.known: Known | None = (self._own, self._arrival_s, self._taken)
 
     def take(self, now: float) -> Sequence[int]:
         """Requests that have arrived by ``now``."""
-        first = self._next
-        if self._arrival_s[first] > now:
-            return ()
-        self._next = bisect_right(self._arrival_s, now, first)
-        return self._requests[first : self._next]
+        first = self._taken[0]
+        self._taken[0] = bisect_right(self._arrival_s, now, first)
+        return self._own[first : self._taken[0]]
 
     def next_s(self) -> float:
         """Time of the next arrival."""
-        time: float = self._arrival_s[self._next]
-        return time
+        return self._arrival_s[self._taken[0]]
 
     def finished(self, request: int, now: float) -> None:
         """Arrivals do not depend on completions."""
@@ -129,6 +134,7 @@ class ClosedFeed:
     """A closed loop: ``max_concurrency`` requests outstanding, the next sent when one ends."""
 
     shared = False
+    known: Known | None = None
 
     def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog, limits: EngineLimits) -> None:
         self._requests = requests
@@ -176,6 +182,7 @@ class RoutedFeed:
     """
 
     shared = True
+    known: Known | None = None
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from simulator.serving.transfer import KvLink, Transfers
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
-    from simulator.serving.engine import Sequence
+    from simulator.serving.engine import Sequence as Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Fleet:
             return True
         return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
-    def _run_apart(self, log: RunLog, served: list[int]) -> list[Replica]:
+    def _run_apart(self, log: RunLog, served: Sequence[int]) -> list[Replica]:
         """Run replicas that have nothing to do with each other: each gets its requests in turn."""
         (pool,) = self.pools
         replicas = []
@@ -108,11 +108,11 @@ class Fleet:
 class FleetRun:
     """One run of replicas behind a router, from the first arrival to the last token."""
 
-    def __init__(self, fleet: Fleet, log: RunLog, served: list[int]) -> None:
+    def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int]) -> None:
         self.log = log
         self.replicas: list[Replica] = []
         self._env = env = simpy.Environment()
-        self._resumed: dict[int, Sequence] = {}
+        self._resumed: dict[int, Request] = {}
         mixed = fleet.mixed("both", "prefill")
         self._router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None

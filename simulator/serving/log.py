@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,8 +174,8 @@ class RunLog:
     positions: int
     """Draft positions whose acceptance is counted, K."""
     progress: Callable[[int, int], None] | None = None
-    input_tokens: list[int] = field(init=False)
-    output_tokens: list[int] = field(init=False)
+    input_tokens: array[int] = field(init=False)
+    output_tokens: array[int] = field(init=False)
     arrival_s: array[float] = field(init=False)
     scheduled_s: array[float] = field(init=False)
     first_token_s: array[float] = field(init=False)
@@ -192,16 +192,11 @@ class RunLog:
     """Replica that computed the prompt first; -1 where it is the one that served the request."""
     restarts: array[int] = field(init=False)
     """Times that a request started again because its replica failed."""
-    gaps_s: array[float] = field(init=False)
-    """Gaps between token deliveries that span more than one engine step, each by itself."""
-    step_gaps_s: array[float] = field(init=False)
-    """The others, which last as long as a step: its seconds, and in ``step_gap_counts`` the requests that saw it."""
-    step_gap_counts: array[int] = field(init=False)
     accepted_counts: IntArray = field(init=False)
     """Verify steps by number of accepted tokens, 0..K."""
     refusals: Counter[str] = field(init=False)
-    completed: int = 0
-    """Requests that have ended, refused ones included."""
+    ended: array[int] = field(default_factory=lambda: array("q", [0]))
+    """One number: requests that have ended, refused ones included."""
     host_hit_tokens: int = 0
     """Prompt tokens that came from host memory, among ``cached_tokens``."""
     host_caches: list[HostCache] = field(default_factory=list)
@@ -223,12 +218,12 @@ class RunLog:
     stage_open_s: float = 0.0
     """Seconds of all pipeline stages while any batch was in flight."""
     shared: dict[Any, Any] = field(default_factory=dict)
-    """What the replicas of a run have in common: prices, draws, buffers of step rows."""
+    """What the replicas of a run have in common: prices, draws, step rows and gaps on their way."""
 
     def __post_init__(self) -> None:
         count = len(self.stream)
-        self.input_tokens = self.stream.input_tokens.tolist()
-        self.output_tokens = self.stream.output_tokens.tolist()
+        self.input_tokens = array("q", self.stream.input_tokens.astype(np.int64).tobytes())
+        self.output_tokens = array("q", self.stream.output_tokens.astype(np.int64).tobytes())
         self.arrival_s = array("d", self.stream.arrival_s.astype(np.float64).tobytes())
         self.scheduled_s = array("d", [NAN]) * count
         self.first_token_s = array("d", [NAN]) * count
@@ -237,19 +232,23 @@ class RunLog:
             setattr(self, name, array("q", [0]) * count)
         self.restarts = array("q", [0]) * count
         self.prompt_replica = array("q", [-1]) * count
-        self.gaps_s, self.step_gaps_s, self.step_gap_counts = array("d"), array("d"), array("q")
         self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)
         self.refusals = Counter()
 
-    def admit(self, refusal: Callable[[int, int], str | None]) -> list[int]:
+    @property
+    def completed(self) -> int:
+        """Requests that have ended, refused ones included."""
+        return self.ended[0]
+
+    def admit(self, refusal: Callable[[int, int], str | None]) -> Sequence[int]:
         """Refuse the requests that can never be served; returns the others, in order of arrival.
 
         Args:
             refusal: why a request of (prompt, output) tokens can never be served, or None when it can; what it lets
                 through it lets through of shorter ones too.
         """
-        if not refusal(max(self.input_tokens, default=0), max(self.output_tokens, default=0)):
-            return list(range(len(self.stream)))
+        if not refusal(int(self.stream.input_tokens.max(initial=0)), int(self.stream.output_tokens.max(initial=0))):
+            return range(len(self.stream))
         served = []
         for request, (prompt, output) in enumerate(zip(self.input_tokens, self.output_tokens, strict=True)):
             reason = refusal(prompt, output)
@@ -263,20 +262,22 @@ class RunLog:
         """A request that this deployment can never serve."""
         self.failed[request] = 1
         self.refusals[reason] += 1
-        self._ended()
+        self.ended[0] += 1
+        if not self.completed % 256:
+            self.tell()
 
-    def finish(self, request: int, now: float) -> None:
-        """A request has its last token."""
-        self.finished_s[request] = now
-        self._ended()
+    def tell(self) -> None:
+        """Report progress."""
+        if self.progress is not None:
+            self.progress(self.completed, len(self.stream))
+
+    def gaps(self) -> tuple[FloatArray, IntArray]:
+        """Gaps between token deliveries, and how many requests saw each."""
+        tables = [made.table() for (what, *_), made in self.shared.items() if what == "gaps"]
+        return np.concatenate([seconds for seconds, _ in tables]), np.concatenate([count for _, count in tables])
 
     def settle(self) -> None:
         """The run has ended: take in the step rows that are still on their way."""
         for (what, *_), made in self.shared.items():
             if what == "rows":
                 made.flush()
-
-    def _ended(self) -> None:
-        self.completed += 1
-        if self.progress is not None and not self.completed % 256:
-            self.progress(self.completed, len(self.stream))

@@ -15,9 +15,14 @@ def cclass(marked: Any) -> Any:
     return marked
 
 
-cfunc = ccall = inline = final = cclass
+cfunc = ccall = inline = final = no_gc = cclass
 
 
-def declare(kind: Any, visibility: str = "") -> Any:
-    """A field that others may read and set."""
-    return None
+def cast(kind: Any, value: Any) -> Any:
+    """A value that is known to be of that kind, once compiled; a number becomes it."""
+    return kind(value) if kind in (int, float) else value
+
+
+def declare(kind: Any, value: Any = None, visibility: str = "") -> Any:
+    """A field that others may read and set, or a number of a module's own."""
+    return value

@@ -117,6 +117,7 @@ class Pool:
             draws=shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler)),
             log=log,
             rows=shared("rows", log.steps, lambda: engine.RowBuffer(log.steps)),
+            gaps=shared("gaps", log, engine.Gaps),
             longest=0 if self.sampler is not None else longest_asked(timer),
             drafting=None if self.rule is None else ReplicaDrafting(self.rule, self.limits, timer.windows),
             resumed=resumed,

@@ -101,7 +101,7 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
 
 def gaps(log: RunLog) -> np.ndarray:
     """Every gap between two deliveries of a request."""
-    return np.sort(np.concatenate((np.repeat(log.step_gaps_s, log.step_gap_counts), np.asarray(log.gaps_s))))
+    return np.sort(np.repeat(*log.gaps()))
 
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
