@@ -33,6 +33,7 @@ from dashboards.page import (
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
 from simulator.replay import ReplayReport
+from simulator.replay.result import Replay
 from simulator.replay.tables import (
     METRIC_WORDS,
     cold_words,
@@ -47,7 +48,7 @@ REPLAY_FILE = "replay.json"
 KERNELS, RUNS, STEPS = "kernels", "served runs", "engine steps"
 
 
-def write_replay(folder: Path, document: Document, report: ReplayReport | None = None) -> None:
+def write_replay(folder: Path, document: Document, report: Replay | None = None) -> None:
     """Write ``replay.json`` and ``report.html`` into ``folder``, both or neither.
 
     Args:
@@ -72,9 +73,9 @@ def kind_of(document: Document) -> str | None:
     return KERNELS if {"chip", "groups", "overall", "worst", "skipped", "basis"} <= document.keys() else None
 
 
-def replay_figures(document: Document, report: ReplayReport | None = None) -> dict[str, go.Figure]:
+def replay_figures(document: Document, report: Replay | None = None) -> dict[str, go.Figure]:
     """Parity plots by name: one a metric of served runs, one of steps, or of kernels with the errors beside it."""
-    if report is not None:
+    if isinstance(report, ReplayReport):
         return {"parity": parity_figure(parity_data(report)), "errors": error_figure(error_data(report))}
     if kind_of(document) == STEPS:
         return {"step_ms": serving_parity_figure(step_parity_data(document))}
@@ -116,7 +117,7 @@ def replay_tiles(document: Document) -> list[Tile]:
     return tiles
 
 
-def replay_html(document: Document, report: ReplayReport | None = None) -> str:
+def replay_html(document: Document, report: Replay | None = None) -> str:
     """The whole page as text."""
     figures = {f"figure-{name}": figure for name, figure in replay_figures(document, report).items()}
     plots = list(figure_cards(figures).values())

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
+from dashboards.replay_report import replay_figures, write_replay
 from dashboards.report import REPORT_FILE, report_figures, write_report
 from dashboards.study_report import study_figures, study_html, study_markdown
 from simulator.errors import ForerunError, did_you_mean
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
 from simulator.metrics.run_folder import REQUEST_COLUMNS, STEP_COLUMNS, Run, run_columns, write_run
+from simulator.replay.result import Replay
 from simulator.result import Result, StudyResult
 from simulator.run import RunResult
 
@@ -41,8 +43,17 @@ def figure_names(result: Result) -> tuple[str, ...]:
     return tuple(_figures(result))
 
 
-def save_result(result: StudyResult, folder: Path) -> Path:
-    """Write the document of a study and its report as HTML and Markdown; all or none."""
+def save_result(result: Result, folder: Path) -> None:
+    """Write the files that ``--out`` writes; all or none."""
+    if isinstance(result, RunResult):
+        write_run(folder, result, result.document, {REPORT_FILE: write_report})
+    elif isinstance(result, Replay):
+        write_replay(folder, result.document, result)
+    elif isinstance(result, StudyResult):
+        _save_study(result, folder)
+
+
+def _save_study(result: StudyResult, folder: Path) -> None:
     page, markdown = study_html(result), study_markdown(result)
     with StagedFiles(folder) as staged:
         staged.add_text(f"{result.kind}.json", json_text(result.document))
@@ -50,13 +61,6 @@ def save_result(result: StudyResult, folder: Path) -> Path:
             staged.add_text(name, text)
         staged.add_text("report.html", page)
         staged.add_text("report.md", markdown)
-    return folder
-
-
-def save_run(result: RunResult, folder: Path) -> Path:
-    """Write the files and the report of a run, as ``forerun run --out`` does."""
-    write_run(folder, result, result.document, {REPORT_FILE: write_report})
-    return folder
 
 
 def run_of_result(result: RunResult) -> Run:
@@ -78,5 +82,7 @@ def _figures(result: Result) -> dict[str, go.Figure]:
     if isinstance(result, RunResult):
         figures = report_figures(run_of_result(result))
         return {key.removeprefix("figure-"): figure for key, figure in figures.items()}
+    if isinstance(result, Replay):
+        return replay_figures(result.document, result) if result.kind == "replay" else {}
     found = study_figures(result.kind, result.document) if isinstance(result, StudyResult) else []
     return {figure.name: figure.figure for figure in found}

@@ -3,6 +3,7 @@ from simulator.errors import ForerunError as ForerunError
 from simulator.errors import LawBrokenError as LawBrokenError
 from simulator.replay.calibrate import calibrate as calibrate
 from simulator.replay.kernels import replay_kernels as replay_kernels
+from simulator.replay.requests import replay_requests as replay_requests
 from simulator.result import Result as Result
 from simulator.run import RunResult as RunResult
 from simulator.run import simulate as simulate

@@ -151,10 +151,21 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the files that ``--out`` writes into ``folder``, all or none.
 
+        A run: summary.json, Parquet tables, trace.json and report.html; a study or a replay: its document and its
+        report as HTML, a study's also as Markdown; a calibration: the profile.
+
         Raises:
             OSError: the folder cannot be written.
         """
-        raise NotImplementedError
+        from dashboards.results import save_result
+
+        save_result(self, Path(folder))
+        return Path(folder)
+
+    @property
+    def _notes(self) -> Sequence[str]:
+        """What a reader must know beside the figures."""
+        return self.document["notes"]  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and alike(vars_of(self), vars_of(other))
@@ -170,7 +181,7 @@ class Result:
         heading = f"<p><b>{escape(self.title)}</b> <span class='faint'>{escape(self.facts)}</span></p>"
         parts = [f"<p><b>{escape(table.title)}</b></p>{table.html()}" for table in self.tables() if table.rows]
         end = f"<p><b>{escape(self.conclusion)}</b></p>" if self.conclusion else ""
-        notes = "".join(f"<li>{escape(note)}</li>" for note in self.document["notes"])
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes)
         return f'{_STYLE}<div class="forerun">{heading}{"".join(parts)}{end}<ul class="faint">{notes}</ul></div>'
 
 
@@ -200,16 +211,6 @@ class StudyResult(Result):
     def files(self) -> dict[str, str]:
         """Texts by file name that ``save`` writes beside document and report."""
         return self._files
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the document and the report as HTML and Markdown into ``folder``, all or none, as ``--out`` does.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        from dashboards.results import save_result
-
-        return save_result(self, Path(folder))
 
     @property
     def marks(self) -> Sequence[str]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,16 +136,6 @@ class RunResult(Result):
         from simulator.metrics.run_folder import run_columns
 
         return run_columns(self, name) if name in ("requests", "steps") else super().to_arrow(name)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write what ``forerun run --out`` writes: summary.json, Parquet tables, trace.json and report.html.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        from dashboards.results import save_run
-
-        return save_run(self, Path(folder))
 
 
 def simulate(

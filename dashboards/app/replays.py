@@ -97,7 +97,7 @@ class ReplayTask:
     def __call__(self, folder: Path, tell: Tell) -> None:
         """Replay, and write ``replay.json`` as the command does."""
         from dashboards.replay_report import write_replay
-        from simulator.replay.requests import replay_requests, requests_document
+        from simulator.replay.requests import replay_requests
         from simulator.replay.steps import replay_steps, steps_document
         from simulator.workers import Workers, cores
         from traces.servings import read_runs
@@ -112,7 +112,7 @@ class ReplayTask:
                 report = replay_requests(
                     runs, self.scenario, (self.file.name,), limit=MOST_RUNS, start=start, progress=tell
                 )
-            document = requests_document(report)
+            document = report.document
         write_replay(folder, document)
 
 

@@ -47,12 +47,12 @@ class ErrorData(NamedTuple):
 
 def parity_data(report: ReplayReport) -> ParityData:
     """At most ``MAX_POINTS`` rows of a replay, evenly chosen."""
-    rows = np.unique(np.linspace(0, len(report.table) - 1, MAX_POINTS).round().astype(np.int64))
+    rows = np.unique(np.linspace(0, len(report.rows) - 1, MAX_POINTS).round().astype(np.int64))
     return ParityData(
-        report.table.measured_s[rows],
+        report.rows.measured_s[rows],
         report.prediction.seconds[rows],
         tuple(REGIMES[code] for code in report.prediction.regime[rows]),
-        len(report.table),
+        len(report.rows),
         report.overall.mape,
         report.basis,
     )
@@ -98,8 +98,8 @@ def add_guides(figure: go.Figure, low: float, high: float) -> None:
 
 def error_data(report: ReplayReport) -> ErrorData:
     """The distribution of absolute percentage errors of every operation."""
-    ape = np.abs(report.prediction.seconds / report.table.measured_s - 1.0) * 100.0
-    op = report.table.word("op")
+    ape = np.abs(report.prediction.seconds / report.rows.measured_s - 1.0) * 100.0
+    op = report.rows.word("op")
     curves = []
     for code, name in enumerate(op.names):
         part = np.sort(ape[op.codes == code])

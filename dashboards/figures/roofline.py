@@ -93,7 +93,7 @@ def measured_points(report: ReplayReport) -> MeasuredPoints:
     return MeasuredPoints(
         report.source,
         flops / prediction.bytes[rows],
-        flops / report.table.measured_s[rows],
+        flops / report.rows.measured_s[rows],
         flops / prediction.seconds[rows],
         len(computing),
     )

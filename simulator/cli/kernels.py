@@ -198,8 +198,7 @@ def calibrate(
     from hwprofiles import load_chip
     from simulator.replay import parse_split
     from simulator.replay.calibrate import calibrate as fit_chip
-    from simulator.replay.calibrate import calibration_document, write_profile
-    from simulator.replay.tables import calibration_tables
+    from simulator.replay.calibrate import write_profile
     from traces.kernels import concatenate, read_kernels
 
     with checked_outputs(None, json_file), Progress(json_file != "-", "fitting") as bar:
@@ -207,7 +206,8 @@ def calibrate(
         table = concatenate([read_kernels(file, format, device=device) for file in files])
         found = fit_chip(table, limits, library, parse_split(split), residual, seed, progress=bar.update)
         written = write_profile(found, output)
-    document = calibration_document(found) | {"files": [str(path) for path in written]}
-    title, facts = f"{document['chip']}, library {document['library']}", f"written: {', '.join(document['files'])}"
-    emit(document, json_file, printed(title, facts, calibration_tables(document), document))
+    document = found.document | {"files": [str(path) for path in written]}
+    emit(
+        document, json_file, printed(found.title, f"written: {', '.join(document['files'])}", found.tables(), document)
+    )
     return 0

@@ -81,11 +81,10 @@ def kernels(
         parse_limit,
         parse_split,
         replay_kernels,
-        report_document,
         residual_path,
     )
     from simulator.replay.kernels import trace_library
-    from simulator.replay.tables import cold_words, kernel_replay_tables, replay_heading
+    from simulator.replay.tables import cold_words
     from traces.kernels import concatenate, read_kernels
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -97,13 +96,10 @@ def kernels(
         learned = residual_path(chip).is_file() if residual is None else residual
         corrections = load_residuals(chip) if learned else None
         report = replay_kernels(table, chosen, held_out, where or [], corrections)
-        document = report_document(report)
         if out is not None:
-            from dashboards.replay_report import write_replay
-
-            write_replay(out, document, report)
-        notes = {"notes": [words] if (words := cold_words(document)) else []}
-        emit(document, json_file, printed(*replay_heading(document), kernel_replay_tables(document), notes))
+            report.save(out)
+        notes = {"notes": [words] if (words := cold_words(report.document)) else []}
+        emit(report.document, json_file, printed(report.title, report.facts, report.tables(), notes))
     lines = exceeded(limits, report.gated)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
@@ -147,10 +143,9 @@ def requests(
     import sys
 
     from simulator.cli.output import Progress
-    from simulator.replay.requests import replay_requests, requests_document
+    from simulator.replay.requests import replay_requests
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.split import parse_split
-    from simulator.replay.tables import replay_heading, run_replay_tables
     from simulator.scenario import load_scenario
     from simulator.workers import Workers, cores
     from traces.servings import read_runs
@@ -166,12 +161,9 @@ def requests(
             report = replay_requests(
                 runs, base, files, held_out, where or [], limit, seed, start=start, progress=bar.update
             )
-        document = requests_document(report)
         if out is not None:
-            from dashboards.replay_report import write_replay
-
-            write_replay(out, document)
-        emit(document, json_file, printed(*replay_heading(document), run_replay_tables(document), document))
+            report.save(out)
+        emit(report.document, json_file, printed(report.title, report.facts, report.tables(), report.document))
     lines = exceeded(limits, report.gated)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)

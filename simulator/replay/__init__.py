@@ -1,7 +1,7 @@
 """Predictions against measurements: kernels, and the calibration that follows from them."""
 
-from simulator.replay.calibrate import Calibration, FamilyFit, calibrate, calibration_document, write_profile
-from simulator.replay.kernels import ReplayReport, replay_kernels, report_document, worst_rows
+from simulator.replay.calibrate import Calibration, FamilyFit, calibrate, write_profile
+from simulator.replay.kernels import ReplayReport, replay_kernels, worst_rows
 from simulator.replay.predict import Prediction, predict_table
 from simulator.replay.residual import Residuals, load_residuals, residual_path, save_residuals
 from simulator.replay.scores import Limit, Score, exceeded, parse_limit
@@ -17,14 +17,12 @@ __all__ = [
     "Score",
     "Split",
     "calibrate",
-    "calibration_document",
     "exceeded",
     "load_residuals",
     "parse_limit",
     "parse_split",
     "predict_table",
     "replay_kernels",
-    "report_document",
     "residual_path",
     "save_residuals",
     "training_rows",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from simulator.replay.kernels import check_devices
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, IndexArray, predict_table
 from simulator.replay.residual import Correction, Key, Residuals, learn, save_residuals
+from simulator.replay.result import Replay
 from simulator.replay.split import Split, training_rows
+from simulator.replay.tables import calibration_tables
+from simulator.result import Summary
+from simulator.tables import Table
 from traces.kernels import KernelTable
 
 FloatArray = NDArray[np.float64]
@@ -54,9 +59,11 @@ class FamilyFit:
     parameters: FamilyParameters
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration(Replay):
     """A chip with fitted parameters, the corrections learned on top, and what was left out."""
+
+    kind = "calibrate"
 
     chip: Chip
     library: str
@@ -65,6 +72,67 @@ class Calibration:
     skipped: dict[str, int]
     source: str
     split: Split
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What ``forerun calibrate --json`` writes; errors in percent."""
+        from simulator.metrics.document import forerun_version
+
+        families = [
+            {
+                "family": one.family,
+                "dtype": one.dtype,
+                "rows": one.rows,
+                "held_out_rows": one.held_out_rows,
+                "held_out_mape": one.held_out_mape,
+                "held_out_median_ape": one.held_out_median_ape,
+                "coverage90": one.coverage90,
+                "residual_mape": one.residual_mape,
+                "parameters": one.parameters.vector(),
+            }
+            for one in self.fits
+        ]
+        return {
+            "chip": self.chip.name,
+            "library": self.library,
+            "source": self.source,
+            "split": self.split._asdict(),
+            "families": families,
+            "skipped": self.skipped,
+            "version": forerun_version(),
+        }
+
+    @property
+    def title(self) -> str:
+        """The chip and the library that the fit is stored under."""
+        return f"{self.chip.name}, library {self.library}"
+
+    @property
+    def facts(self) -> str:
+        """What was fitted."""
+        return f"{len(self.fits)} kernel families of {self.source}"
+
+    @property
+    def summary(self) -> Summary:
+        """Mean error of each family on rows that its fit has not seen, in percent."""
+        return Summary({f"{one.family} {one.dtype}": one.held_out_mape for one in self.fits})
+
+    def tables(self) -> list[Table]:
+        """Errors by kernel family, and what is not used."""
+        return calibration_tables(self.document)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row per fitted family."""
+        return [dict(family) for family in self.document["families"]]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the profile ``<chip>.yaml`` into ``folder``, with the learned corrections beside it.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        write_profile(self, Path(folder) / f"{self.chip.name}.yaml")
+        return Path(folder)
 
 
 def calibrate(
@@ -377,32 +445,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def calibration_document(calibration: Calibration) -> dict[str, Any]:
-    """What ``forerun calibrate --json`` writes."""
-    from simulator.metrics.document import forerun_version
-
-    families = [
-        {
-            "family": one.family,
-            "dtype": one.dtype,
-            "rows": one.rows,
-            "held_out_rows": one.held_out_rows,
-            "held_out_mape": one.held_out_mape,
-            "held_out_median_ape": one.held_out_median_ape,
-            "coverage90": one.coverage90,
-            "residual_mape": one.residual_mape,
-            "parameters": one.parameters.vector(),
-        }
-        for one in calibration.fits
-    ]
-    return {
-        "chip": calibration.chip.name,
-        "library": calibration.library,
-        "source": calibration.source,
-        "split": calibration.split._asdict(),
-        "families": families,
-        "skipped": calibration.skipped,
-        "version": forerun_version(),
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ from simulator.replay.evidence import apply_evidence
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, Prediction, predict_table
 from simulator.replay.residual import Residuals
+from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.split import Split, training_rows
+from simulator.replay.tables import cold_words, kernel_replay_tables
+from simulator.tables import Table
 from traces.kernels import OPS, SIZES, WORDS, KernelTable
 
 FloatArray = NDArray[np.float64]
@@ -26,14 +30,14 @@ WORST_ROWS = 20
 TRAINING = "part of the training split"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayReport:
-    """Outcome of a replay.
+@dataclass(frozen=True, eq=False, repr=False)
+class ReplayReport(Replay):
+    """Measured kernels beside predicted ones.
 
     Attributes:
         chip, library: whose kernels were predicted.
         source: the trace.
-        table: the rows that are scored.
+        rows: those that are scored.
         prediction: of those rows.
         groups: scores by operation, regime and format.
         overall: score over all rows.
@@ -45,7 +49,7 @@ class ReplayReport:
     chip: str
     library: str
     source: str
-    table: KernelTable
+    rows: KernelTable
     prediction: Prediction
     groups: tuple[Score, ...]
     overall: Score
@@ -57,6 +61,36 @@ class ReplayReport:
     def basis(self) -> str:
         """The weakest basis among the scored rows."""
         return BASES[int(self.prediction.basis.max())]
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The JSON of ``forerun replay kernels``; percentages are numbers such as 7.3."""
+        from simulator.metrics.document import forerun_version
+
+        return {
+            "chip": self.chip,
+            "library": self.library,
+            "source": self.source,
+            "basis": self.basis,
+            "basis_rows": {name: int((self.prediction.basis == code).sum()) for code, name in enumerate(BASES)},
+            "residual": self.residual,
+            "split": None if self.split is None else self.split._asdict(),
+            "groups": [group._asdict() for group in self.groups],
+            "overall": self.overall._asdict(),
+            "cache": cache_states(self.rows),
+            "skipped": self.skipped,
+            "worst": worst_rows(self),
+            "version": forerun_version(),
+        }
+
+    def tables(self) -> list[Table]:
+        """Errors by group, the rows furthest off, what is not scored."""
+        return kernel_replay_tables(self.document)
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        words = cold_words(self.document)
+        return (words,) if words else ()
 
     @property
     def gated(self) -> list[tuple[str, str, Score]]:
@@ -162,27 +196,6 @@ def condition_rows(table: KernelTable, condition: str) -> NDArray[np.bool_]:
     return np.asarray(met | ~has, dtype=np.bool_)
 
 
-def report_document(report: ReplayReport) -> dict[str, Any]:
-    """The JSON of ``forerun replay kernels``; percentages are numbers such as 7.3."""
-    from simulator.metrics.document import forerun_version
-
-    return {
-        "chip": report.chip,
-        "library": report.library,
-        "source": report.source,
-        "basis": report.basis,
-        "basis_rows": {name: int((report.prediction.basis == code).sum()) for code, name in enumerate(BASES)},
-        "residual": report.residual,
-        "split": None if report.split is None else report.split._asdict(),
-        "groups": [group._asdict() for group in report.groups],
-        "overall": report.overall._asdict(),
-        "cache": cache_states(report.table),
-        "skipped": report.skipped,
-        "worst": worst_rows(report),
-        "version": forerun_version(),
-    }
-
-
 PRICED_BY_CACHE = ("attention_decode", "attention_mixed", "elementwise")
 
 
@@ -202,7 +215,7 @@ def cache_states(table: KernelTable) -> dict[str, dict[str, int]]:
 
 def worst_rows(report: ReplayReport, count: int = WORST_ROWS) -> list[dict[str, Any]]:
     """The rows with the largest errors, worst first, with shape, both times, APE in percent, regime and basis."""
-    table, prediction = report.table, report.prediction
+    table, prediction = report.rows, report.prediction
     ape = np.abs(prediction.seconds / table.measured_s - 1.0) * 100.0
     labels = dtype_labels(table)
     rows = np.argsort(-ape, kind="stable")[:count]

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from hwprofiles import ProfileError, weakest
 from simulator.errors import ForerunError, did_you_mean
 from simulator.replay.rerun import chip_name, framework_name, model_name, rerun
+from simulator.replay.result import Replay
 from simulator.replay.scores import ALL
 from simulator.replay.split import Split
+from simulator.replay.tables import ERRORS, run_replay_tables
+from simulator.result import Summary
 from simulator.scenario import Scenario
+from simulator.tables import Table
 from traces import TraceError
 from traces.servings import METRICS, MeasuredRun
 
@@ -139,9 +143,9 @@ class RunOutcome:
         return (self.predicted[metric] / self.run.measured[metric] - 1.0) * 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReplay:
-    """Outcome of a replay of serving runs."""
+@dataclass(frozen=True, eq=False, repr=False)
+class RequestReplay(Replay):
+    """Measured runs beside runs of the simulator."""
 
     sources: tuple[str, ...]
     outcomes: tuple[RunOutcome, ...]
@@ -150,6 +154,50 @@ class RequestReplay:
     split: Split | None
     seed: int
     scenario: Scenario
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The JSON of ``forerun replay requests``; errors are percentages such as 7.3, latencies milliseconds."""
+        from simulator.metrics.document import forerun_version, scenario_document
+
+        return {
+            "sources": list(self.sources),
+            "split": None if self.split is None else self.split._asdict(),
+            "scores": [score._asdict() for score in self.scores],
+            "runs": [
+                {**_row(outcome), "interval90": interval}
+                for outcome, interval in zip(self.outcomes, intervals_of(self.outcomes), strict=True)
+                if outcome.skipped is None
+            ],
+            "skipped": self.skipped,
+            "skipped_runs": [
+                {"name": o.run.name, "place": o.run.place, "reason": o.skipped}
+                for o in self.outcomes
+                if o.skipped is not None
+            ],
+            "worst": [
+                {"metric": metric, **_row(outcome), "ape": abs(outcome.error(metric) or 0.0)}
+                for metric, outcome in worst_runs(self)
+            ],
+            "basis": _weakest(self),
+            "scenario": scenario_document(self.scenario),
+            "seed": self.seed,
+            "version": forerun_version(),
+        }
+
+    @property
+    def summary(self) -> Summary:
+        """Errors of each metric over all runs, in percent."""
+        overall = [score for score in self.scores if score.group == ALL]
+        return Summary({f"{score.metric}.{key}": getattr(score, key) for score in overall for key in ERRORS})
+
+    def tables(self) -> list[Table]:
+        """Errors by metric, the runs furthest off, every run, what is not simulated."""
+        return run_replay_tables(self.document)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row per measured run that was served again."""
+        return [dict(run) for run in self.document["runs"]]
 
     @property
     def gated(self) -> list[tuple[str, str, RunScore]]:
@@ -308,36 +356,6 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
         return fact >= number if sign == ">=" else fact <= number
 
     return compared
-
-
-def requests_document(replay: RequestReplay) -> dict[str, Any]:
-    """The JSON of ``forerun replay requests``; errors are percentages such as 7.3, latencies milliseconds."""
-    from simulator.metrics.document import forerun_version, scenario_document
-
-    return {
-        "sources": list(replay.sources),
-        "split": None if replay.split is None else replay.split._asdict(),
-        "scores": [score._asdict() for score in replay.scores],
-        "runs": [
-            {**_row(outcome), "interval90": interval}
-            for outcome, interval in zip(replay.outcomes, intervals_of(replay.outcomes), strict=True)
-            if outcome.skipped is None
-        ],
-        "skipped": replay.skipped,
-        "skipped_runs": [
-            {"name": o.run.name, "place": o.run.place, "reason": o.skipped}
-            for o in replay.outcomes
-            if o.skipped is not None
-        ],
-        "worst": [
-            {"metric": metric, **_row(outcome), "ape": abs(outcome.error(metric) or 0.0)}
-            for metric, outcome in worst_runs(replay)
-        ],
-        "basis": _weakest(replay),
-        "scenario": scenario_document(replay.scenario),
-        "seed": replay.seed,
-        "version": forerun_version(),
-    }
 
 
 def worst_runs(replay: RequestReplay, count: int = WORST_RUNS) -> list[tuple[str, RunOutcome]]:

@@ -88,11 +88,11 @@ def learn(
     return Correction(trees, names, seen_ranges(op, part), {})
 
 
+@dataclass(frozen=True, eq=False)
 class Residuals:
     """The corrections of one profile, by library, family and format."""
 
-    def __init__(self, corrections: Mapping[Key, Correction]) -> None:
-        self.corrections = dict(corrections)
+    corrections: Mapping[Key, Correction]
 
     def apply(self, table: KernelTable, prediction: Prediction, kernels: KernelLibrary) -> None:
         """Correct the predicted seconds of the rows that have a correction, and their intervals."""

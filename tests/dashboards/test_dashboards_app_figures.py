@@ -136,13 +136,13 @@ def test_measured_points_are_below_nothing_but_their_own_time(sample_replay):
     points = measured_points(sample_replay)
     ratio = points.predicted_flops_per_s / points.measured_flops_per_s
     computing = (sample_replay.prediction.flops > 0) & (sample_replay.prediction.bytes > 0)
-    expected = (sample_replay.table.measured_s / sample_replay.prediction.seconds)[computing]
+    expected = (sample_replay.rows.measured_s / sample_replay.prediction.seconds)[computing]
     np.testing.assert_allclose(ratio, expected)
 
 
 def test_scores_are_those_of_the_replay(sample_replay):
     data = scores_data(sample_replay)
-    assert sum(bar.rows for bar in data.bars) == len(sample_replay.table)
+    assert sum(bar.rows for bar in data.bars) == len(sample_replay.rows)
     assert [bar.p90_ape for bar in data.bars] == sorted((bar.p90_ape for bar in data.bars), reverse=True)
     drawn = {label: x for trace in scores_figure(data).data for label, x in zip(trace.y, trace.x, strict=True)}
     assert drawn == {bar.label: bar.median_ape for bar in data.bars}

@@ -9,7 +9,7 @@ from made_kernels import attention_rows, gemm_rows, measured
 from dashboards.figures.replays import error_data, error_figure, parity_data, parity_figure
 from dashboards.replay_report import replay_html
 from hwprofiles import KernelLibrary
-from simulator.replay import replay_kernels, report_document
+from simulator.replay import replay_kernels
 from traces.kernels import concatenate
 
 
@@ -37,7 +37,7 @@ def test_error_curves_rise_to_all_rows(report):
 
 
 def test_the_page_stands_alone(report):
-    page = replay_html(report_document(report), report)
+    page = replay_html(report.document, report)
     assert "physics alone" in page
     figures = page.split('id="figures">')[1].split("</script>")[0]
     assert set(json.loads(figures)) == {"figure-parity", "figure-errors"}

@@ -28,7 +28,6 @@ from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
 from dashboards.figures.replays import coverage_figure, scores_data, scores_figure
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
 from simulator.errors import ForerunError
-from simulator.replay import report_document
 from simulator.replay.tables import METRIC_WORDS
 
 NAME = "replay"
@@ -119,7 +118,7 @@ def compute_kernels(context: Context, values: Values) -> Shown:
         notes.append("Rows may be among those that the chip's efficiencies were fitted on; see forerun replay --split.")
     if not covered:
         notes.append("No prediction here has an interval, so there is no coverage to show.")
-    document = report_document(report)
+    document = report.document
     figures = {
         **replay_figures(document, report),
         "scores": scores_figure(scores),

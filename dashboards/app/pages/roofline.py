@@ -98,7 +98,7 @@ def compute(context: Context, values: Values) -> Shown:
     if values["trace"] not in (None, NO_TRACE):
         report = replayed(served, values["trace"], values["chip"], "generic")
         measured = measured_points(report)
-        device = report.table.row(0).get("device") or "a device that the trace does not name"
+        device = report.rows.row(0).get("device") or "a device that the trace does not name"
         name = report.source.rpartition("/")[2]
         notes.append(f"Measured kernels: {measured.rows:,} of {name}, timed on {device}, predicted for {report.chip}.")
     data = roofline_data(ready.chip, kernels, measured, ready.basis)

@@ -1,5 +1,7 @@
 """Calibration: it finds a truth it was not told, says how sure it is, and never makes anything faster than light."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,6 @@ from simulator.errors import ForerunError
 from simulator.replay import (
     Split,
     calibrate,
-    calibration_document,
     load_residuals,
     predict_table,
     replay_kernels,
@@ -49,7 +50,7 @@ def test_the_profile_says_what_it_rests_on(calibration):
     assert source.held_out_mape == pytest.approx(one.held_out_mape, abs=0.01)
     assert one.parameters.fit.ranges["n"] == (1024.0, 19456.0)
     assert KernelLibrary(calibration.chip, "sglang").basis("gemm", "bf16") == "calibrated"
-    document = calibration_document(calibration)
+    document = calibration.document
     assert {family["family"] for family in document["families"]} == {"gemm", "attention_decode"}
 
 
@@ -286,3 +287,22 @@ def test_one_pass_over_single_queries_is_no_faster_than_a_kernel_for_them():
 def test_a_library_of_ones_own_can_be_fitted(kernels):
     found = calibrate(kernels, CHIP, "my-engine", residual=False)
     assert KernelLibrary(found.chip, "my-engine").parameters("gemm") == found.fits[0].parameters
+
+
+def test_replays_and_calibrations_are_results_as_runs_are(calibration, kernels, tmp_path):
+    replay = replay_kernels(kernels, KernelLibrary(calibration.chip, "sglang"))
+    for found, file in ((replay, "replay.json"), (calibration, "h100-sxm.yaml")):
+        again = pickle.loads(pickle.dumps(found))
+        assert again == found
+        assert again.document == found.document
+        assert len(repr(found)) < 2000
+        assert "h100-sxm" in repr(found)
+        assert "<table" in found._repr_html_()
+        assert found.table("errors").rows
+        assert found.to_arrow().num_rows == len(found.records()) > 0
+        assert (found.save(tmp_path) / file).exists()
+    assert replay.summary["rows"] == len(kernels)
+    assert replay.figures == ("parity", "errors")
+    assert replay.figure().data
+    assert set(calibration.summary) == {"gemm bf16", "attention_decode bf16"}
+    assert calibration.figures == ()

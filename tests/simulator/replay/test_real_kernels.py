@@ -131,8 +131,8 @@ def test_tensorrt_llm_serves_wide_groups_and_small_batches_head_by_head(shared_d
     table = rows(shared_data, "h100-sxm", "attention_decode", "trtllm")
     where = ["dtype=bf16", "kv_dtype=bf16", *ATTENTION]
     report = replay_kernels(table, KernelLibrary("h100-sxm", "trtllm"), SPLIT, where)
-    group = report.table.size("num_heads") // report.table.size("num_kv_heads")
-    error = np.abs(report.prediction.seconds / report.table.measured_s - 1)
+    group = report.rows.size("num_heads") // report.rows.size("num_kv_heads")
+    error = np.abs(report.prediction.seconds / report.rows.measured_s - 1)
     assert error[group >= 48].mean() < 0.12
     assert error[(group > 1) & (group <= 16)].mean() < 0.06
 
@@ -142,7 +142,7 @@ def test_aliased_key_value_pages_are_found_by_rule(shared_data):
         (shared_data / "kernels/aiconfigurator/a100_sxm/attention/trtllm").rglob("generation_attention_perf.parquet")
     )
     report = replay_kernels(read_kernels(path), KernelLibrary("a100-sxm-80gb"))
-    kept = report.table.size("num_heads") == report.table.size("num_kv_heads")
+    kept = report.rows.size("num_heads") == report.rows.size("num_kv_heads")
     assert kept.all()
     assert sum(report.skipped.values()) > 2000
 

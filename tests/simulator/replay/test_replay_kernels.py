@@ -16,7 +16,6 @@ from simulator.replay import (
     parse_split,
     predict_table,
     replay_kernels,
-    report_document,
     training_rows,
 )
 from simulator.replay.tables import cold_words
@@ -191,7 +190,7 @@ def test_a_bad_split_is_refused(text):
 
 def test_conditions_choose_rows(kernels):
     report = replay_kernels(kernels, LIBRARY, where=["n>=4096", "batch<=8", "op=gemm"])
-    assert (report.table.size("n") >= 4096).all()
+    assert (report.rows.size("n") >= 4096).all()
     assert sum(report.skipped.values()) + report.overall.n == len(kernels)
     for bad in ("n>4", "colour=red", "n=red", "op>=3"):
         with pytest.raises(ForerunError, match="--where"):
@@ -213,7 +212,7 @@ def test_what_a_trace_does_not_say_of_its_cache_is_said(kernels):
         table = KernelTable(
             kernels.sizes, texts, kernels.measured_s, kernels.std_s, kernels.count, kernels.source, kernels.format
         )
-        return report_document(replay_kernels(table, LIBRARY))
+        return replay_kernels(table, LIBRARY).document
 
     decodes = int(kernels.word("op").equals("attention_decode").sum())
     untold = document({name: column for name, column in kernels.words.items() if name != "cache"})
@@ -225,7 +224,7 @@ def test_what_a_trace_does_not_say_of_its_cache_is_said(kernels):
 
 
 def test_the_document_is_what_the_contract_says(kernels):
-    document = json.loads(json.dumps(report_document(replay_kernels(kernels, LIBRARY)), allow_nan=False))
+    document = json.loads(json.dumps(replay_kernels(kernels, LIBRARY).document, allow_nan=False))
     keys = {"op", "regime", "dtype", "n", "mape", "median_ape", "p90_ape", "bias", "coverage90"}
     assert all(set(group) == keys for group in [*document["groups"], document["overall"]])
     assert {"measured_s", "predicted_s", "ape", "basis"} <= set(document["worst"][0])

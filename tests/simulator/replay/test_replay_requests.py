@@ -11,7 +11,7 @@ from hwprofiles import chip_names
 from simulator.cli.app import main
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
-from simulator.replay.requests import in_training, parse_condition, replay_requests, requests_document
+from simulator.replay.requests import in_training, parse_condition, replay_requests
 from simulator.replay.rerun import chip_name, dtype_name, framework_name, model_name, pool_hashes, rerun, run_scenario
 from simulator.replay.scores import exceeded, parse_limit
 from simulator.replay.split import Split
@@ -133,7 +133,7 @@ def test_unknown_names_are_skipped_with_their_reason():
     }
     score = next(s for s in report.scores if s.metric == "mean_tpot_ms" and s.group == "all")
     assert (score.n, score.of, score.coverage) == (1, 4, 25.0)
-    json.dumps(requests_document(report), allow_nan=False)
+    json.dumps(report.document, allow_nan=False)
 
 
 def test_a_split_keeps_curves_together():

@@ -1,0 +1,39 @@
+"""What a replay or a calibration hands back: a ``Result`` whose tables, summary and rows follow from its document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simulator.replay.tables import ERRORS, replay_heading
+from simulator.result import Result, Summary
+
+
+class Replay(Result):
+    """Predictions beside measurements. A subclass says ``document`` and ``tables()``."""
+
+    kind = "replay"
+
+    @property
+    def title(self) -> str:
+        """What was replayed."""
+        return replay_heading(self.document)[0]
+
+    @property
+    def facts(self) -> str:
+        """How much of it, and what the predictions rest on."""
+        return replay_heading(self.document)[1]
+
+    @property
+    def summary(self) -> Summary:
+        """Errors over everything, in percent, and the rows that they are of."""
+        overall = self.document["overall"]
+        return Summary({"rows": overall["n"], **{key: overall[key] for key in (*ERRORS, "coverage90")}})
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row per group with its errors in percent."""
+        return [dict(group) for group in self.document["groups"]]
+
+    @property
+    def _notes(self) -> Sequence[str]:
+        return ()
