@@ -17,6 +17,8 @@ from hwprofiles.schema import KINDS, Chip, Link, read_kernels
 
 _R = TypeVar("_R", bound=Record)
 SOURCES = ("source", "field_sources")
+LOCAL_LIBRARY = "llama.cpp"
+"""The kernel library of single machines, whose defaults go by a chip's maker."""
 
 
 def chip_names() -> tuple[str, ...]:
@@ -66,16 +68,39 @@ def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
     """
     if kind not in KINDS:
         raise ProfileError(f"no chip kind '{kind}'{did_you_mean(kind, KINDS)} (one of {', '.join(KINDS)})")
-    place = f"defaults/{kind}.yaml"
-    data = _parse(resources.files("hwprofiles").joinpath("defaults", f"{kind}.yaml").read_text("utf-8"), place)
-    try:
-        sets: dict[str, dict[str, FamilyParameters]] = read_kernels({"default": data})["default"]
-    except ValueError as error:
-        raise ProfileError(f"{place}: {error}") from None
+    sets = _default_sets(kind)[""]
     missing = [family for family in FAMILIES if family not in sets]
     if missing:
-        raise ProfileError(f"{place}: no parameters for {', '.join(missing)}")
+        raise ProfileError(f"defaults/{kind}.yaml: no parameters for {', '.join(missing)}")
     return sets
+
+
+def load_local_defaults(chip: Chip) -> dict[str, dict[str, FamilyParameters]]:
+    """Return llama.cpp's kernel parameters (family -> dtype -> set) for chips of a maker that nobody calibrated.
+
+    Empty where its class is llama.cpp's own ground (Apple), or nothing is known of it there.
+    """
+    return _default_sets(LOCAL_LIBRARY).get("cpu" if chip.kind == "cpu" else chip.vendor, {})
+
+
+@cache
+def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]]:
+    """Parameters in a file of defaults: by maker in that of llama.cpp, under the empty name in that of a class.
+
+    A set without a source is laid over the first set of its family.
+    """
+    place = f"defaults/{name}.yaml"
+    data = _parse(resources.files("hwprofiles").joinpath("defaults", f"{name}.yaml").read_text("utf-8"), place)
+    grouped: dict[str, Any] = data if name == LOCAL_LIBRARY else {"": data}
+    for families in grouped.values():
+        for sets in families.values():
+            first = next(iter(sets.values()))
+            sets.update({dtype: one if "source" in one else _overlaid(first, one) for dtype, one in sets.items()})
+    try:
+        found: dict[str, dict[str, dict[str, FamilyParameters]]] = read_kernels(grouped)
+    except ValueError as error:
+        raise ProfileError(f"{place}: {error}") from None
+    return found
 
 
 def _is_path(text: str) -> bool:

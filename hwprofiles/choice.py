@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from hwprofiles.catalogue import load_chip, load_defaults
+from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_defaults, load_local_defaults
 from hwprofiles.dtypes import dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import Num
@@ -16,10 +16,19 @@ _NEAREST = {
     "mxfp8": ("fp8",),
     "int8": ("fp8",),
     "fp4": ("fp8",),
-    "mxfp4": ("int4",),
-    "int4": ("mxfp4",),
+    "mxfp4": ("int4", "q4_0"),
+    "int4": ("mxfp4", "q4_0"),
     "bfp4": ("bfp8",),
     "bfp8": ("bfp4",),
+    "int3": ("int4", "q3_k"),
+    "int2": ("int4", "q2_k"),
+    "bitnet": ("int4", "tq2_0"),
+    **dict.fromkeys(("q4_1", "q5_0", "q5_1", "iq4_nl", "q1_0"), ("q4_0", "int4")),
+    **dict.fromkeys(("q4_0", "q8_1", "q8_k"), ("int4", "q8_0")),
+    **dict.fromkeys(("q4_k", "q5_k", "q6_k", "q8_0"), ("q4_0", "int4")),
+    **dict.fromkeys(("q2_k", "q3_k", "iq4_xs", "tq1_0", "tq2_0"), ("q3_k", "q4_k", "int4")),
+    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"), ("iq2_xxs", "iq3_xxs", "q4_k", "int4")),
+    **dict.fromkeys(("iq3_xxs", "iq3_s"), ("iq3_xxs", "q4_k", "int4")),
 }
 """Formats whose fits stand in, nearest first."""
 
@@ -89,6 +98,10 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
     near: tuple[str, ...] = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
     if named != dtype and family in _RULES:
         near = (*(named.replace(dtype, other, 1) for other in near), dtype, *near)
+    local = load_local_defaults(chip).get(family) if library == LOCAL_LIBRARY else None
+    if local is not None and _first(chip, (library,), family, (*exact, *near)) is None:
+        name = next(name for name in (*exact, *near, *local) if name in local)
+        return local[name].at_clock(chip.compute.clock_hz), "datasheet"
     for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
         found = _first(chip, libraries, family, names)
         if found is not None:

@@ -1,6 +1,6 @@
 """Number formats: the bytes they occupy in memory and the formats a kernel may compute in."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from hwprofiles.errors import ProfileError, did_you_mean
 
@@ -16,6 +16,9 @@ DTYPES: dict[str, float] = {
     "int4": 0.5 + 2.5 / 128,  # GPTQ and AWQ: one fp16 scale and one 4-bit zero point per group of 128
     "fp4": 0.5 + 1 / 16,  # NVFP4: one fp8 scale per 16
     "mxfp4": 0.5 + 1 / 32,  # one E8M0 scale per 32 (OCP Microscaling formats 1.0)
+    "int3": 3 / 8 + 2.375 / 128,  # GPTQ: one fp16 scale and one 3-bit zero point per group of 128
+    "int2": 0.25 + 2.25 / 128,
+    "bitnet": 0.25,  # BitNet b1.58: ternary weights in two bits (bitnet.cpp's i2_s), one scale per matrix
     "bfp8": 1.0 + 1 / 16,  # Tenstorrent block float: one shared exponent byte per 16
     "bfp4": 0.5 + 1 / 16,
 }
@@ -51,27 +54,59 @@ _MATH: dict[str, tuple[str, ...]] = {
 gpt-oss)."""
 
 
-_MATH.update(dict.fromkeys(GGUF_BLOCKS, ("fp16", "bf16", "fp32")))
+_MATH.update(dict.fromkeys((*GGUF_BLOCKS, "int3", "int2", "bitnet"), ("fp16", "bf16", "fp32")))
 
 VARIANT = "@"
 """Between a format and the name of one kernel for it, where a library has several: ``fp8@name``."""
 
 
+MIXED, SHARE = "+", ":"
+"""In matrices of several formats, the largest share first: ``q4_k:0.75+q6_k:0.25``."""
+
+
+def mixed_dtype(weights: Mapping[str, float]) -> str:
+    """The dtype of matrices whose weights are in several formats, by how many (or which share) are in each."""
+    total = sum(weights.values())
+    parts = sorted(((count / total, name) for name, count in weights.items() if count), reverse=True)
+    return parts[0][1] if len(parts) == 1 else MIXED.join(f"{name}{SHARE}{share:.4g}" for share, name in parts)
+
+
 def format_of(stored: str) -> str:
-    """The format in ``format@kernel``."""
-    return stored.partition(VARIANT)[0]
+    """The format in ``format@kernel``; of several, the one of most weights."""
+    return stored.partition(VARIANT)[0].partition(MIXED)[0].partition(SHARE)[0]
 
 
 def dtype_bytes(dtype: str) -> float:
-    """Return the bytes one element of ``dtype`` occupies, block scales included.
+    """Return the bytes one element of ``dtype`` occupies, block scales included; of several formats, the mean.
 
     Raises:
         ProfileError: no such dtype.
     """
     size = DTYPES.get(dtype)
+    if size is None and MIXED in dtype:
+        return sum(share * DTYPES[name] for name, share in shares_of(dtype).items())
     if size is None:
         raise ProfileError(f"no dtype '{dtype}'{did_you_mean(dtype, DTYPES)} (one of {', '.join(DTYPES)})")
     return size
+
+
+def shares_of(dtype: str) -> dict[str, float]:
+    """Shares of the weights by format; a plain dtype has one.
+
+    Raises:
+        ProfileError: no such dtype, or a share that is none.
+    """
+    found: dict[str, float] = {}
+    for part in dtype.split(MIXED) if MIXED in dtype else (f"{dtype}{SHARE}1",):
+        name, _, text = part.partition(SHARE)
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = 0.0
+        if name not in DTYPES or not 0.0 < found[name] <= 1.0:
+            raise ProfileError(f"dtype '{dtype}': '{part}' is no format with its share, as in q4_k:0.75+q6_k:0.25")
+    total = sum(found.values())
+    return {name: share / total for name, share in found.items()}
 
 
 def math_dtype(dtype: str, supported: Collection[str]) -> str:
@@ -85,7 +120,7 @@ def math_dtype(dtype: str, supported: Collection[str]) -> str:
         ProfileError: no such dtype, or none of the formats it may be computed in is supported.
     """
     dtype_bytes(dtype)
-    for candidate in _MATH[dtype]:
+    for candidate in _MATH[format_of(dtype)]:
         if candidate in supported:
             return candidate
     raise ProfileError(f"dtype '{dtype}' cannot be computed here; the chip has {', '.join(sorted(supported))}")

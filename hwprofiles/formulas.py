@@ -115,6 +115,10 @@ class Limits(NamedTuple):
     """Neighbouring tiles that share one read of an operand (thread block clusters)."""
     asynchronous: bool = False
     """Whether copies run beside the arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""
+    vector_flops: float = 0.0
+    """fp32 peak of the vector units, FLOP/s; 0 = not stated."""
+    clock_hz: float = 0.0
+    """Of the cores; 0 = not stated."""
 
 
 T = TypeVar("T", KernelTime, CollectiveTime)

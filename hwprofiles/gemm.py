@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from hwprofiles.formulas import SCALAR, Functions, KernelTime, Limits, Num, smooth_maximum
-from hwprofiles.parameters import GemmParameters
+from hwprofiles.parameters import FewRowsKernel, GemmParameters
 
 Tiles = tuple[tuple[int, int], ...]
 
@@ -75,6 +75,10 @@ def gemm_time(
     """
     flops = 2.0 * m * n * k
     moved = weight_bytes * n * k + activation_bytes * m * k + output_bytes * m * n
+    few = parameters.few_rows
+    vector = None if few is None else few_rows_time(xp, limits, few, n * k, m * n * k, moved, flops)
+    if few is not None and vector is not None and xp is SCALAR and m <= few.most_rows:
+        return vector
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency
     bandwidth = limits.bandwidth * parameters.memory_efficiency
@@ -115,7 +119,36 @@ def gemm_time(
         launch = launch + parameters.quantise_s
         best = best + quantise
         memory = memory + quantise
-    return KernelTime(launch + best, launch, compute, memory, flops, moved)
+    tiled = KernelTime(launch + best, launch, compute, memory, flops, moved)
+    if few is None or vector is None:
+        return tiled
+    return KernelTime(*(xp.where(m <= few.most_rows, a, b) for a, b in zip(vector, tiled, strict=True)))
+
+
+def few_rows_time(
+    xp: Functions, limits: Limits, kernel: FewRowsKernel, weights: Num, products: Num, moved: Num, flops: Num
+) -> KernelTime:
+    """Time of a product of few rows in matrix-vector kernels.
+
+    Weights are read once; the vector units unpack each once and multiply it by every row. Where the bytes take longer,
+    further rows are nearly free; where unpacking does (narrow formats on slow units), each is paid for.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip.
+        kernel: the library's parameters for the format.
+        weights: that are read, each once.
+        products: weights times the rows that each is multiplied with.
+        moved: bytes, weights and activations.
+        flops: useful operations.
+    """
+    busy = (kernel.unpack * weights + kernel.row * products) / limits.vector_flops
+    drawn = kernel.core_bytes * limits.cores * limits.clock_hz
+    bandwidth = limits.bandwidth * kernel.memory_efficiency
+    stream = moved / (min(bandwidth, drawn) if drawn else bandwidth)
+    light = xp.maximum(flops / limits.peak_flops, moved / limits.bandwidth)
+    seconds = xp.maximum(smooth_maximum(xp, busy, stream, kernel.overlap), light)
+    return KernelTime(kernel.launch_s + seconds, kernel.launch_s + 0.0 * seconds, busy, stream, flops, moved)
 
 
 AMAX_S = 7.2e-6

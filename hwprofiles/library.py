@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from hwprofiles.attention import alone_key_time, alone_sequences, decode_time, one_pass_time, prefill_time
-from hwprofiles.catalogue import load_chip, load_link
+from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_link
 from hwprofiles.choice import (
     BASES,
     CALIBRATED,
@@ -58,7 +58,7 @@ NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
 _CACHE_ENTRIES = 100_000
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE)
+LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY)
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
@@ -646,6 +646,8 @@ class KernelLibrary:
                 chip.on_chip.bandwidth_bytes_per_s,
                 chip.on_chip.multicast,
                 chip.compute.asynchronous,
+                chip.compute.dense_flops_per_s.get("fp32", peak) * chip.compute.usable_cores / chip.compute.cores,
+                chip.compute.clock_hz or 0.0,
             )
         return self._limits[dtype]
 

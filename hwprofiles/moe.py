@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from hwprofiles.errors import ProfileError
 from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
+from hwprofiles.gemm import few_rows_time
 from hwprofiles.parameters import MoeParameters
 
 POWER_LAW_POINTS = 16
@@ -288,4 +289,9 @@ def moe_time(
     scattered = activation_bytes * handled * (2.0 * hidden + first + 2.0 * width)
     scatter = scattered / (limits.bandwidth * parameters.scatter_efficiency)
     launch = parameters.launch_s
-    return KernelTime(launch + scatter + best, launch, busy, stream + scatter, flops, moved)
+    tiled = KernelTime(launch + scatter + best, launch, busy, stream + scatter, flops, moved)
+    few = parameters.few_rows
+    if few is None:
+        return tiled
+    vector = few_rows_time(xp, limits, few, active * matrix, assignments * matrix, moved, flops)
+    return KernelTime(*(xp.where(tokens <= few.most_rows, a, b) for a, b in zip(vector, tiled, strict=True)))

@@ -114,6 +114,9 @@ class FamilyParameters(Record):
             return self
         ratio = self.reference_clock_hz / clock_hz
         times = {name: getattr(self, name) * ratio for name in type(self).model_fields if name.endswith("_s")}
+        few_rows: FewRowsKernel | None = getattr(self, "few_rows", None)
+        if few_rows is not None:
+            times["few_rows"] = few_rows.model_copy(update={"launch_s": few_rows.launch_s * ratio})
         return self.model_copy(update={**times, "reference_clock_hz": clock_hz})
 
     def slowed(self, ratio: float) -> "FamilyParameters":
@@ -132,6 +135,28 @@ class FamilyParameters(Record):
     def vector(self) -> dict[str, float]:
         """Return the free parameters by name."""
         return {name: float(getattr(self, name)) for name in self.free}
+
+
+class FewRowsKernel(Record):
+    """Matrix-vector kernels: what products with a few rows run in instead of tiles.
+
+    The weights stream past once; vector units (packed 8-bit products included) unpack them and multiply every row.
+    """
+
+    launch_s: NonNegative
+    """Fixed time of one product, its quantisation of the activations included, in seconds."""
+    memory_efficiency: Share
+    """Share of the memory bandwidth a saturating stream of weights reaches."""
+    overlap: Positive
+    """Sharpness p >= 1 of the smooth maximum of arithmetic and the stream."""
+    unpack: NonNegative
+    """Vector operations (as the fp32 peak counts them) per weight, once."""
+    row: NonNegative
+    """The same per weight and row: what a further row costs where it is no longer hidden behind the stream."""
+    core_bytes: NonNegative = 0.0
+    """Bytes per clock cycle that one core draws at most: few fast cores cannot saturate a wide memory; 0 = they can."""
+    most_rows: Positive = 8.0
+    """Rows up to which the library stays with these kernels."""
 
 
 class GemmParameters(FamilyParameters):
@@ -183,6 +208,8 @@ class GemmParameters(FamilyParameters):
     """Output tiles (rows, columns) the library chooses from."""
     max_split_k: float = 16.0
     """Largest number of parts the k axis is cut into."""
+    few_rows: FewRowsKernel | None = None
+    """The kernels of products with few rows; None = they run in tiles like all others."""
 
     def dequantising(self) -> "GemmParameters":
         """Return the set of a weight-only kernel, which widens the weights of a tile before it multiplies them, from
@@ -382,6 +409,8 @@ class MoeParameters(FamilyParameters):
     memory; 0 = they can."""
     tiles: tuple[tuple[int, int], ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
     """Tiles (rows of one expert's tokens, columns) the library chooses from."""
+    few_rows: FewRowsKernel | None = None
+    """The kernels of few tokens; None = they run in tiles like all others."""
 
 
 class ElementwiseParameters(FamilyParameters):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
+from forerun.yaml_files import parse
+from hwprofiles.dtypes import mixed_dtype, shares_of
 from simulator.errors import ForerunError
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import one_line
 from simulator.llm.hf_config import from_hf_config
-from simulator.llm.layers import PARTS, Part
+from simulator.llm.layers import PARTS, Attention, Mixer, Part, Tensor
 
 _PLAIN = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "MXFP4": "mxfp4", "NVFP4": "fp4"}
 """Types that are formats of others too; the rest (``Q4_K``) goes by its own name in lower case."""
@@ -160,12 +164,11 @@ def _part(tensor: TensorInfo) -> Part:
 
 
 def _dtypes(header: Header) -> dict[str, str]:
-    """Format of each part: the one that most of its weights are in."""
+    """Formats of each part's matrices, by how many of its weights are in each."""
     weights: dict[str, Counter[str]] = {}
     for tensor in header.tensors:
-        weights.setdefault(_part(tensor), Counter())[tensor.kind] += tensor.elements
-    kinds = {part: counts.most_common(1)[0][0] for part, counts in weights.items()}
-    return {part: _PLAIN.get(kind, kind.lower()) for part in PARTS if (kind := kinds.get(part, "F32"))}
+        weights.setdefault(_part(tensor), Counter())[_PLAIN.get(tensor.kind, tensor.kind.lower())] += tensor.elements
+    return {part: mixed_dtype(weights[part]) if part in weights else "fp32" for part in PARTS}
 
 
 def _kinds_in_words(header: Header) -> str:
@@ -174,6 +177,46 @@ def _kinds_in_words(header: Header) -> str:
         weights[tensor.kind, tensor.bits_per_weight] += tensor.elements
     total = sum(weights.values())
     return ", ".join(f"{kind} ({bits:g}) {count / total:.1%}" for (kind, bits), count in weights.most_common())
+
+
+@cache
+def _recipes() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = parse(resources.files("simulator.llm").joinpath("gguf_recipes.yaml").read_text())
+    return found
+
+
+def recipe_names() -> tuple[str, ...]:
+    """File types of llama.cpp's quantiser by name."""
+    return tuple(_recipes())
+
+
+def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | None:
+    """Format of every part of a model in a GGUF file of a type (``q4_k_m``); None where there is no such type."""
+    recipe = _recipes().get(name.lower()) or _recipes().get(f"{name.lower()}_m")  # Q4_K is short for Q4_K_M
+    if recipe is None:
+        return None
+    weights: dict[str, dict[str, float]] = {part: defaultdict(float) for part in PARTS}
+    for group in architecture.layer_groups:
+        for tensor in group.layer.tensors(architecture.hidden_size):
+            elements = tensor.out_features * tensor.in_features * tensor.copies * group.count
+            for role, share in _roles(tensor, group.layer.mixer):
+                dtype = recipe.get(role, recipe["default"])
+                for kind, part in shares_of(dtype).items():
+                    weights[tensor.part][kind] += elements * share * part
+    found = {part: mixed_dtype(counts) if counts else recipe["default"] for part, counts in weights.items()}
+    return found | {"embedding": recipe["embedding"], "lm_head": recipe["output"], "router": "fp32", "norm": "fp32"}
+
+
+def _roles(tensor: Tensor, mixer: Mixer | None) -> list[tuple[str, float]]:
+    """Names under which recipes treat a matrix, with their shares of its weights."""
+    if tensor.name.endswith("down_proj") and tensor.part != "shared_expert":
+        return [("down", 1.0)]
+    if tensor.part == "expert":
+        return [("experts", 1.0)]
+    if tensor.name == "qkv_proj" and isinstance(mixer, Attention):
+        values = mixer.num_kv_heads * (mixer.v_head_dim or mixer.head_dim) / tensor.out_features
+        return [("v", values), ("default", 1.0 - values)]
+    return [({"o_proj": "o", "in_proj_qkvz": "qkv"}.get(tensor.name, "default"), 1.0)]
 
 
 _COMMON = {

@@ -8,13 +8,14 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
-from hwprofiles.dtypes import VARIANT
+from hwprofiles.dtypes import DTYPES, GGUF_BLOCKS, VARIANT
 from hwprofiles.library import MixingShape
 from hwprofiles.moe import read_routing
 from hwprofiles.recurrent import RecurrentShape
 from hwprofiles.sparse import IndexShape, SparseShape
 from simulator.errors import ForerunError
 from simulator.llm import PARTS, Architecture
+from simulator.llm.gguf_file import recipe_dtypes
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp, Tensor
 from simulator.llm.mixers import (
     BlockSparseAttention,
@@ -399,6 +400,9 @@ def resolve_weight_dtypes(architecture: Architecture, asked: str | Mapping[str, 
     if asked is None:
         return own
     if isinstance(asked, str):
+        recipe = recipe_dtypes(architecture, asked)
+        if recipe is not None and (asked in GGUF_BLOCKS or asked not in DTYPES):
+            return {part: recipe[part] for part in PARTS}
         _check_dtype("weights_dtype", asked)
         wide = dtype_bytes(asked) >= 2
         return {part: asked if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}

@@ -81,7 +81,7 @@ def test_a_mixed_file_is_read_with_its_formats_by_tensor(tmp_path):
     assert architecture.max_position == 4096
     dtypes = architecture.checkpoint_dtypes
     assert (dtypes["embedding"], dtypes["lm_head"], dtypes["attention"], dtypes["mlp"], dtypes["norm"]) == (
-        "q4_k", "q6_k", "q4_k", "q4_k", "fp32",
+        "q4_k", "q6_k", "q4_k:0.8333+q6_k:0.1667", "q4_k:0.8333+q6_k:0.1667", "fp32",
     )  # fmt: skip
     fine = VOCABULARY * HIDDEN + 2 * HIDDEN * 128 + HIDDEN * WIDTH
     plain = HIDDEN + 4 * HIDDEN + HEAD // 2

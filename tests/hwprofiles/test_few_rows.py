@@ -1,0 +1,73 @@
+"""Products of few rows: memory-bound at one, each further row at its own price, formats with their exact bits."""
+
+import pytest
+
+from hwprofiles import KernelLibrary, load_chip
+from hwprofiles.dtypes import GGUF_BLOCKS, dtype_bytes, format_of, mixed_dtype, shares_of
+from hwprofiles.errors import ProfileError
+
+
+def amortisation(chip, dtype, rows, library="llama.cpp"):
+    kernels = KernelLibrary(chip, library)
+    one, many = (kernels.gemm(m, 17408, 5120, dtype).seconds for m in (1, rows))
+    return rows * one / many
+
+
+def test_one_row_is_bound_by_memory_and_narrow_weights_gain():
+    """llama.cpp measures 2.4 to 2.9 times fp16's rate for int4 on Metal."""
+    kernels = KernelLibrary("apple-m3-max")
+    wide, narrow = (kernels.gemm(1, 11008, 4096, dtype) for dtype in ("fp16", "int4"))
+    assert narrow.bound == "memory"
+    assert 2.4 < wide.seconds / narrow.seconds < 3.0
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [("bf16", 3.0, 6.0), ("q4_0", 1.2, 2.2), ("q3_k", 1.0, 1.6)])
+def test_metal_pays_for_every_row_of_narrow_weights(dtype, least, most):
+    """Eight rows on an M4: 4.99 times the rate of one in BF16, 1.22 to 1.74 in 3 and 4 bits."""
+    assert least < amortisation("apple-m4", dtype, 8) < most
+
+
+def test_tensor_core_cards_hardly_pay_for_rows():
+    assert amortisation("rtx-4090", "q4_k", 4) > 3.0 > 2.5 > amortisation("apple-m4-max", "q4_k", 4)
+
+
+def test_beyond_its_rows_a_library_multiplies_in_tiles():
+    kernels = KernelLibrary("rtx-4090", "llama.cpp")
+    few = kernels.parameters("gemm", "q4_k").few_rows
+    assert kernels.gemm(64, 4096, 4096, "q4_k") != kernels.gemm(few.most_rows, 4096, 4096, "q4_k")
+    without = kernels.parameters("gemm", "q4_k").model_copy(update={"few_rows": None})
+    tiled = KernelLibrary("rtx-4090", "llama.cpp")
+    tiled._chosen["gemm", "q4_k"] = (without, "datasheet")
+    assert kernels.gemm(64, 4096, 4096, "q4_k") == tiled.gemm(64, 4096, 4096, "q4_k")
+
+
+def test_other_libraries_stay_as_they_were():
+    assert KernelLibrary("rtx-4090", "vllm").parameters("gemm", "bf16").few_rows is None
+    assert KernelLibrary("h100-sxm", "vllm").parameters("moe", "bf16").few_rows is None
+    assert KernelLibrary("h100-sxm", "llama.cpp").parameters("gemm", "q4_k").few_rows is not None
+
+
+@pytest.mark.parametrize("chip", ["rtx-4090", "p40", "a100-sxm-80gb", "strix-halo", "apple-m1", "cpu"])
+@pytest.mark.parametrize("dtype", [*GGUF_BLOCKS, "bf16", "mxfp4", "int3", "int2", "bitnet"])
+def test_every_format_runs_no_faster_than_light(chip, dtype):
+    kernels = KernelLibrary(chip, "llama.cpp")
+    for rows in (1, 2, 8, 9):
+        time = kernels.gemm(rows, 4096, 4096, dtype)
+        assert time.seconds >= kernels.light_seconds(time, dtype)
+
+
+def test_few_tokens_of_experts_are_not_charged_whole_tiles():
+    kernels = KernelLibrary("apple-m4-max")
+    sizes = {"num_experts": 128, "experts_per_token": 8, "hidden": 2048, "intermediate": 768, "dtype": "q4_0"}
+    one = kernels.moe(tokens=1, **sizes)
+    assert one.seconds < 3 * (one.bytes / load_chip("apple-m4-max").memory.bandwidth_bytes_per_s) + 5e-5
+
+
+def test_mixed_formats_keep_their_exact_bits():
+    dtype = mixed_dtype({"q4_k": 3, "q6_k": 1})
+    assert dtype == "q4_k:0.75+q6_k:0.25"
+    assert format_of(dtype) == "q4_k"
+    assert shares_of(dtype) == {"q4_k": 0.75, "q6_k": 0.25}
+    assert dtype_bytes(dtype) == pytest.approx(0.75 * 144 / 256 + 0.25 * 210 / 256)
+    with pytest.raises(ProfileError, match=r"'q6_k:x' is no format with its share"):
+        dtype_bytes("q4_k:0.5+q6_k:x")

@@ -1,0 +1,47 @@
+"""File types of llama.cpp by name: the size of the file that the quantiser makes."""
+
+import pytest
+
+from hwprofiles.dtypes import dtype_bytes
+from simulator.errors import ForerunError
+from simulator.llm import load_architecture
+from simulator.llm.gguf_file import recipe_dtypes, recipe_names
+from simulator.timing.deployment import resolve_weight_dtypes
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "gib"),
+    [
+        ("llama-2-7b", "Q4_0", 3.56),
+        ("llama-2-7b", "Q8_0", 6.67),
+        ("llama-2-7b", "Q4_K_M", 3.80),
+        ("llama-2-7b", "Q5_K_M", 4.45),
+        ("llama-2-7b", "Q6_K", 5.15),
+        ("llama-3-8b", "Q4_K_M", 4.58),
+        ("llama-3-70b", "Q4_K_M", 39.59),
+        ("llama-3-8b", "F16", 14.96),
+    ],
+)
+def test_files_are_as_large_as_published(model, recipe, gib):
+    architecture = load_architecture(model)
+    size = sum(architecture.weight_bytes(recipe_dtypes(architecture, recipe), dtype_bytes).values()) / 2**30
+    assert size == pytest.approx(gib, rel=0.012)
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_names_formats_that_exist(recipe):
+    dtypes = recipe_dtypes(load_architecture("gpt-oss-20b"), recipe)
+    assert all(dtype_bytes(dtype) > 0 for dtype in dtypes.values())
+
+
+def test_a_name_that_is_format_and_file_type_is_the_file():
+    """llama.cpp quantises the embedding too, and keeps more bits of the output."""
+    dtypes = resolve_weight_dtypes(load_architecture("llama-2-7b"), "q4_0")
+    assert (dtypes["mlp"], dtypes["embedding"], dtypes["lm_head"]) == ("q4_0", "q4_0", "q6_k")
+
+
+def test_q4_k_is_short_for_q4_k_m_and_others_are_refused():
+    architecture = load_architecture("llama-2-7b")
+    assert recipe_dtypes(architecture, "q4_k") == recipe_dtypes(architecture, "q4_k_m")
+    with pytest.raises(ForerunError, match="no dtype 'q4_k_x'"):
+        resolve_weight_dtypes(architecture, "q4_k_x")
