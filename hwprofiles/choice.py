@@ -37,6 +37,21 @@ BASES = ("calibrated", "extrapolated", "datasheet")
 """What a kernel's time rests on, from the firmest ground to the weakest: fitted on this chip's measured kernels of that
 format, and the shape among those; fitted there, for another shape or format; nothing measured on this chip."""
 CALIBRATED, EXTRAPOLATED, DATASHEET = range(len(BASES))
+UNFITTED_INTERVALS = {
+    "gemm": (0.78, 1.32),
+    "moe": (0.75, 1.8),
+    "attention_prefill": (0.65, 1.4),
+    "attention_decode": (0.65, 1.6),
+    "recurrent_prefill": (0.5, 2.0),
+    "recurrent_decode": (0.5, 2.0),
+    "elementwise": (0.65, 1.7),
+    "collective": (0.65, 1.7),
+}
+"""Ends of the 90 % interval of a kernel that was not fitted on its chip, as factors on its time.
+
+Products, experts and attention: the 26 to 37 sets fitted on eight chips and four libraries over the defaults of their
+chip's class, in the mean of up to 24 usual shapes each, 5th to 95th percentile rounded outwards; of the others there
+are too few fits to compare: assumed, of the order of the errors that ``docs/validation`` reports for them."""
 
 
 def weakest(bases: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from hwprofiles.choice import (
     CALIBRATED,
     EXTRAPOLATED,
     PORTABLE,
+    UNFITTED_INTERVALS,
     as_older_kernels_see,
     find_parameters,
     inside_ranges,
@@ -146,7 +147,9 @@ class KernelLibrary:
         found = np.where(inside_ranges(parameters.fit.ranges, sizes), CALIBRATED, EXTRAPOLATED)
         return found if found.ndim else int(found)
 
-    def interval(self, family: str, dtype: str, sizes: Mapping[str, Num], bound: Num) -> tuple[Num, Num]:
+    def interval(
+        self, family: str, dtype: str, sizes: Mapping[str, Num], bound: Num, assumed: bool = False
+    ) -> tuple[Num, Num]:
         """Ends of the 90 % interval of a kernel of these sizes, as factors on its time; (1, 1) where nothing is known.
 
         Args:
@@ -154,6 +157,8 @@ class KernelLibrary:
             dtype: of the stored operand.
             sizes: by the names of a kernel trace's columns; may be arrays.
             bound: what limits it: a word, or an array of them.
+            assumed: whether a kernel whose fit says nothing, or that has none on this chip, gets the spread of fitted
+                chips over the defaults of their class (``UNFITTED_INTERVALS``).
 
         Raises:
             ProfileError: no such family or dtype.
@@ -161,7 +166,7 @@ class KernelLibrary:
         parameters, basis = self._choose(family, dtype)
         known = {} if parameters.fit is None or basis != BASES[CALIBRATED] else parameters.fit.intervals
         if "all" not in known:
-            return 1.0, 1.0
+            return UNFITTED_INTERVALS[family] if assumed else (1.0, 1.0)
         inside = inside_ranges(parameters.fit.ranges, sizes) if parameters.fit is not None else True
         ends = []
         for end, nearest in ((0, np.minimum), (1, np.maximum)):

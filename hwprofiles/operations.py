@@ -79,8 +79,9 @@ def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str =
         library: kernel library.
 
     Returns:
-        ``op chip library seconds bound flops bytes basis launch_s compute_s memory_s``; for a collective
-        ``launch_s`` is its latency, ``transfer_s`` is added and ``bound`` may be ``interconnect``.
+        ``op chip library seconds interval bound flops bytes basis launch_s compute_s memory_s``; ``interval`` holds
+        the ends of the 90 % interval in seconds. For a collective ``launch_s`` is its latency, ``transfer_s`` is added
+        and ``bound`` may be ``interconnect``.
 
     Raises:
         ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip
@@ -97,6 +98,7 @@ def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str =
     return {
         **head,
         "seconds": time.seconds,
+        "interval": _interval(kernels, operation.family, dtype, read, time.seconds, time.bound),
         "bound": time.bound,
         "flops": time.flops,
         "bytes": time.bytes,
@@ -107,10 +109,22 @@ def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str =
     }
 
 
+def _sizes(read: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of a kernel as ranges of fits name them."""
+    sizes = {name: value for name, value in read.items() if isinstance(value, int | float)}
+    return sizes | {"projections": 0 if read.get("gated", True) else 2}
+
+
 def _basis(kernels: KernelLibrary, family: str, dtype: str, read: dict[str, Any]) -> str:
     """What the time of one kernel rests on: the fit, if its shape is among those that were fitted."""
-    sizes = {name: value for name, value in read.items() if isinstance(value, int | float)}
-    return BASES[int(kernels.basis_code(family, dtype, sizes | {"projections": 0 if read.get("gated", True) else 2}))]
+    return BASES[int(kernels.basis_code(family, dtype, _sizes(read)))]
+
+
+def _interval(
+    kernels: KernelLibrary, family: str, dtype: str, read: dict[str, Any], seconds: float, bound: str
+) -> list[float]:
+    """Ends of the 90 % interval of one kernel, seconds."""
+    return [float(end) * seconds for end in kernels.interval(family, dtype, _sizes(read), bound, assumed=True)]
 
 
 def _find(op: str) -> _Operation:
@@ -218,9 +232,11 @@ def _collective(kernels: KernelLibrary, op: str, read: dict[str, Any]) -> dict[s
     if link is None:
         raise ProfileError(f"{op}: chip '{kernels.chip.name}' has no scale-up link; give link=NAME")
     time = kernels.collective(op, read["message_bytes"], read["world_size"], link)
+    bound = "latency" if time.latency_s >= time.transfer_s else "interconnect"
     return {
         "seconds": time.seconds,
-        "bound": "latency" if time.latency_s >= time.transfer_s else "interconnect",
+        "interval": _interval(kernels, "collective", "any", read, time.seconds, bound),
+        "bound": bound,
         "flops": 0.0,
         "bytes": read["message_bytes"],
         "basis": _basis(kernels, "collective", "any", read),

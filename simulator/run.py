@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ from simulator.workload import RequestStream, generate_requests
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from simulator.metrics.uncertainty import Figures, ModelError
 
 NEARLY_GONE = 0.98
 """Share of the KV blocks in use from which a run says so."""
@@ -101,6 +103,8 @@ class RunResult(Result):
     """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
+    model_error: ModelError | None = None
+    """How far off its figures may be; None where nobody asked."""
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -147,6 +151,7 @@ def simulate(
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
     stream: RequestStream | None = None,
+    intervals: bool | Figures = False,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -162,6 +167,8 @@ def simulate(
             ``simulator.speculation.DraftPolicy`` and ``check_policy``.
         factors: on assumed parameters, for sensitivity studies (see ``simulator.assumptions``); default: none.
         stream: requests to serve in place of those that the scenario's workload describes.
+        intervals: also find out how far off the figures may be (see ``simulator.metrics.uncertainty``), which takes
+            less than the run itself: those of the summary, or what a function makes of a run.
 
     Raises:
         LawBrokenError: the result breaks physics or conservation (see ``simulator.invariants``), a fault of the
@@ -188,6 +195,12 @@ def simulate(
     problem = broken(_outcome(build, log, result, audit))
     if problem is not None:
         raise _broken(problem, scenario, seed, keep_steps, result)
+    if intervals:
+        from simulator.metrics.summary import summarise
+        from simulator.metrics.uncertainty import model_error
+
+        figures = summarise if intervals is True else intervals
+        result = replace(result, model_error=model_error(scenario, seed, build, stream, result, figures))
     return result
 
 

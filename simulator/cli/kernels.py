@@ -81,7 +81,9 @@ def kernel_tables(document: dict[str, Any]) -> list[Any]:
 
     from simulator.tables import duration, pairs, scaled
 
-    rows = [("Time", duration(document["seconds"])), ("Bound", document["bound"]), ("Basis", document["basis"])]
+    low, high = map(duration, document["interval"])
+    rows = [("Time", duration(document["seconds"])), ("90 % interval", f"{low} to {high}")]
+    rows += [("Bound", document["bound"]), ("Basis", document["basis"])]
     for label, key in (
         ("Launch", "launch_s"),
         ("Compute", "compute_s"),

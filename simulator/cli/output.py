@@ -43,6 +43,9 @@ VaryOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Write the JSON and the report here.")]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")]
+NoIntervalOption = Annotated[
+    bool, typer.Option("--no-interval", help="Leave the model's own error out of what is printed.")
+]
 NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import STDOUT, JsonOption, Progress, checked_outputs, emit, printed
+from simulator.cli.output import STDOUT, JsonOption, NoIntervalOption, Progress, checked_outputs, emit, printed
 from simulator.workers import Workers, cores
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
     replications: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; two or more give intervals.")
+        int, typer.Option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; figures are their means.")
     ] = 1,
     out: Annotated[
         Path | None,
@@ -46,6 +46,7 @@ def run(
     no_steps: Annotated[
         bool, typer.Option("--no-steps", help="Keep no step records: less memory and no timeline in very long runs.")
     ] = False,
+    no_interval: NoIntervalOption = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
 ) -> int:
     """Simulate one scenario and print its summary."""
@@ -58,7 +59,13 @@ def run(
     with checked_outputs(out, json_file):
         try:
             first, document, ended = replicate(
-                loaded, seed, replications, jobs, keep_steps=not no_steps, show_progress=not no_progress
+                loaded,
+                seed,
+                replications,
+                jobs,
+                keep_steps=not no_steps,
+                show_progress=not no_progress,
+                intervals=not no_interval,
             )
         except ForerunError as error:
             raise ForerunError(f"{scenario}: {error}") from None
@@ -82,11 +89,12 @@ def replicate(
     jobs: int | None = 1,
     keep_steps: bool = True,
     show_progress: bool = False,
+    intervals: bool = False,
 ) -> tuple[RunResult, dict[str, Any], BaseException | None]:
     """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine what they say.
 
-    The first run is made here, the others by ``jobs`` processes (None: one per core); what comes out does not depend
-    on how many they are.
+    The first run is made here and looks for the error of its model where ``intervals`` asks for it, the others are made
+    by ``jobs`` processes (None: one per core); what comes out does not depend on how many they are.
 
     Returns:
         The first result, the combined document of the runs that finished, and what is to be raised once they are
@@ -109,7 +117,7 @@ def replicate(
         if replications > 1:
             progress.label = f"{replications} runs"
         try:
-            first = simulate(scenario, seed, progress.update, full_rows)
+            first = simulate(scenario, seed, progress.update, full_rows, intervals=intervals)
         except LawBrokenError as error:
             if error.result is None:
                 raise

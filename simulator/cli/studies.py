@@ -12,6 +12,7 @@ from simulator.cli.output import (
     STDOUT,
     JobsOption,
     JsonOption,
+    NoIntervalOption,
     NoProgressOption,
     Progress,
     SetOption,
@@ -80,6 +81,7 @@ def compare(
     no_sensitivity: Annotated[
         bool, typer.Option("--no-sensitivity", help="Do not try the assumed parameters over their ranges.")
     ] = False,
+    no_interval: NoIntervalOption = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write compare.json, study.yaml, report.html and report.md."),
@@ -107,6 +109,7 @@ def compare(
                 metric=metric,
                 crossover=crossover,
                 sensitivity=not no_sensitivity,
+                interval=not no_interval,
                 jobs=jobs,
                 progress=progress.update,
             )
@@ -160,6 +163,7 @@ def plan(
     no_headroom: Annotated[
         bool, typer.Option("--no-headroom", help="Do not search the highest rate of the finalists.")
     ] = False,
+    no_interval: NoIntervalOption = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write plan.json, study.yaml, report.html and report.md.")
     ] = None,
@@ -187,6 +191,7 @@ def plan(
                 finalists=finalists,
                 max_replicas=max_replicas,
                 headroom=not no_headroom,
+                interval=not no_interval,
                 jobs=jobs,
                 progress=progress.update,
             )

@@ -18,18 +18,17 @@ from simulator.metrics.pools import (
     replica_section,
 )
 from simulator.metrics.summary import run_window_s, slo_report, summarise
+from simulator.metrics.uncertainty import interval_section
 from simulator.metrics.usage import bottleneck_shares, kv_cache_section, usd_per_million_tokens
 
 if TYPE_CHECKING:
     from simulator.run import RunResult
 
-SINGLE_RUN_NOTE = "intervals need --replications >= 2"
-
 
 def run_document(result: RunResult) -> dict[str, Any]:
     """Everything a run says, as plain JSON values: the contract's ``run`` JSON for one seed.
 
-    ``intervals`` is empty: one run has no spread to estimate (see :func:`simulator.metrics.combine_replications`).
+    ``intervals`` is empty where the run did not look for them (``simulate(..., intervals=True)``).
     Utilisation, energy and cost cover the time from the first arrival to the last finish and are None when nothing
     finished or the chip or scenario lacks the figure they need.
     """
@@ -38,10 +37,10 @@ def run_document(result: RunResult) -> dict[str, Any]:
     window = run_window_s(result.requests)
     duration_s = 0.0 if window is None else window[1] - window[0]
     usd = fleet_cost_usd(result.pools, duration_s)
+    error = result.model_error
     document = {
         "summary": summary,
-        "intervals": {},
-        "interval_level": None,
+        **interval_section(summary, error, None if error is None else error["sampling"]),
         "slo": slo_report(result, summary),
         "basis": result.basis,
         "evidence": result.evidence._asdict(),
@@ -57,7 +56,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "seed": result.seed,
         "replications": 1,
         "version": forerun_version(),
-        "notes": [*result.notes, SINGLE_RUN_NOTE],
+        "notes": list(result.notes),
     }
     plain = jsonable(document)
     assert isinstance(plain, dict)

@@ -1,25 +1,27 @@
-"""Several runs of one scenario with different seeds: means and Student-t intervals."""
+"""Several runs of one scenario with different seeds: means, and intervals of chance and of the model's error."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
+from math import fsum, log
 from typing import Any
 
 from hwprofiles import weakest
-from simulator.metrics.document import SINGLE_RUN_NOTE
 from simulator.metrics.statistics import mean_interval
+from simulator.metrics.uncertainty import Z90, interval_section
 
 LEVEL = 0.95
-"""Coverage of the intervals in a summary."""
+"""Coverage of the intervals in a summary where they are of chance alone."""
+SAMPLING = "sampling"
 
 
 def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEVEL) -> dict[str, Any]:
     """One document from several runs of the same scenario.
 
-    Every number is the mean over the runs, except the counters of ``engine``, which are totals. ``intervals`` holds a
-    two-sided Student-t interval of the mean for every number of ``summary`` that at least two runs measured. A value
-    that no run measured stays None. ``per_replication`` keeps the seed and summary of each.
+    Every number is the mean over the runs, except the counters of ``engine``, which are totals. A value that no run
+    measured stays None. ``intervals`` holds the 90 % interval of the mean where the first run knows its model's error,
+    else a two-sided Student-t interval of chance alone for every number that at least two runs measured.
+    ``per_replication`` keeps the seed and summary of each.
 
     Raises:
         ValueError: without documents.
@@ -32,8 +34,7 @@ def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEV
     summaries = [document["summary"] for document in documents]
     combined = {key: _mean([document[key] for document in documents]) for key in first}
     combined |= {
-        "intervals": _intervals(summaries, level),
-        "interval_level": level,
+        **_interval_section(summaries, first, level),
         "basis": weakest(document["basis"] for document in documents),
         "slo": _combine_slo(documents),
         "engine": {key: sum(document["engine"][key] for document in documents) for key in first["engine"]},
@@ -41,7 +42,7 @@ def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEV
         "seed": first["seed"],
         "replications": len(documents),
         "version": first["version"],
-        "notes": _notes(documents),
+        "notes": list(dict.fromkeys(note for document in documents for note in document["notes"])),
         "per_replication": [{"seed": document["seed"], "summary": document["summary"]} for document in documents],
     }
     return combined
@@ -70,13 +71,24 @@ def _mean(values: Sequence[Any]) -> Any:
     return int(mean) if all(isinstance(value, int) for value in known) and mean == int(mean) else mean
 
 
-def _intervals(summaries: Sequence[dict[str, Any]], level: float) -> dict[str, list[float]]:
-    intervals = {}
-    for key in summaries[0]:
-        known = [summary[key] for summary in summaries if isinstance(summary.get(key), int | float)]
-        if len(known) >= 2:
-            intervals[key] = list(mean_interval(known, level))
-    return intervals
+def _interval_section(summaries: Sequence[dict[str, Any]], first: dict[str, Any], level: float) -> dict[str, Any]:
+    """``intervals`` of the means and what is in them; with the model's error where the first run tells it."""
+    measured = {
+        key: [summary[key] for summary in summaries if isinstance(summary.get(key), int | float)]
+        for key in summaries[0]
+    }
+    measured = {key: known for key, known in measured.items() if len(known) >= 2}
+    error = first.get("model_error")
+    if error is None:
+        chance = {key: list(mean_interval(known, level)) for key, known in measured.items()}
+        return {"intervals": chance, "interval_level": level, "intervals_of": SAMPLING, "model_error": None}
+    sampling = {}
+    for key, known in measured.items():
+        if min(known) > 0:
+            low, high = mean_interval([log(value) for value in known], error["level"])
+            sampling[key] = (high - low) / 2 / Z90
+    means = {key: _mean([summary[key] for summary in summaries]) for key in summaries[0]}
+    return interval_section(means, error, sampling)
 
 
 def _combine_slo(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -92,9 +104,3 @@ def _combine_slo(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     combined["met"] = nothing_failed and all(row["met"] is True for row in combined["limits"].values())
     combined["met_in"] = sum(report["met"] is True for report in reports)
     return combined
-
-
-def _notes(documents: Sequence[dict[str, Any]]) -> list[str]:
-    """Remarks of all runs, each once, without the remark that a single run has no intervals."""
-    notes = dict.fromkeys(note for document in documents for note in document["notes"])
-    return [note for note in notes if note != SINGLE_RUN_NOTE]

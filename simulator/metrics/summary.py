@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,31 @@ from simulator.metrics.slo import LATENCIES, PERCENTILES, good_requests, slo_lim
 from simulator.metrics.statistics import WeightedSample
 
 if TYPE_CHECKING:
-    from simulator.run import RunResult
-    from simulator.serving.records import RequestRecords, SpeculationCounters
+    from simulator.scenario import Scenario
+    from simulator.serving.records import GapCounts, RequestRecords, SpeculationCounters
 
 FloatArray = NDArray[np.float64]
 MS_PER_S = 1e3
+
+
+class Served(Protocol):
+    """What a summary is made of: a run, or as much of one."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """What was run."""
+
+    @property
+    def requests(self) -> RequestRecords:
+        """Its requests."""
+
+    @property
+    def gaps(self) -> GapCounts:
+        """Gaps between their tokens."""
+
+    @property
+    def speculation(self) -> SpeculationCounters | None:
+        """Drafts and what was accepted; None where nothing drafts."""
 
 
 def completed_requests(requests: RequestRecords) -> NDArray[np.bool_]:
@@ -45,7 +65,7 @@ def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
     return {"ttft": ttft * MS_PER_S, "tpot": tpot * MS_PER_S, "e2el": e2el * MS_PER_S}
 
 
-def summarise(result: RunResult) -> dict[str, Any]:
+def summarise(result: Served) -> dict[str, Any]:
     """The flat summary of a run, keyed as the JSON that ``vllm bench serve --save-result`` writes.
 
     Definitions are vLLM's: TTFT from arrival, TPOT without the first token and only for requests of two or more,
@@ -111,7 +131,7 @@ def speculation_summary(counters: SpeculationCounters | None) -> dict[str, Any]:
     }
 
 
-def slo_report(result: RunResult, summary: dict[str, Any]) -> dict[str, Any] | None:
+def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None:
     """Every limit of the scenario with the value reached, and the share of requests within all per-request limits.
 
     Returns:
@@ -136,7 +156,7 @@ def slo_report(result: RunResult, summary: dict[str, Any]) -> dict[str, Any] | N
     return {"met": met, "good_share": share, "limits": rows}
 
 
-def _percentile(result: RunResult, statistic: str, latency: str) -> float | None:
+def _percentile(result: Served, statistic: str, latency: str) -> float | None:
     """A percentile outside the summary's usual ones, e.g. p99.9."""
     if latency == "itl":
         sample = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)

@@ -45,7 +45,9 @@ def run_title(document: Document) -> str:
 def run_facts(document: Document) -> str:
     """What the numbers of a run document rest on."""
     runs = document["replications"]
-    count = f" · mean of {runs} runs, {document['interval_level']:.0%} intervals" if runs > 1 else ""
+    count = f" · mean of {runs} runs" if runs > 1 else ""
+    if document["interval_level"] is not None:
+        count += f" · {document['interval_level']:.0%} intervals of {document['intervals_of']}"
     shares = " + ".join(f"{share:.0%} {name}" for name, share in document["evidence"].items() if share >= 0.005)
     return f"basis: {document['basis']} ({shares}) · seed {document['seed']}{count}"
 
@@ -80,12 +82,11 @@ def latency_table(document: Document) -> Table:
 
 
 def with_interval(key: str, summary: Document, intervals: Document) -> Value:
-    """A number of the summary, and half the width of its interval where there is one, e.g. ``58.04 ±15``."""
+    """A number of the summary, and the ends of its interval where there is one, e.g. ``58.04 51..70``."""
     interval = intervals.get(key)
-    if interval is None or interval[0] == interval[1]:
+    if interval is None or interval[1] - interval[0] <= 1e-4 * abs(interval[1]):
         return Cell(number(summary[key]), value=summary[key])
-    half = (interval[1] - interval[0]) / 2
-    return Cell(number(summary[key]), aside=f"±{number(half, 2)}", value=summary[key])
+    return Cell(number(summary[key]), aside=f"{number(interval[0], 3)}..{number(interval[1], 3)}", value=summary[key])
 
 
 def speculation_table(document: Document) -> Table:

@@ -203,11 +203,18 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     return scenario.with_values(dict(run.settings)) if run.settings else scenario
 
 
-def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
+def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = False) -> dict[str, Any]:
     """Simulate a measured run again.
 
+    Args:
+        run: what was measured.
+        base: the rest.
+        seed: of the simulation.
+        intervals: also look for the model's error.
+
     Returns:
-        ``{"predicted": {metric: value}, "basis", "notes"}`` with the metrics of ``traces.servings.METRICS``.
+        ``{"predicted": {metric: value}, "basis", "notes", "model_error"}`` with the metrics of
+        ``traces.servings.METRICS``.
 
     Raises:
         ForerunError, hwprofiles.ProfileError, traces.TraceError: it cannot be simulated; the text says why.
@@ -216,7 +223,7 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
     stream = _stream(run, scenario, seed)
     if load_framework(scenario.engine.framework).kernel_library == "trtllm" and not scenario.pools:
         scenario = _never_evicting(scenario, stream)
-    result = simulate(scenario, seed, stream=stream)
+    result = simulate(scenario, seed, stream=stream, intervals=intervals)
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
     if "output_throughput" in run.derived and run.max_concurrency and run.output_tokens is not None:
@@ -224,7 +231,8 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0) -> dict[str, Any]:
         predicted["output_throughput"] = closed_loop_throughput(
             run.max_concurrency, float(tokens), predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
         )
-    return {"predicted": predicted, "basis": result.basis, "notes": list(result.notes)}
+    told = {"basis": result.basis, "notes": list(result.notes), "model_error": result.model_error}
+    return {"predicted": predicted, **told}
 
 
 def _known(key: str, text: str) -> str:

@@ -829,6 +829,37 @@ class TabulatedPrices(Prices):
 
 @cython.final
 @cython.cclass
+class ScaledPrices(Prices):
+    """Prices times one factor in steps with prompt chunks and another in the rest: a model that is off by so much.
+
+    Args:
+        inner: the prices.
+        with_prompts, without: the factors.
+    """
+
+    inner: Prices
+    with_prompts: cython.double
+    without: cython.double
+
+    def __init__(self, inner: Prices, with_prompts: float, without: float) -> None:
+        Prices.__init__(self, inner.timer)
+        self.inner = inner
+        self.with_prompts = with_prompts
+        self.without = without
+
+    @cython.ccall
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds of one step."""
+        return self.inner.seconds(work) * (self.with_prompts if work.prefill_seqs else self.without)
+
+    @cython.ccall
+    def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
+        """Seconds of one step in which a policy decides what the drafter does."""
+        return self.inner.seconds_drafting(work, draft) * (self.with_prompts if work.prefill_seqs else self.without)
+
+
+@cython.final
+@cython.cclass
 class Thresholds:
     """Draws below which so many draft tokens are accepted, ascending; one row per class of requests."""
 

@@ -17,7 +17,7 @@ from simulator.serving.host_cache import HostCache, OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
-from simulator.serving.prices import prices_of
+from simulator.serving.prices import ScaledStages, prices_of
 from simulator.serving.replica import Handover, PipelinedReplica, Replica
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.serving.swap import SwapSpace
@@ -47,6 +47,8 @@ class Pool:
     """Of one replica."""
     offload: OffloadSpace | None = None
     """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
+    step_factors: tuple[float, float] = (1.0, 1.0)
+    """On the seconds of steps with prompt chunks, and of the others: what if prices were off by so much."""
 
     @property
     def rules(self) -> SchedulerFacts:
@@ -85,6 +87,7 @@ class Pool:
         oracle = self.stepping == "exact-steps"
         engine = engine_module(interpreted=oracle or self._plain)
         timer, staged = self.timer, isinstance(self.timer, StagedTimer)
+        scaled = self.step_factors != (1.0, 1.0)
         if staged and (handover is not None or self.swap is not None or self.rule is not None or self.role != "both"):
             raise ForerunError(
                 f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
@@ -107,12 +110,16 @@ class Pool:
                 found = log.shared[what, engine.SOURCE, id(owner)] = make()
             return found
 
+        def make_prices() -> Any:
+            # The oracle asks the timing model itself, so that the tables are held against it too.
+            found = engine.Prices(timer) if oracle else prices_of(timer, engine)
+            return engine.ScaledPrices(found, *self.step_factors) if scaled else found
+
         core: Engine = engine.Engine(
             index=index,
             feed=feed,
             scheduler=make_scheduler(),
-            # The oracle asks the timing model itself, so that the tables are held against it too.
-            prices=shared("prices", timer, lambda: engine.Prices(timer) if oracle else prices_of(timer, engine)),
+            prices=shared("prices", timer, make_prices),
             limits=self.limits,
             draws=shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler)),
             log=log,
@@ -127,7 +134,8 @@ class Pool:
             counted=oracle,
         )
         if isinstance(timer, StagedTimer):
-            return PipelinedReplica(env, core, feed, make_scheduler, timer, log)
+            stages = ScaledStages(timer, *self.step_factors) if scaled else timer
+            return PipelinedReplica(env, core, feed, make_scheduler, stages, log)
         return Replica(env, core, feed, make_scheduler)
 
     @property

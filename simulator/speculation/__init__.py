@@ -13,7 +13,7 @@ from simulator.speculation.curves import Curve, curve_names, load_curve
 from simulator.speculation.engine_logs import AcceptanceLog, read_acceptance
 from simulator.speculation.level_decay import AcceptanceFit, LevelDecay, fit_lengths, fit_survival
 from simulator.speculation.policies import Batch, DraftPolicy, PolicyFactory, check_policy, policy_factory
-from simulator.speculation.proposal import Proposal, draft_survival, proposal, tree_survival
+from simulator.speculation.proposal import Proposal, draft_survival, proposal, scaled_survival, tree_survival
 from simulator.speculation.provenance import borrowed_acceptance, carry_acceptance
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "proposal",
     "read_acceptance",
     "sampler_of",
+    "scaled_survival",
     "speedup",
     "survival_rates",
     "tree_survival",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,3 +168,13 @@ def _grown(tree: TreeConfig, rates: RankRates, steps: int) -> FloatArray:
     plan = GrowthPlan(growth.depth, growth.top_k, growth.nodes)
     concentration = CONCENTRATION if tree.concentration is None else tree.concentration
     return grown_acceptance(plan, rates, concentration, steps).survival[: tree.longest_path]
+
+
+def scaled_survival(survival: list[float], factor: float) -> list[float]:
+    """Chances that at least i tokens are accepted when each conditional rate is multiplied, to at most 1."""
+    reached, result = 1.0, []
+    for before, here in pairwise([1.0, *survival]):
+        rate = here / before if before > 0 else 0.0
+        reached *= min(1.0, rate * factor)
+        result.append(reached)
+    return result

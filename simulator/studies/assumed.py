@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 
 from hwprofiles import KernelLibrary, load_chip, load_link
@@ -14,7 +13,7 @@ from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
 from simulator.llm.mixers import Recurrent
 from simulator.scenario import Scenario
-from simulator.speculation import AcceptanceConfig, draft_survival
+from simulator.speculation import AcceptanceConfig, draft_survival, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.attention_level.parameters import mechanism_costs
 from simulator.studies.study_file import apply_settings
@@ -259,13 +258,3 @@ def with_acceptance_scaled(scenario: Scenario, factor: float) -> Scenario:
     except ValueError as error:
         raise ForerunError(f"sensitivity: acceptance: {error}") from None
     return apply_settings(scenario, {"speculation.acceptance": acceptance}, "sensitivity")
-
-
-def scaled_survival(survival: list[float], factor: float) -> list[float]:
-    """Chances that at least i tokens are accepted when each conditional rate is multiplied, to at most 1."""
-    reached, result = 1.0, []
-    for before, here in pairwise([1.0, *survival]):
-        rate = here / before if before > 0 else 0.0
-        reached *= min(1.0, rate * factor)
-        result.append(reached)
-    return result

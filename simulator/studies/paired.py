@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from simulator.errors import ArgumentError, did_you_mean
 from simulator.metrics.slo import LATENCIES, PERCENTILES
-from simulator.metrics.statistics import mean_interval
+from simulator.metrics.statistics import EQUAL, mean_interval
+from simulator.metrics.uncertainty import ModelError, metric_draws, sampling_draws
+from simulator.tables import ABSENT
 
 LEVEL = 0.95
 """Coverage of the intervals."""
+NORMAL_95 = 1.959963984540054
+"""Standard deviations from the mean to either end of a 95 % interval of a normal distribution."""
 
 RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 LATENCY_STATISTICS = ("mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES))
@@ -44,6 +50,8 @@ class Ratio(NamedTuple):
     ratio: float
     low: float | None
     high: float | None
+    probability: float | None = None
+    """That it lies above 1: chance and the error of the model together; None where that error is not known."""
 
     @property
     def verdict(self) -> int:
@@ -104,6 +112,30 @@ def ratio_of(logs: Sequence[float], level: float = LEVEL) -> Ratio:
     return Ratio(exp(centre), exp(low), exp(high))
 
 
+def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str, level: float = LEVEL) -> Ratio:
+    """A ratio with the error of the model in its interval, and the chance that it lies above 1.
+
+    What both rest on moves both in every draw: kernels that are 10 % slower than thought are so in either variant.
+
+    Args:
+        ratio: with its interval of chance.
+        base, other: what is known of the error of either run.
+        metric: whose ratio it is.
+        level: coverage of the interval.
+    """
+    found = [metric_draws(error, metric) for error in (base, other)]
+    if any(draws is None for draws in found):
+        return ratio
+    sign = 1.0 if HIGHER_IS_BETTER[metric] else -1.0
+    draws = sign * (np.asarray(found[1]) - np.asarray(found[0]))
+    if ratio.low is not None and ratio.high is not None and ratio.low > 0:
+        draws = draws + sampling_draws(metric, log(ratio.high / ratio.low) / 2 / NORMAL_95)
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    tie = float(np.mean(np.abs(log(ratio.ratio) + draws) < EQUAL))
+    above = float(np.mean(log(ratio.ratio) + draws > EQUAL)) + tie / 2
+    return Ratio(ratio.ratio, ratio.ratio * min(1.0, exp(low)), ratio.ratio * max(1.0, exp(high)), above)
+
+
 METRIC_WORDS = {
     "request_throughput": "request throughput",
     "request_goodput": "goodput",
@@ -134,6 +166,15 @@ def load_words(path: str, value: float | None) -> str:
     """A load in words, e.g. ``41 req/s``."""
     shown = "?" if value is None else f"{value:.3g}"
     return LOAD_WORDS.get(path, path.rsplit(".", 1)[-1] + " {}").format(shown)
+
+
+def chance_words(probability: float | None) -> str:
+    """A probability in words, no surer than the draws behind it."""
+    if probability is None:
+        return ABSENT
+    if probability > 0.99:
+        return "over 99 %"
+    return "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
 def times(ratio: float) -> str:

@@ -21,9 +21,11 @@ class Run(NamedTuple):
     scenario: Scenario
     seed: int
     factors: tuple[tuple[str, float], ...] = ()
+    intervals: bool = False
+    """Whether it also looks for its model's error."""
 
     @property
-    def key(self) -> tuple[str, int, tuple[tuple[str, float], ...]]:
+    def key(self) -> tuple[Any, ...]:
         """What the result depends on."""
         return json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True), *self[1:]
 
@@ -63,7 +65,7 @@ class RunPool:
         waiting = {}
         for key, run in zip(keys, runs, strict=True):
             if key not in self._known and key not in self._failed and key not in waiting:
-                waiting[key] = self._workers.start(run_document_of, run.scenario, run.seed, run.factors)
+                waiting[key] = self._workers.start(run_document_of, *run)
         self._asked += len(waiting)
         for key, result in waiting.items():
             try:
@@ -75,12 +77,14 @@ class RunPool:
         return [self._known.get(key) for key in keys]
 
 
-def run_document_of(scenario: Scenario, seed: int, factors: tuple[tuple[str, float], ...] = ()) -> Document:
+def run_document_of(
+    scenario: Scenario, seed: int, factors: tuple[tuple[str, float], ...] = (), intervals: bool = False
+) -> Document:
     """Simulate one run and return its document."""
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    return run_document(simulate(scenario, seed, factors=dict(factors)))
+    return run_document(simulate(scenario, seed, factors=dict(factors), intervals=intervals))
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:

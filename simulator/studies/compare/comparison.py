@@ -10,7 +10,6 @@ from typing import Any
 from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
 from simulator.metrics import combine_replications, forerun_version, jsonable, scenario_document
-from simulator.metrics.document import SINGLE_RUN_NOTE
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
@@ -31,12 +30,14 @@ from simulator.studies.paired import (
     HIGHER_IS_BETTER,
     LEVEL,
     Ratio,
+    chance_words,
     checked_metric,
     load_words,
     metric_values,
     metric_words,
     paired_ratio,
     times,
+    with_model_error,
 )
 from simulator.studies.runs import ProgressCall, RunPool, nested_value, with_seeds
 from simulator.studies.study_file import (
@@ -58,7 +59,7 @@ SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
 AUTOMATIC = "auto"
 NONE = "none"
-SAMPLING, ASSUMED = "sampling", "assumed costs and sampling"
+SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
 """What the interval of a ratio covers."""
 TORNADO_ROWS = 8
 """Assumed parameters that a terminal shows."""
@@ -117,6 +118,7 @@ def compare(
     metric: str | None = None,
     crossover: str = AUTOMATIC,
     sensitivity: bool = True,
+    interval: bool = True,
     jobs: int | None = None,
     progress: ProgressCall | None = None,
 ) -> CompareResult:
@@ -136,6 +138,7 @@ def compare(
         crossover: ``auto`` (along the load), ``none``, ``PATH`` (a grid around the scenario's value), or
             ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``.
         sensitivity: try every assumed parameter at both ends of its range.
+        interval: put the model's own error into the intervals, and say how likely each variant is the better one.
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (runs done, runs asked for so far).
 
@@ -148,11 +151,13 @@ def compare(
     processes = jobs or cores()
     with Workers(processes if processes > 1 else 0) as workers:
         pool = RunPool(workers, progress)
-        documents, lost = _base_documents(variants, seeds, pool)
+        documents, lost = _base_documents(variants, seeds, pool, interval)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
         if all(row[metric] is None for row in measured[variants[0].name]):
             raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
         ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
+        if interval:
+            ratios |= _with_model_error(variants, documents, ratios)
         ratios |= _model_ranges(variants, seeds[0], pool, measured, ratios)
         answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
         side = seeds[:SIDE_RUNS]
@@ -183,7 +188,8 @@ def compare(
         "notes": notes,
     }
     document["conclusion"] = compare_sentence(document) + _borrowed_words(variants)
-    return CompareResult(jsonable(document), _command(seed, replications, metric, crossover, sensitivity))
+    command = _command(seed, replications, metric, crossover, sensitivity, interval)
+    return CompareResult(jsonable(document), command)
 
 
 def _borrowed_words(variants: Sequence[Variant]) -> str:
@@ -216,24 +222,29 @@ def _variants(
     return variants, checked_metric(metric or headline_metric(variants[0]))
 
 
-def _command(seed: int, replications: int, metric: str, crossover: str, sensitivity: bool) -> str:
+def _command(seed: int, replications: int, metric: str, crossover: str, sensitivity: bool, interval: bool) -> str:
     words = ["forerun", "compare", "study.yaml", "--seed", str(seed), "--replications", str(replications)]
     words += ["--metric", metric]
     if crossover != AUTOMATIC:
         words += ["--crossover", crossover]
-    return shlex.join(words if sensitivity else [*words, "--no-sensitivity"])
+    words += [] if sensitivity else ["--no-sensitivity"]
+    return shlex.join(words if interval else [*words, "--no-interval"])
 
 
 def _base_documents(
-    variants: Sequence[Variant], seeds: Sequence[int], pool: RunPool
+    variants: Sequence[Variant], seeds: Sequence[int], pool: RunPool, interval: bool
 ) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """The runs of every variant on the seeds that all of them finished, and notes on those that they did not.
+    """The runs of every variant on the seeds that all of them finished, and notes on those that they did not; the first
+    of each also looks for its model's error, where that is asked for.
 
     Raises:
         ForerunError: a variant cannot be run, with its name; or no seed is left, as workers died over each.
     """
     found: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     runs = {variant.name: with_seeds(variant.scenario, seeds) for variant in variants}
+    for variant in variants if interval else ():
+        if variant.scenario.attention_speculation is None:
+            runs[variant.name][0] = runs[variant.name][0]._replace(intervals=True)
     pool.documents_if_any([run for own in runs.values() for run in own])
     lost: list[str] = []
     for index, seed in enumerate(seeds):
@@ -253,6 +264,24 @@ def _ratios(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
     return {
         name: paired_ratio([row[name] for row in base], [row[name] for row in other], better)
         for name, better in HIGHER_IS_BETTER.items()
+    }
+
+
+def _with_model_error(
+    variants: Sequence[Variant],
+    documents: Mapping[str, Sequence[dict[str, Any]]],
+    ratios: Mapping[str, dict[str, Ratio | None]],
+) -> dict[str, dict[str, Ratio | None]]:
+    """Ratios with the error of the model in their intervals, for variants that know it."""
+    errors = {name: runs[0]["model_error"] for name, runs in documents.items()}
+    base = errors[variants[0].name]
+    return {
+        variant.name: {
+            metric: None if ratio is None else with_model_error(ratio, base, errors[variant.name], metric)
+            for metric, ratio in ratios[variant.name].items()
+        }
+        for variant in variants[1:]
+        if base is not None and errors[variant.name] is not None
     }
 
 
@@ -321,7 +350,7 @@ def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, R
         "summary": run["summary"],
         "intervals": run["intervals"],
         "speedup": {name: None if ratio is None else ratio._asdict() for name, ratio in ratios.items()},
-        "interval_of": SAMPLING if attention is None else ASSUMED,
+        "interval_of": ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
         "ideal": attention is not None and attention.reading == "pipelined",
         "slo": run["slo"],
         "bottleneck": run["bottleneck"],
@@ -384,17 +413,15 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
     for name, run in combined.items():
         for note in run["notes"]:
             owners.setdefault(note, []).append(name)
-    result = [
-        note if len(names) == len(combined) else f"{', '.join(names)}: {note}"
-        for note, names in owners.items()
-        if note != SINGLE_RUN_NOTE
-    ]
+    result = [note if len(names) == len(combined) else f"{', '.join(names)}: {note}" for note, names in owners.items()]
     if fixed is not None:
         result.append(fixed)
     if runs < 2:
-        result.append("intervals need --replications >= 2")
+        result.append("one run of each variant: the intervals hold nothing of chance (--replications 2 or more)")
     if variants[0].scenario.workload.trace is not None and runs > 1:
-        result.append("the trace gives every run the same requests: the intervals cover acceptance draws only")
+        result.append(
+            "the trace gives every run the same requests: of chance, the intervals cover acceptance draws alone"
+        )
     return result
 
 
@@ -467,8 +494,10 @@ def _verdict(speedup: dict[str, Any]) -> int:
 def _interval(speedup: dict[str, Any], what: str) -> str:
     if speedup["low"] is None:
         return ""
-    words = "95 % interval" if what == SAMPLING else "over the range of assumed costs"
-    return f" ({words} {times(speedup['low'])} to {times(speedup['high'])})"
+    words = "over the range of assumed costs" if what == ASSUMED else "95 % interval"
+    likely = speedup.get("probability")
+    chance = "" if likely is None else f", {chance_words(likely)} likely to be better"
+    return f" ({words} {times(speedup['low'])} to {times(speedup['high'])}{chance})"
 
 
 SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
@@ -558,6 +587,8 @@ def _ratio_cell(cell: dict[str, Any] | None) -> Value:
         return None
     ratio = Ratio(**cell)
     aside = "" if ratio.low is None else f"{ratio.low:.3f}..{ratio.high:.3f}"
+    if ratio.probability is not None:
+        aside += f" P={ratio.probability:.2f}"
     tone: Tone = "" if ratio.low is None else {1: "good", -1: "bad", 0: ""}[ratio.verdict]  # type: ignore[assignment]
     return Cell(f"{ratio.ratio:.3f}", aside=aside, tone=tone, value=ratio.ratio)
 

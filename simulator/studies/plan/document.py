@@ -15,6 +15,7 @@ from simulator.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_m
 from simulator.result import StudyResult, Summary
 from simulator.scenario import scenario_from
 from simulator.studies.engine_flags import launch_flags
+from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
 from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
 from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
@@ -40,6 +41,7 @@ def plan(
     finalists: int = 5,
     max_replicas: int = 64,
     headroom: bool = True,
+    interval: bool = True,
     jobs: int | None = None,
     progress: ProgressCall | None = None,
 ) -> PlanResult:
@@ -60,6 +62,7 @@ def plan(
         finalists: layouts that hold the SLO to find.
         max_replicas: most replicas of a layout to try.
         headroom: find the highest rate of every finalist.
+        interval: find the probability that each finalist holds, the model's own error counted.
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (candidates done, candidates in sight).
 
@@ -80,7 +83,9 @@ def plan(
     given, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
     objective = objective_of({**study.scenario.slo, **given}, texts)
     mode = "max-rate" if max_rate else "rate" if rate is not None else "own"
-    options = PlanOptions(mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom)
+    options = PlanOptions(
+        mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom, interval
+    )
     document = plan_document(make_plan(study, objective, options, progress))
     return PlanResult(document, _command(document, options), {"study.yaml": _study_text(document, study)})
 
@@ -113,6 +118,8 @@ def _command(document: Document, options: PlanOptions) -> str:
         words += ["--requests", str(options.requests)]
     if not options.headroom:
         words.append("--no-headroom")
+    if not options.interval:
+        words.append("--no-interval")
     return shlex.join(words)
 
 
@@ -218,11 +225,15 @@ def _holding_table(document: Document) -> Table:
                 Cell(
                     f"{sure['share']:.0%}", aside=f"of {sure['runs']}" if sure["runs"] > 1 else "", value=sure["share"]
                 ),
+                Cell(
+                    ABSENT if sure["probability"] is None else chance_words(sure["probability"]),
+                    value=sure["probability"],
+                ),
                 main_bottleneck(row["bottleneck"]) or ABSENT,
                 row["basis"],
             ]
         )
-    columns = ("", "chips", "$/h", "$/Mtok", "power", "max req/s", "binding", "hold", "bound", "basis")
+    columns = ("", "chips", "$/h", "$/Mtok", "power", "max req/s", "binding", "hold", "P(SLO)", "bound", "basis")
     return Table("Holds the SLO, best first (* on the Pareto front)", columns, rows, name="holds")
 
 
@@ -324,6 +335,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
                 "runs": verdict.runs,
                 "share": verdict.share,
                 "binding_interval": verdict.interval,
+                "probability": candidate.chance,
                 "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
             },
             "bottleneck": seen.bottleneck,
@@ -372,7 +384,8 @@ def conclusion(plan: Plan) -> str:
     reach = "at least" if best.at_least else "up to"
     if plan.rate is None:
         words = f"{best.name} ({chips}) holds {limits} {reach} {best.max_rate:.3g} req/s, more than any other"
-        return f"{words}; {binds} there."
+        sure = "" if best.chance is None else f", with {chance_words(best.chance)} probability by the model's own error"
+        return f"{words}{sure}; {binds} there."
     at = f"at {plan.rate:.3g} req/s"
     if plan.options.growth != 1.0:
         at += f" ({plan.options.growth:g} times today's)"
@@ -386,6 +399,8 @@ def conclusion(plan: Plan) -> str:
         words += f"; {verdict.share:.0%} of {verdict.runs} runs hold"
     elif verdict.method == "block bootstrap":
         words += f"; {verdict.share:.0%} of {RESAMPLES} resampled traces hold"
+    if best.chance is not None:
+        words += f"; with the model's own error counted it holds with {chance_words(best.chance)} probability"
     cheaper = next_cheaper(plan)
     if cheaper is not None:
         words += f". The next cheaper, {cheaper.name}, fails: {cheaper.reason}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics.slo import LATENCIES, Limit, slo_limits
 from simulator.metrics.statistics import WeightedSample
-from simulator.metrics.summary import completed_requests, request_latencies_ms
+from simulator.metrics.summary import Served, completed_requests, request_latencies_ms
 
 if TYPE_CHECKING:
     from simulator.run import RunResult
@@ -109,7 +109,7 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
     return Objective(limits, single, goodput)
 
 
-def reached(objective: Objective, result: RunResult) -> dict[str, float | None]:
+def reached(objective: Objective, result: Served) -> dict[str, float | None]:
     """Value of everything that the objective names, in milliseconds or as a share; None where nothing was measured."""
     latencies = request_latencies_ms(result.requests)
     values: dict[str, float | None] = {}
@@ -125,7 +125,7 @@ def reached(objective: Objective, result: RunResult) -> dict[str, float | None]:
     return values
 
 
-def good(objective: Objective, result: RunResult) -> NDArray[np.bool_]:
+def good(objective: Objective, result: Served) -> NDArray[np.bool_]:
     """Which requests were completed within every limit of a single request; one without a TPOT cannot break it."""
     latencies = request_latencies_ms(result.requests)
     within = completed_requests(result.requests)

@@ -20,7 +20,7 @@ from simulator.errors import ForerunError, LawBrokenError, StalledError
 from simulator.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import WAITING, Objective, latency_words
-from simulator.studies.plan.trials import Load, Verdict, find_highest_rate, judge, load_of, trial
+from simulator.studies.plan.trials import Load, Verdict, chance_to_hold, find_highest_rate, judge, load_of, trial
 from simulator.studies.steady_state.averages import Replica
 from simulator.studies.study_file import StudyFile
 from simulator.workers import Workers, cores
@@ -47,6 +47,8 @@ class PlanOptions:
     jobs: int | None = None
     headroom: bool = True
     """Find the highest rate of every finalist."""
+    interval: bool = True
+    """Find the probability that every finalist holds, with the error of the model itself."""
 
 
 RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "not told")
@@ -68,6 +70,8 @@ class Candidate:
     """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
     rate: float | None = None
     """Requests per second of the verdict."""
+    chance: float | None = None
+    """Probability that it holds, with the error of the model counted; None where it was not asked for or misses."""
 
     @property
     def name(self) -> str:
@@ -134,8 +138,26 @@ def make_plan(
             searched = HighestRates(plan, load, usable, counts, workers, progress).run()
         else:
             searched = CheapestFirst(plan, load, rate, usable, counts, workers, progress).run()
+        if options.interval:
+            _find_chances(plan, load, searched, workers)
     plan.candidates = [*searched, *refused]
     return plan
+
+
+def _find_chances(plan: Plan, load: Load, searched: Sequence[Candidate], workers: Workers) -> None:
+    """The probability that each of the first candidates that hold does so in spite of the error of the model."""
+    started = []
+    for one in [each for each in searched if each.status == "meets"][: plan.options.finalists]:
+        if one.verdict is not None and one.rate is not None:
+            driven = one.layout.with_replicas(load.at(one.layout.scenario, one.rate), one.replicas)
+            asked = (driven, plan.options.seed, plan.objective, one.verdict)
+            started.append((one, workers.start(chance_to_hold, *asked)))
+    for one, chance in started:
+        try:
+            one.chance = chance()
+        except FAULTS as error:
+            plan.notes.append(f"{one.name}: how sure it is to hold is not known: {fault_words(error)[1]}")
+        plan.runs += 1
 
 
 def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]:

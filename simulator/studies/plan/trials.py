@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf, sqrt
 from typing import Any
 
+import numpy as np
+
 from simulator.errors import ForerunError, NothingServedError
 from simulator.metrics.statistics import mean_interval
+from simulator.metrics.uncertainty import DRAWS, metric_draws, sampling_draws
 from simulator.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
 from simulator.studies.steady_state.traffic import population
@@ -165,6 +169,29 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
         notes=result.notes,
         resamples=None if rows is None else tuple(rows),
     )
+
+
+def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> float:
+    """Probability that a candidate holds the objective, with the error of the model itself counted.
+
+    Args:
+        scenario: driven at the load of the verdict.
+        seed: of the run that tells the error.
+        objective: the SLO.
+        verdict: whose mean values are moved.
+    """
+    from simulator.run import simulate
+
+    error = simulate(scenario, seed, full_step_rows=1, intervals=partial(reached, objective)).model_error
+    assert error is not None
+    holds = np.ones(DRAWS, dtype=np.bool_)
+    for key, value in verdict.values.items():
+        draws = metric_draws(error, key)
+        if value is not None and draws is not None:
+            chance = sampling_draws(key, error["sampling"].get(key, 0.0) / sqrt(verdict.runs))
+            drawn = value * np.exp(draws + chance)
+            holds &= np.array([objective.strain(key, float(one)) <= 1.0 for one in drawn])
+    return float(holds.mean())
 
 
 def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:

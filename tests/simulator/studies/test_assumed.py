@@ -6,8 +6,8 @@ from tiny_scenario import tiny_data
 from simulator.assumptions import Assumptions
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.speculation import draft_survival
-from simulator.studies.assumed import assumed_parameters, scaled_survival, with_acceptance_scaled
+from simulator.speculation import draft_survival, scaled_survival
+from simulator.studies.assumed import assumed_parameters, with_acceptance_scaled
 
 
 def scenario(**changes):

@@ -1,0 +1,212 @@
+"""The model's error in a run: sources add up, what is shared cancels, queueing amplifies, and nothing is invented."""
+
+import numpy as np
+import pytest
+
+from hwprofiles import predict
+from simulator.build import build_run
+from simulator.metrics import run_document
+from simulator.metrics.uncertainty import (
+    DRAWS,
+    SERVED,
+    first_requests,
+    metric_draws,
+    model_error,
+    standard_draws,
+    step_draws,
+)
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.studies.compare.comparison import compare
+from simulator.studies.paired import Ratio, with_model_error
+from simulator.workload import generate_requests
+
+
+def chat(rate=2.0, **changes):
+    return scenario_from(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "workload": {
+                "arrivals": {"process": "poisson", "request_rate": rate},
+                "input_tokens": 512,
+                "output_tokens": 48,
+                "num_requests": 60,
+            },
+        }
+        | changes,
+        "test",
+    )
+
+
+EAGLE = {
+    "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.7, 0.5, 0.3]}}
+}
+
+
+@pytest.fixture(scope="module")
+def quiet():
+    return simulate(chat(), intervals=True)
+
+
+def half_width(result, metric):
+    low, high = run_document(result)["intervals"][metric]
+    return np.log(high / low) / 2
+
+
+def test_a_run_that_is_not_asked_has_no_intervals():
+    document = run_document(simulate(chat()))
+    assert document["intervals"] == {}
+    assert document["interval_level"] is document["model_error"] is None
+
+
+def test_intervals_hold_the_figure_and_say_what_is_in_them(quiet):
+    document = run_document(quiet)
+    assert (document["interval_level"], document["intervals_of"]) == (0.9, "model error and sampling")
+    assert {"mean_ttft_ms", "p99_tpot_ms", "output_throughput"} <= document["intervals"].keys()
+    for key, (low, high) in document["intervals"].items():
+        assert low <= document["summary"][key] <= high, key
+
+
+def test_looking_for_the_error_leaves_the_run_as_it_was(quiet):
+    assert simulate(chat()).requests.finished_s.tolist() == quiet.requests.finished_s.tolist()
+
+
+def test_shares_of_kernels_drafting_and_host_are_the_whole_step():
+    for scenario in (chat(), chat(**EAGLE)):
+        sources = simulate(scenario, intervals=True).model_error["sources"]
+        for kind in ("prompts", "decode"):
+            parts = [s["share"].get(kind, 0.0) for s in sources if not s["name"].endswith(SERVED)]
+            assert sum(parts) == pytest.approx(1.0, abs=1e-6)
+            assert all(source["low"].get(kind, 1.0) <= 1.0 <= source["high"].get(kind, 1.0) for source in sources)
+
+
+def test_stretched_steps_stretch_the_time_per_token_alike():
+    """One request at a time: TPOT is the time of a decode step, so it moves as the draws of decode steps do."""
+    alone = {"arrivals": {"process": "constant", "request_rate": 0.1}, "input_tokens": 64, "output_tokens": 32}
+    error = simulate(chat(workload=alone | {"num_requests": 20}), intervals=True).model_error
+    decode = step_draws(error["sources"])[1]
+    draws = metric_draws(error, "mean_tpot_ms")
+    assert np.corrcoef(decode, draws)[0, 1] > 0.99
+    assert np.std(draws) == pytest.approx(np.std(decode), rel=0.1)
+
+
+def test_queueing_amplifies_what_the_model_gets_wrong(quiet):
+    """Near saturation a step that is a tenth slower costs more than a tenth of TTFT."""
+    busy = {"arrivals": {"process": "poisson", "request_rate": 17.0}, "input_tokens": 2048, "output_tokens": 32}
+    loaded = simulate(chat(workload=busy | {"num_requests": 200}), intervals=True)
+    steps = np.std(step_draws(loaded.model_error["sources"])[0])
+    assert np.std(metric_draws(loaded.model_error, "mean_ttft_ms")) > 2 * steps
+    assert np.std(metric_draws(quiet.model_error, "mean_ttft_ms")) < 2 * steps
+
+
+def test_an_open_loop_below_saturation_serves_what_arrives_whatever_the_model_gets_wrong(quiet):
+    assert half_width(quiet, "output_throughput") < 0.02 < half_width(quiet, "mean_tpot_ms")
+
+
+def test_acceptance_moves_what_drafting_gives():
+    with_drafts = simulate(chat(**EAGLE), intervals=True).model_error
+    (axis,) = (axis for axis in with_drafts["axes"] if axis["name"] == "acceptance")
+    low, high = axis["response"]["mean_tpot_ms"]
+    assert low > 0 > high, "fewer accepted tokens make a token slower"
+
+
+def test_draws_depend_on_the_name_of_a_source_alone():
+    assert (standard_draws("a") == standard_draws("a")).all()
+    assert abs(np.corrcoef(standard_draws("a"), standard_draws("b"))[0, 1]) < 0.2
+    assert standard_draws("a").mean() == pytest.approx(0.0, abs=1e-12)
+    assert len(standard_draws("a")) == DRAWS
+
+
+def test_what_two_variants_share_cancels(quiet):
+    error = quiet.model_error
+    same = with_model_error(Ratio(1.0, 1.0, 1.0), error, error, "mean_e2el_ms")
+    assert (same.low, same.high, same.probability) == (1.0, 1.0, 0.5)
+    drafting = simulate(chat(**EAGLE), intervals=True)
+    ratio = with_model_error(Ratio(2.0, 2.0, 2.0), error, drafting.model_error, "mean_tpot_ms")
+    apart = np.hypot(half_width(quiet, "mean_tpot_ms"), half_width(drafting, "mean_tpot_ms"))
+    assert np.log(ratio.high / ratio.low) / 2 < 1.19 * apart, "95 % of the difference, were the two independent"
+    assert ratio.probability == 1.0
+
+
+def test_a_comparison_says_how_likely_the_better_one_is():
+    document = compare(
+        {"plain": chat(), "drafting": chat(**EAGLE)}, replications=2, crossover="none", sensitivity=False, jobs=1
+    ).document
+    speedup = document["variants"][1]["speedup"]["mean_tpot_ms"]
+    assert speedup["low"] < speedup["ratio"] < speedup["high"]
+    assert speedup["probability"] > 0.95
+    assert "likely to be better" in document["conclusion"]
+    without = compare(
+        {"plain": chat(), "drafting": chat(**EAGLE)},
+        replications=2,
+        crossover="none",
+        sensitivity=False,
+        interval=False,
+        jobs=1,
+    ).document
+    narrow = without["variants"][1]["speedup"]["mean_tpot_ms"]
+    assert narrow["probability"] is None
+    assert narrow["ratio"] == speedup["ratio"]
+    assert narrow["high"] - narrow["low"] < speedup["high"] - speedup["low"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hardware": {"chip": "h100-sxm", "pipeline_parallel": 2}},
+        {"hardware": {"chip": "h100-sxm", "replicas": 2}, "engine": {"routing": "least-outstanding"}},
+        EAGLE | {"speculation": EAGLE["speculation"] | {"policy": "goodput"}},
+        {"engine": {"stepping": "exact-steps"}},
+    ],
+    ids=["pipeline", "router", "policy", "oracle"],
+)
+def test_every_way_of_serving_has_intervals(changes):
+    found = simulate(chat(**changes), intervals=True)
+    assert half_width(found, "mean_tpot_ms") > 0.01
+
+
+def test_steps_that_take_a_factor_longer_do_so_in_either_engine():
+    from dataclasses import replace
+
+    finished = []
+    for stepping in ("fast", "exact-steps"):
+        build = build_run(chat(engine={"stepping": stepping}))
+        pools = tuple(replace(pool, step_factors=(1.5, 1.25)) for pool in build.pools)
+        log = replace(build.fleet, pools=pools).run(generate_requests(chat().workload, 0))
+        finished.append(np.asarray(log.finished_s))
+    assert finished[0].tolist() == finished[1].tolist()
+    plain = build_run(chat()).fleet.run(generate_requests(chat().workload, 0))
+    assert (finished[0] > np.asarray(plain.finished_s)).all()
+
+
+def test_long_runs_are_served_again_in_part():
+    scenario = chat(workload=chat().workload.model_dump(exclude_unset=True) | {"num_requests": 3000})
+    stream = generate_requests(scenario.workload, 0)
+    fewer = first_requests(scenario, 0, stream, 500)
+    assert len(fewer) == 500
+    assert fewer.arrival_s.tolist() == stream.arrival_s[:500].tolist()
+    assert first_requests(scenario, 0, stream, 5000) is stream
+
+
+def test_other_figures_than_the_summary_can_be_asked_for():
+    found = simulate(chat(), intervals=lambda run: {"longest_s": float(np.max(run.requests.finished_s))})
+    assert set(found.model_error["axes"][0]["response"]) == {"longest_s"}
+    assert model_error.__doc__
+
+
+@pytest.mark.parametrize("chip", ["h100-sxm", "mi300x", "n150"])
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("gemm", {"m": 16, "n": 4096, "k": 4096}),
+        ("attention_decode", {"batch": 8, "kv_len": 2048, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}),
+        ("elementwise", {"bytes_moved": 1e6}),
+        ("moe", {"tokens": 64, "num_experts": 64, "experts_per_token": 8, "hidden": 2048, "intermediate": 1024}),
+        ("all_reduce", {"message_bytes": 1e6, "world_size": 2}),
+    ],
+)
+def test_every_predicted_kernel_has_an_interval(chip, op, shape):
+    found = predict(chip, op, shape | ({"link": "nvlink4"} if op == "all_reduce" else {}))
+    low, high = found["interval"]
+    assert low < found["seconds"] < high
