@@ -51,8 +51,11 @@ def test_json_to_stdout_is_the_only_output(forerun, scenario_file):
     assert 0.0 < document["utilisation"]["mbu"] < 1.0
     assert document["energy_joules"] > 0.0
     assert document["cost_usd"] == pytest.approx(2.5 * document["summary"]["duration"] / 3600)
-    assert document["intervals"] == {}
-    assert any("--replications" in note for note in document["notes"])
+    low, high = document["intervals"]["mean_tpot_ms"]
+    assert low < document["summary"]["mean_tpot_ms"] < high
+    without = strict(forerun("run", scenario_file, "--no-interval", "--json", "-").out)
+    assert without["intervals"] == {}
+    assert without["summary"] == document["summary"]
 
 
 def test_the_scenario_in_the_json_can_be_run_again(forerun, scenario_file, tmp_path):
@@ -106,11 +109,15 @@ def test_set_overrides_a_field(forerun, scenario_file):
 def test_replications_give_intervals_around_the_mean(forerun, scenario_file):
     document = strict(forerun("run", scenario_file, "--replications", 4, "--seed", 5, "--json", "-").out)
     assert document["replications"] == 4
-    assert document["interval_level"] == 0.95
+    assert document["interval_level"] == 0.9
     assert [run["seed"] for run in document["per_replication"]] == [5, 6, 7, 8]
     low, high = document["intervals"]["mean_ttft_ms"]
     assert low < document["summary"]["mean_ttft_ms"] < high
-    assert not any("--replications" in note for note in document["notes"])
+    chance = strict(
+        forerun("run", scenario_file, "--replications", 4, "--seed", 5, "--no-interval", "--json", "-").out
+    )
+    assert (chance["interval_level"], chance["intervals_of"]) == (0.95, "sampling")
+    assert chance["intervals"]["mean_tpot_ms"][1] < document["intervals"]["mean_tpot_ms"][1]
 
 
 def test_single_token_outputs_have_no_tpot(forerun, scenario_file):
@@ -122,7 +129,7 @@ def test_single_token_outputs_have_no_tpot(forerun, scenario_file):
 
 
 def test_interrupt_before_the_first_run_ends(forerun, scenario_file, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("simulator.run.simulate", interrupted)
@@ -261,7 +268,7 @@ def test_a_full_disk_leaves_no_half_written_file(forerun, scenario_file, tmp_pat
 
 
 def test_a_fault_of_ours_is_not_dressed_up_as_bad_input(forerun, scenario_file, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise ValueError("a bug")
 
     monkeypatch.setattr("simulator.run.simulate", broken)

@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 from simulator.metrics import combine_replications
-from simulator.metrics.document import SINGLE_RUN_NOTE
 
 BASE = {
     "summary": {"completed": 10, "failed": 0, "mean_ttft_ms": 1.0, "mean_tpot_ms": None, "spec": [0.5, 0.25]},
@@ -22,7 +21,7 @@ BASE = {
     "seed": 0,
     "replications": 1,
     "version": "1",
-    "notes": [SINGLE_RUN_NOTE, "a remark"],
+    "notes": ["a remark"],
 }
 
 

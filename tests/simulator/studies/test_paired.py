@@ -54,7 +54,7 @@ def test_same_seeds_give_the_same_requests():
     base = scenario_from(tiny_data(), "base")
     same = base.with_values({"engine.num_kv_blocks": 60_000})
     values = [[metric_values(run_document_of(s, seed))["mean_e2el_ms"] for seed in range(3)] for s in (base, same)]
-    assert paired_ratio(*values, higher_is_better=False) == pytest.approx((1.0, 1.0, 1.0), abs=1e-12)
+    assert paired_ratio(*values, higher_is_better=False)[:3] == pytest.approx((1.0, 1.0, 1.0), abs=1e-12)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0.1, 1e3)), min_size=2, max_size=8))
@@ -63,7 +63,7 @@ def test_turning_the_metric_or_the_pair_over_turns_the_ratio_over(pairs):
     forward, backward = paired_ratio(base, other, True), paired_ratio(other, base, True)
     assert forward.ratio == pytest.approx(1.0 / backward.ratio)
     assert forward.low == pytest.approx(1.0 / backward.high)
-    assert paired_ratio(base, other, False) == pytest.approx(backward)
+    assert paired_ratio(base, other, False)[:3] == pytest.approx(backward[:3])
     assert forward.low <= forward.ratio <= forward.high
 
 
@@ -71,7 +71,7 @@ def test_what_was_not_measured_has_no_ratio():
     assert paired_ratio([1.0, None], [1.0, 2.0], True) is None
     assert paired_ratio([1.0, 0.0], [1.0, 2.0], True) is None
     assert paired_ratio([], [], True) is None
-    assert paired_ratio([2.0], [1.0], False) == (2.0, None, None)
+    assert paired_ratio([2.0], [1.0], False)[:3] == (2.0, None, None)
 
 
 def test_every_compared_metric_has_a_direction_and_words():
