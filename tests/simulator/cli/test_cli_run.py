@@ -113,9 +113,7 @@ def test_replications_give_intervals_around_the_mean(forerun, scenario_file):
     assert [run["seed"] for run in document["per_replication"]] == [5, 6, 7, 8]
     low, high = document["intervals"]["mean_ttft_ms"]
     assert low < document["summary"]["mean_ttft_ms"] < high
-    chance = strict(
-        forerun("run", scenario_file, "--replications", 4, "--seed", 5, "--no-interval", "--json", "-").out
-    )
+    chance = strict(forerun("run", scenario_file, "--replications", 4, "--seed", 5, "--no-interval", "--json", "-").out)
     assert (chance["interval_level"], chance["intervals_of"]) == (0.95, "sampling")
     assert chance["intervals"]["mean_tpot_ms"][1] < document["intervals"]["mean_tpot_ms"][1]
 
