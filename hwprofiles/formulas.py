@@ -1,8 +1,11 @@
 """What formulas are written with: functions of numbers and of arrays, the limits of a chip, the parts of a time."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -33,6 +36,135 @@ SCALAR = Functions(maximum=max, minimum=min, ceil=math.ceil, where=_choose, log2
 
 ARRAY = Functions(maximum=np.maximum, minimum=np.minimum, ceil=np.ceil, where=np.where, log2=np.log2)
 """Numpy arrays, elementwise."""
+
+
+OPERATIONS = (
+    "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "ceil", "where", "less", "at_most", "both",
+)  # fmt: skip
+"""What the steps of a ``Tape`` do; conditions are 1 or 0."""
+
+
+class Tape(NamedTuple):
+    """A formula as a list of steps on numbered values, for loops that are compiled: arguments, constants, results."""
+
+    values: list[float]
+    """Zero for each argument, then the constants, then zero for what each step yields; the last one is the result."""
+    steps: list[tuple[int, int, int, int]]
+    """Operation by its place in ``OPERATIONS``, and the places of its operands (0 where it takes fewer)."""
+
+
+class Traced:
+    """A number that is not known yet: what is done with it is written down."""
+
+    __slots__ = ("book", "place")
+
+    def __init__(self, book: list[Any], place: int) -> None:
+        self.book = book
+        self.place = place
+
+    def __add__(self, other: Num) -> Traced:
+        return _traced("add", self, other)
+
+    def __radd__(self, other: Num) -> Traced:
+        return _traced("add", other, self)
+
+    def __sub__(self, other: Num) -> Traced:
+        return _traced("subtract", self, other)
+
+    def __rsub__(self, other: Num) -> Traced:
+        return _traced("subtract", other, self)
+
+    def __mul__(self, other: Num) -> Traced:
+        return _traced("multiply", self, other)
+
+    def __rmul__(self, other: Num) -> Traced:
+        return _traced("multiply", other, self)
+
+    def __truediv__(self, other: Num) -> Traced:
+        return _traced("divide", self, other)
+
+    def __rtruediv__(self, other: Num) -> Traced:
+        return _traced("divide", other, self)
+
+    def __pow__(self, other: Num) -> Traced:
+        return _traced("power", self, other)
+
+    def __lt__(self, other: Num) -> Traced:
+        return _traced("less", self, other)
+
+    def __gt__(self, other: Num) -> Traced:
+        return _traced("less", other, self)
+
+    def __le__(self, other: Num) -> Traced:
+        return _traced("at_most", self, other)
+
+    def __ge__(self, other: Num) -> Traced:
+        return _traced("at_most", other, self)
+
+    def __and__(self, other: Num) -> Traced:
+        return _traced("both", self, other)
+
+    __rand__ = __and__
+
+    def __bool__(self) -> bool:
+        raise TypeError("a formula of numbers that are not known yet cannot branch on them")
+
+
+def _traced(operation: str, *operands: Num) -> Traced:
+    """Write down a step; its operands stand in the book as numbers or as what earlier steps yield."""
+    book = next(operand.book for operand in operands if isinstance(operand, Traced))
+    book.append((operation, *operands))
+    return Traced(book, len(book) - 1)
+
+
+TRACED = Functions(
+    maximum=partial(_traced, "maximum"),
+    minimum=partial(_traced, "minimum"),
+    ceil=partial(_traced, "ceil"),
+    where=lambda condition, yes, no: (
+        _traced("where", condition, yes, no) if isinstance(condition, Traced) else _choose(condition, yes, no)
+    ),
+    log2=partial(_traced, "log2"),
+)
+"""Numbers that are not known yet."""
+
+
+def functions_of(value: Num) -> Functions:
+    """The functions that fit a number, an array or a number that is not known yet."""
+    if value.__class__ in PLAIN:
+        return SCALAR
+    return TRACED if value.__class__ is Traced else ARRAY
+
+
+def tape(formula: Callable[..., Num], arguments: int) -> Tape | None:
+    """A formula of plain numbers as a list of steps that yields the same to the bit; None where it branches on its
+    arguments or does something that is not in ``OPERATIONS``."""
+    book: list[Any] = [None] * arguments
+    try:
+        result = formula(*(Traced(book, place) for place in range(arguments)))
+    except TypeError:
+        return None
+    if not isinstance(result, Traced) or any(entry[0] not in OPERATIONS for entry in book[arguments:]):
+        return None
+    needed = {result.place}
+    for number in range(result.place, arguments - 1, -1):
+        if number in needed:
+            needed |= {one.place for one in book[number][1:] if isinstance(one, Traced)}
+    kept = [number for number in sorted(needed) if number >= arguments]
+    constants = list(dict.fromkeys(float(one) for n in kept for one in book[n][1:] if not isinstance(one, Traced)))
+    constant_places = {number: arguments + place for place, number in enumerate(constants)}
+    first = arguments + len(constants)
+    traced_places = {number: first + place for place, number in enumerate(kept)}
+
+    def place(one: Num) -> int:
+        return traced_places.get(one.place, one.place) if isinstance(one, Traced) else constant_places[float(one)]
+
+    steps = []
+    for number in kept:
+        operation, *operands = book[number]
+        one, two, three = [*map(place, operands), 0, 0][:3]
+        steps.append((OPERATIONS.index(operation), one, two, three))
+    return Tape([0.0] * arguments + constants + [0.0] * len(steps), steps)
 
 
 def smooth_maximum(xp: Functions, first: Num, second: Num, sharpness: Num) -> Num:
@@ -134,6 +266,8 @@ def all_plain(first: Num, second: Num, third: Num) -> bool:
 def evaluate(values: tuple[Num, ...], formula: Callable[..., T]) -> T:
     """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the
     time."""
+    if any(isinstance(value, Traced) for value in values):
+        return formula(TRACED, *values)
     if not any(isinstance(value, np.ndarray) for value in values):
         numbers = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
         if not all(number >= 0 for number in numbers):

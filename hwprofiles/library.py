@@ -21,7 +21,6 @@ from hwprofiles.dtypes import VARIANT, dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import (
     ARRAY,
-    PLAIN,
     SCALAR,
     AttentionShape,
     CollectiveTime,
@@ -31,6 +30,7 @@ from hwprofiles.formulas import (
     Num,
     all_plain,
     evaluate,
+    functions_of,
 )
 from hwprofiles.gemm import gemm_time, with_static_scales
 from hwprofiles.moe import moe_time, read_routing, slowest_rank_factor
@@ -287,7 +287,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
-            xp = SCALAR if pairs.__class__ in PLAIN else ARRAY
+            xp = functions_of(pairs)
             return prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens).seconds
 
         return seconds
@@ -310,7 +310,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
-            xp = SCALAR if kv_tokens.__class__ in PLAIN else ARRAY
+            xp = functions_of(kv_tokens)
             return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens).seconds
 
         return seconds
@@ -358,7 +358,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(*sizes: Num) -> Num:
-            return one_pass_time(SCALAR, limits, parameters, shape, *sizes).seconds
+            return one_pass_time(functions_of(sizes[0]), limits, parameters, shape, *sizes).seconds
 
         return seconds
 

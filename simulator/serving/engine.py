@@ -13,11 +13,11 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from math import inf, isnan
 from typing import Any
 
 import numpy as np
 
+from hwprofiles import tape
 from simulator.serving.host_cache import exposed_load_s
 from simulator.serving.prefix_cache import PrefixCache
 from simulator.speculation import Batch
@@ -27,6 +27,10 @@ try:
     import cython
 except ImportError:  # nothing is compiled here; the names only say types
     from simulator.serving import plain as cython
+if cython.compiled:
+    from cython.cimports.libc.math import ceil, isnan, pow
+else:
+    from math import ceil, isnan, pow
 
 SOURCE = "interpreted"
 """The compiled module holds the checksum of this file in its place."""
@@ -45,6 +49,7 @@ EXACT_S = cython.declare(cython.double, 2.0**13)
 TO_WHOLE = cython.declare(cython.double, 1.5 * 2.0**52)
 """Added and taken away again it rounds a double below 2^51 to a whole number, half to even, as ``round`` does."""
 NAN = cython.declare(cython.double, float("nan"))
+INFINITE = cython.declare(cython.double, float("inf"))
 
 
 @cython.cfunc
@@ -479,25 +484,121 @@ class DecodePrices:
 
 @cython.final
 @cython.cclass
+class Formula:
+    """Seconds by a formula of a timing model: compiled as its steps (``hwprofiles.formulas.Tape``), which yield the
+    same to the bit; interpreted, or where it branches, as it stands."""
+
+    function: Any
+    arguments: cython.longlong
+    steps: cython.longlong[:, ::1]
+    values: cython.double[::1]
+    """What it is asked for, first of all."""
+
+    def __init__(self, function: Any, arguments: int) -> None:
+        found = tape(function, arguments) if cython.compiled else None
+        self.function = function
+        self.arguments = arguments
+        self.values = array("d", [0.0] * arguments if found is None else found.values)
+        self.steps = np.array([] if found is None else found.steps, dtype=np.int64).reshape(-1, 4)
+
+    @cython.cfunc
+    def seconds(self) -> cython.double:
+        """For the arguments that stand in ``values``."""
+        step: cython.longlong
+        count: cython.longlong = len(self.steps)
+        if not count:
+            return self.function(*[self.values[place] for place in range(self.arguments)])
+        place: cython.longlong = len(self.values) - count
+        for step in range(count):
+            self.values[place] = self._step(self.steps[step, 0], self.steps[step, 1], self.steps[step, 2], step)
+            place += 1
+        return self.values[place - 1]
+
+    @cython.cfunc
+    @cython.inline
+    def _step(
+        self, operation: cython.longlong, one: cython.longlong, two: cython.longlong, step: cython.longlong
+    ) -> cython.double:
+        """One of ``hwprofiles.formulas.OPERATIONS``, in their order."""
+        first: cython.double = self.values[one]
+        second: cython.double = self.values[two]
+        if operation == 0:
+            return first + second
+        if operation == 1:
+            return first - second
+        if operation == 2:
+            return first * second
+        if operation == 3:
+            return first / second
+        if operation == 4:
+            return pow(first, second)
+        if operation == 5:
+            return second if second > first else first
+        if operation == 6:
+            return second if second < first else first
+        if operation == 7:
+            return ceil(first)
+        if operation == 8:
+            return second if first != 0.0 else self.values[self.steps[step, 3]]
+        if operation == 9:
+            return 1.0 if first < second else 0.0
+        if operation == 10:
+            return 1.0 if first <= second else 0.0
+        return 1.0 if first != 0.0 and second != 0.0 else 0.0
+
+
+@cython.final
+@cython.cclass
 class Attention:
-    """Attention of one kind of layer: decoding, prompts, one fresh prompt by its length."""
+    """Attention of one kind of layer: decoding, prompts, one fresh prompt by its length, both in one kernel."""
 
     decode: DecodePrices
     overlapped: DecodePrices
     """What is exposed of decode attention in steps without prompts, all layers; asked only where some is hidden."""
-    prefill: Any
-    """Seconds of (sequences, new tokens, pairs, keys)."""
+    prefill: Formula
+    """Of (sequences, new tokens, pairs, keys)."""
+    mixed: Formula | None
+    """Where one kernel serves prompts and single queries: of the same, (decoding sequences, their keys, the most keys
+    of one)."""
     fresh: Column
     window: cython.longlong
     layers: cython.double
 
-    def __init__(self, decode: Any, prefill: Any, fresh: Any, window: int, layers: int, overlapped: Any) -> None:
+    def __init__(
+        self, decode: Any, prefill: Any, mixed: Any, fresh: Any, window: int, layers: int, overlapped: Any
+    ) -> None:
         self.decode = DecodePrices(decode)
         self.overlapped = DecodePrices(overlapped)
-        self.prefill = prefill
+        self.prefill = Formula(prefill, 4)
+        self.mixed = None if mixed is None else Formula(mixed, 7)
         self.fresh = Column(fresh)
         self.window = window
         self.layers = layers
+
+    @cython.cfunc
+    def prompts(self, work: Work) -> cython.double:
+        """Of the prompts of a step."""
+        if work.prefill_seqs == 1 and work.prefill_kv_tokens[self.window] == work.prefill_tokens:
+            return self.layers * self.fresh.at(work.prefill_tokens)
+        self._ask(self.prefill, work)
+        return self.layers * self.prefill.seconds()
+
+    @cython.cfunc
+    def together(self, work: Work) -> cython.double:
+        """Of the prompts and the single queries of a step in one kernel."""
+        mixed = cython.cast(Formula, self.mixed)
+        self._ask(mixed, work)
+        mixed.values[4] = work.decode_seqs
+        mixed.values[5] = work.decode_kv_tokens[self.window]
+        mixed.values[6] = work.longest_kv if work.windows[self.window] < 0 else 0
+        return self.layers * mixed.seconds()
+
+    @cython.cfunc
+    def _ask(self, formula: Formula, work: Work) -> None:
+        formula.values[0] = work.prefill_seqs
+        formula.values[1] = work.prefill_tokens
+        formula.values[2] = work.prefill_pairs[self.window]
+        formula.values[3] = work.prefill_kv_tokens[self.window]
 
 
 @cython.final
@@ -523,6 +624,8 @@ class ModelPrices:
     """Experts that attention groups share, by the tokens of all groups."""
     padded: cython.longlong[::1]
     overlaps: cython.bint
+    one_pass: cython.bint
+    """Whether a kernel serves prompts and single queries alike."""
     alone: Any
     """Seconds per key of the longest sequences by (sequences, queries of each), where it costs any."""
 
@@ -538,6 +641,7 @@ class ModelPrices:
         self.experts = None if tables.experts is None else Column(tables.experts)
         self.padded = np.ascontiguousarray(tables.padded, dtype=np.int64)
         self.overlaps = any(kind.overlapped is not None for kind in tables.attention)
+        self.one_pass = any(kind.mixed is not None for kind in tables.attention)
         self.alone = tables.alone
 
     @cython.cfunc
@@ -559,27 +663,28 @@ class ModelPrices:
 
     @cython.cfunc
     def _attention(self, work: Work) -> cython.double:
-        """Attention of all layers, prompts and decoding in kernels of their own."""
+        """Attention of all layers."""
         kind: Attention
         total: cython.double = 0.0
-        keys: cython.longlong
         decoding: cython.longlong = work.decode_seqs
+        together: cython.bint = self.one_pass and decoding and work.prefill_seqs and work.query_len == 1
+        if together:
+            for kind in self.attention:
+                if kind.mixed is not None:
+                    total += kind.together(work)
         if self.overlaps and decoding and not work.prefill_seqs:
             for kind in self.attention:
                 total += kind.overlapped.at(decoding, work.query_len, work.decode_kv_tokens[kind.window])
             decoding = 0
-        if decoding and work.beyond_kv and self.alone is not None:
+        if decoding and work.beyond_kv and self.alone is not None and not together:
             total += work.beyond_kv * self.alone(decoding, work.query_len)
         for kind in self.attention:
+            if together and kind.mixed is not None:
+                continue
             if decoding:
                 total += kind.layers * kind.decode.at(decoding, work.query_len, work.decode_kv_tokens[kind.window])
             if work.prefill_seqs:
-                keys = work.prefill_kv_tokens[kind.window]
-                if work.prefill_seqs == 1 and keys == work.prefill_tokens:
-                    total += kind.layers * kind.fresh.at(keys)
-                else:
-                    pairs = work.prefill_pairs[kind.window]
-                    total += kind.layers * kind.prefill(work.prefill_seqs, work.prefill_tokens, pairs, keys)
+                total += kind.prompts(work)
         return total
 
 
@@ -622,7 +727,7 @@ class DraftPrices:
         seen: Work = self.seen
         seen.prefill_seqs, seen.prefill_tokens = work.prefill_seqs, work.prefill_tokens
         seen.sampled_prefills, seen.decode_seqs = work.sampled_prefills, work.decode_seqs
-        seen.query_len, seen.beyond_kv = work.query_len, work.beyond_kv
+        seen.query_len, seen.longest_kv, seen.beyond_kv = work.query_len, work.longest_kv, work.beyond_kv
         seen.all_over_own = work.all_over_own
         for w in range(self.kinds):
             seen.prefill_pairs[w] = work.prefill_pairs[self.order[w]]
@@ -1986,7 +2091,7 @@ class Engine:
                 self.seen = self.now
             else:
                 self.now = self.seen = max(self.now, self.feed.next_s())
-                if self.now == inf:
+                if self.now == INFINITE:
                     return
 
     @cython.ccall

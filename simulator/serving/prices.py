@@ -49,8 +49,6 @@ def _draft_prices(drafter: Drafter, windows: tuple[int | None, ...], engine: Any
     if not isinstance(drafter, SequentialDrafter | ParallelDrafter):
         return None
     tables = drafter.step.tables
-    if tables is None:
-        return None
     fusion = None if drafter.fusion is None else drafter.fusion.table
     if isinstance(drafter, ParallelDrafter):
         parts = (drafter.windows, drafter.overhead, tables, fusion, drafter.num_speculative_tokens)

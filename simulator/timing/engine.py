@@ -140,11 +140,10 @@ class ModelTimer:
     @property
     def tables(self) -> EngineTables | None:
         """What ``seconds`` adds up beside drafting; None where it takes more than tables."""
-        target = self.target.tables
-        if target is None or self._expands:
+        if self._expands:
             return None
         exposed = (self._step_s, self._per_sequence_s, self._per_prompt_s)
-        return EngineTables(target, self._overlap, *exposed, self._beside_s, self._beside_per_sequence_s)
+        return EngineTables(self.target.tables, self._overlap, *exposed, self._beside_s, self._beside_per_sequence_s)
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""

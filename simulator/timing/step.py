@@ -125,6 +125,9 @@ class AttentionPrices(NamedTuple):
     decode: DecodeTable
     prefill: Callable[..., Any]
     """Seconds of (sequences, new tokens, pairs, keys)."""
+    mixed: Callable[..., Any] | None
+    """Seconds of the same, (decoding sequences, their keys, the most keys of one) in one kernel; None where prompts and
+    single queries run apart."""
     fresh: list[float]
     """Seconds of one fresh prompt by its length."""
     window: int
@@ -195,8 +198,6 @@ class StepTimer:
     """Tokens of all groups together that the experts compute when the slowest replays a graph, by its tokens."""
     _routed: bool = field(init=False)
     """Whether experts tell tokens of one sequence from those of several."""
-    _one_pass: list[tuple[Callable[..., Any], MixingKind]] = field(init=False, default_factory=list)
-    """Attention of mixed batches in one kernel; empty where chunks and single queries run apart."""
     _alone: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _overlap: DecodeOverlap | None = field(init=False, default=None)
     _eager: list[bool] = field(init=False)
@@ -242,11 +243,8 @@ class StepTimer:
             self._experts = CostTable(self._expert_costs, max(groups * self.max_tokens, int(self._padded.max())))
 
     @property
-    def tables(self) -> StepTables | None:
-        """What single steps are made of; None where they need more than tables and attention (one kernel for mixed
-        batches)."""
-        if any(kind.one_pass for kind in self._kinds):
-            return None
+    def tables(self) -> StepTables:
+        """What single steps are made of."""
         return StepTables(
             self._layers[1],
             self._layer_table if self._routed else None,
@@ -460,10 +458,9 @@ class StepTimer:
                     overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
                 fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
                 decode = DecodeTable(library.decode_seconds(kind.shape))
-                self._attention.append(AttentionPrices(decode, prefill, fresh, kind.place, kind.layers, overlapped))
                 mixed = library.mixed_seconds(kind.shape) if isinstance(kind.shape, AttentionShape) else None
-                if mixed is not None:
-                    self._one_pass.append((mixed, kind))
+                priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers, overlapped)
+                self._attention.append(priced)
         return self._attention
 
     def _attention_seconds(self, work: StepWork[Any]) -> Any:
@@ -471,13 +468,12 @@ class StepTimer:
         prices = self._attention or self._attention_prices()
         decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
         total: Any = 0.0
-        together = bool(self._one_pass and decoding and prefilling and work.query_len == 1)
-        if together:
-            for mixed, kind in self._one_pass:
-                place = kind.place
-                chunks = (prefilling, prompt, work.prefill_pairs[place], work.prefill_kv_tokens[place])
+        together = bool(decoding and prefilling and work.query_len == 1) and any(one.mixed for one in prices)
+        for kind, one in zip(self._kinds, prices, strict=True):
+            if together and one.mixed is not None:
+                chunks = (prefilling, prompt, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])
                 longest = work.longest_kv if kind.window is None else 0
-                total += kind.layers * mixed(*chunks, decoding, work.decode_kv_tokens[place], longest)
+                total += kind.layers * one.mixed(*chunks, decoding, work.decode_kv_tokens[kind.place], longest)
         if self._overlap is not None and decoding and not prefilling:
             for one in prices:
                 assert one.overlapped is not None
@@ -485,8 +481,8 @@ class StepTimer:
             decoding = 0
         if decoding and self.longest_asked and not together:
             total += work.beyond_kv * self._alone_s(decoding, work.query_len)
-        for kind, (decode, prefill, fresh, window, layers, _) in zip(self._kinds, prices, strict=True):
-            if together and kind.one_pass:
+        for decode, prefill, mixed, fresh, window, layers, _ in prices:
+            if together and mixed is not None:
                 continue
             if decoding:
                 total += layers * decode(decoding, work.query_len, work.decode_kv_tokens[window])

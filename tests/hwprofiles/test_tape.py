@@ -1,0 +1,75 @@
+"""A formula traced into a list of steps yields what the formula yields, to the bit."""
+
+import math
+import operator
+import random
+
+import pytest
+
+from hwprofiles import KernelLibrary, load_chip, tape
+from hwprofiles.formulas import OPERATIONS, AttentionShape, Num
+from hwprofiles.recurrent import RecurrentShape
+from simulator.serving.engine import Formula
+
+PYTHON = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+    "power": operator.pow, "maximum": max, "minimum": min, "ceil": lambda one, two: float(math.ceil(one)),
+    "less": operator.lt, "at_most": operator.le, "both": lambda one, two: bool(one) and bool(two),
+}  # fmt: skip
+
+
+def played(formula, *arguments):
+    """What the steps of a formula yield, one after the other."""
+    found = tape(formula, len(arguments))
+    values = [*map(float, arguments), *found.values[len(arguments) :]]
+    place = len(values) - len(found.steps)
+    for operation, one, two, three in found.steps:
+        name = OPERATIONS[operation]
+        if name == "where":
+            values[place] = values[two] if values[one] else values[three]
+        else:
+            values[place] = float(PYTHON[name](values[one], values[two]))
+        place += 1
+    return values[-1]
+
+
+def sizes(rng):
+    seqs = rng.randint(1, 40)
+    tokens = seqs + rng.choice([0, 7, 4000])
+    keys = tokens + rng.randint(0, 9000)
+    return seqs, tokens, tokens * rng.randint(1, 3000), keys
+
+
+SHAPES = [AttentionShape(32, 8, 128, 128, 4096.0, "bf16"), RecurrentShape(16, 32, 128, 128)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["attention", "recurrent"])
+@pytest.mark.parametrize("chip", ["h100-sxm", "rtx-4090", "n150"])
+def test_prompts(chip, shape):
+    formula, rng = KernelLibrary(load_chip(chip)).prefill_seconds(shape), random.Random(chip)
+    for _ in range(200):
+        asked = sizes(rng)
+        assert played(formula, *asked) == formula(*asked)
+
+
+def test_prompts_and_single_queries_in_one_kernel():
+    formula, rng = KernelLibrary(load_chip("rtx-4090"), "vllm").mixed_seconds(SHAPES[0]), random.Random(1)
+    for _ in range(200):
+        seqs = rng.randint(1, 200)
+        asked = (*sizes(rng), seqs, seqs * rng.randint(1, 5000), rng.choice([0, 6000]))
+        assert played(formula, *asked) == formula(*asked)
+
+
+def test_a_formula_that_branches_stays_as_it_is():
+    def branching(first: Num, second: Num) -> Num:
+        return first if first > second else second
+
+    assert tape(branching, 2) is None
+    assert tape(lambda first: 1.0, 1) is None
+    assert Formula(branching, 2) is not None
+
+
+def test_what_does_not_count_is_left_out():
+    found = tape(lambda one, two: (one * two, one + 2.0)[1], 2)
+    assert [OPERATIONS[operation] for operation, *_ in found.steps] == ["add"]
+    assert found.values == [0.0, 0.0, 2.0, 0.0]
