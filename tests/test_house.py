@@ -11,7 +11,7 @@ FLOORS = (
     ("forerun",),
     ("dashboards",),
     ("simulator.cli",),
-    ("simulator.studies", "simulator.selfcheck"),
+    ("simulator.studies", "simulator.selfcheck", "simulator.serve"),
     ("simulator.replay", "simulator.measure"),
     ("simulator.metrics",),
     ("simulator.run",),

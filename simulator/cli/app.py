@@ -21,6 +21,7 @@ from simulator.cli import (
     replays,
     runs,
     selfchecks,
+    serving,
     studies,
     validations,
 )
@@ -46,6 +47,7 @@ studies.register(app)
 kernels.register(app)
 replays.register(app)
 selfchecks.register(app)
+serving.register(app)
 validations.register(app)
 catalogues.register(app)
 dashboard.register(app)

@@ -1936,6 +1936,10 @@ class Gaps:
         self.counts[self.used] = count
         self.used += 1
 
+    def forget(self) -> None:
+        """Drop all of them."""
+        self.used = 0
+
     def table(self) -> tuple[Any, Any]:
         """All of them."""
         return np.asarray(self.seconds)[: self.used], np.asarray(self.counts)[: self.used]

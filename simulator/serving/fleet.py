@@ -80,7 +80,7 @@ class Fleet:
         steps = StepLog(len(first.timer.windows), full_step_rows, first.rule is not None, condense, grouped)
         log = RunLog(stream, steps, positions, progress)
         served = log.admit(self.refusal)
-        replicas = FleetRun(self, log, served).replicas if self._needs_router(stream) else self._run_apart(log, served)
+        replicas = FleetRun(self, log, served).run() if self._needs_router(stream) else self._run_apart(log, served)
         log.blocks_left = sum(replica.held_blocks for replica in replicas)
         log.settle()
         return log
@@ -106,33 +106,49 @@ class Fleet:
 
 
 class FleetRun:
-    """One run of replicas behind a router, from the first arrival to the last token."""
+    """One run of replicas behind a router, from the first arrival to the last token.
 
-    def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int]) -> None:
+    Args:
+        fleet: the replicas, and how requests reach them.
+        log: where results go.
+        served: requests that arrive by themselves, in order of arrival.
+        env: simulated time; default: of its own.
+    """
+
+    def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int], env: simpy.Environment | None = None) -> None:
         self.log = log
         self.replicas: list[Replica] = []
-        self._env = env = simpy.Environment()
+        self._env = env = env or simpy.Environment()
         self._resumed: dict[int, Request] = {}
         mixed = fleet.mixed("both", "prefill")
-        self._router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
+        self.router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
-        self._feeds = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
+        self.feeds = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
         roles = [pool.role for pool in fleet.replicas]
         if self._transfers is not None:
-            decode = [feed for feed, role in zip(self._feeds, roles, strict=True) if role == "decode"]
-            self._transfers.start(self._feeds, decode, self.replicas)
-        self._router.start([feed for feed, role in zip(self._feeds, roles, strict=True) if role != "decode"])
+            decode = [feed for feed, role in zip(self.feeds, roles, strict=True) if role == "decode"]
+            self._transfers.start(self.feeds, decode, self.replicas)
+        self.router.start([feed for feed, role in zip(self.feeds, roles, strict=True) if role != "decode"])
         if fleet.faults is not None:
-            for index in range(len(self._feeds)):
+            for index in range(len(self.feeds)):
                 self._break_down(fleet.faults, index)
+
+    def run(self) -> list[Replica]:
+        """Go on until every request has ended; returns the replicas.
+
+        Raises:
+            StalledError: requests are left that nothing will ever serve.
+        """
         try:
-            env.run(until=self._router.done)
+            self._env.run(until=self.router.done)
         except RuntimeError as error:
-            if self._router.done.triggered:
+            if self.router.done.triggered:
                 raise
             # SimPy has no event left: what is unfinished waits for something that will never happen.
-            left = len(log.stream) - log.completed
-            raise StalledError(f"the run stands still at {env.now:.9g} s with {left} requests unfinished") from error
+            left = len(self.log.stream) - self.log.completed
+            now = self._env.now
+            raise StalledError(f"the run stands still at {now:.9g} s with {left} requests unfinished") from error
+        return self.replicas
 
     def _make_transfers(self, fleet: Fleet) -> Transfers:
         names = [pool.name for pool in fleet.replicas]
@@ -145,7 +161,7 @@ class FleetRun:
         return Transfers(self._env, self.log, link_of, samples_first, decode_policy, fleet.mixed("decode"))
 
     def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> RoutedFeed:
-        env, log, router, transfers = self._env, self.log, self._router, self._transfers
+        env, log, router, transfers = self._env, self.log, self.router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else router.left
         feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
         replica = pool.replica(env, index, feed, log, self._resumed, transfers)
@@ -155,7 +171,7 @@ class FleetRun:
         return feed
 
     def _break_down(self, faults: Faults, index: int) -> None:
-        feed, replica = self._feeds[index], self.replicas[index]
+        feed, replica = self.feeds[index], self.replicas[index]
         if isinstance(replica, PipelinedReplica):
             raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
 
@@ -170,13 +186,13 @@ class FleetRun:
                 self._resumed[sequence.index] = sequence.restarted()
                 if sequence.index not in handed_on:
                     feed.left(sequence.index)
-            self._router.failed(feed)
-            self._router.restart([sequence.index for sequence in lost])
+            self.router.failed(feed)
+            self.router.restart([sequence.index for sequence in lost])
 
         def recover() -> None:
             feed.down = False
             replica.recover()
-            self._router.changed()
+            self.router.changed()
             if self._transfers is not None:
                 self._transfers.changed()
 

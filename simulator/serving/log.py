@@ -80,7 +80,7 @@ class StepLog:
     ) -> None:
         self._windows = windows
         self._full_rows = full_rows
-        self._condense = condense
+        self.condense = condense
         self._draft_at = len(SCALARS) + 4 * windows if drafting else None
         """First column of what the drafter did in each row's step, where a policy decides it."""
         self.group_at = len(SCALARS) + 4 * windows + (DRAFT_SCALARS + 2 * windows if drafting else 0)
@@ -106,8 +106,8 @@ class StepLog:
     def extend(self, rows: FloatArray) -> None:
         """Append rows; columns as ``SCALARS``, then four for each window, then those of the drafter and of the slowest
         attention group."""
-        if self._condense is not None and self._rows >= CONDENSED_AT:
-            self._condense(self)
+        if self.condense is not None and self._rows >= CONDENSED_AT:
+            self.condense(self)
         count = self._rows + len(rows)
         if count > len(self._table):
             table = np.empty((max(2 * len(self._table), count), self.width))

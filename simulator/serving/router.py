@@ -138,7 +138,7 @@ class Router:
             self.done.succeed()
         elif self._max_concurrency is not None:
             if self._next < len(self._requests):
-                self._announce(self._requests[self._next])
+                self.announce(self._requests[self._next])
                 self._next += 1
         elif request in self._followers:
             follower = self._followers[request]
@@ -181,15 +181,15 @@ class Router:
             arrival = self._log.arrival_s[request]
             if arrival > self._env.now:
                 yield self._env.timeout(arrival - self._env.now)
-            self._announce(request)
+            self.announce(request)
 
     def _next_turn(self, event: simpy.Event) -> None:
         """A user has thought."""
         request = event.value
         assert isinstance(request, int)
-        self._announce(request)
+        self.announce(request)
 
-    def _announce(self, request: int) -> None:
+    def announce(self, request: int) -> None:
         """A request arrives now."""
         self._due.append(request)
         self.call()

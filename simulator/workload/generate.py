@@ -187,8 +187,17 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
         output_tokens=np.asarray(table.output_tokens, dtype=np.int64),
         max_concurrency=max_concurrency,
         prefix_hashes=table.prefix_hashes,
+        answers_hashed=_goes_on_through_answers(table),
         notes=tuple(_trace_notes(trace, table, workload.num_requests)),
     )
+
+
+def _goes_on_through_answers(table: RequestTable) -> bool:
+    """Whether a trace's prefix hashes are those of prompts and answers: some reach beyond the prompt."""
+    if table.prefix_hashes is None:
+        return False
+    blocks = np.diff(table.prefix_hashes.offsets)
+    return bool(np.any(blocks > -(-np.asarray(table.input_tokens) // table.prefix_hashes.block_tokens)))
 
 
 def _trace_notes(trace: str, table: RequestTable, asked: int | None) -> list[str]:

@@ -194,7 +194,7 @@ def _piece(
             judge(canonical, _turns(values))
         else:
             judge(canonical, parse_counts(values))
-    hashes = _prefix_hashes(bound, chunk, arrays["input_tokens"], options, bad, gone)
+    hashes = _prefix_hashes(bound, chunk, arrays["input_tokens"], arrays["output_tokens"], options, bad, gone)
     keep = ~gone
     keep[list(bad)] = False
     rows = np.flatnonzero(keep)
@@ -233,11 +233,16 @@ def _prefix_hashes(
     bound: Bound,
     chunk: RawChunk,
     input_tokens: NDArray[Any],
+    output_tokens: NDArray[Any],
     options: Options,
     bad: dict[int, tuple[str, Problem]],
     gone: NDArray[np.bool_],
 ) -> PrefixHashes | None:
-    """Block ids of the chunk's rows; a row whose number of ids cannot fit its tokens is bad."""
+    """Block ids of the chunk's rows; a row whose number of ids cannot fit its tokens is bad.
+
+    They cover the prompt, its last part of a block or not, or the whole blocks of prompt and answer but for its last
+    token, which no engine computes.
+    """
     values = bound.values(chunk, "prefix_hashes")
     if values is None:
         return None
@@ -249,6 +254,7 @@ def _prefix_hashes(
             bad.setdefault(problem.row, (column, problem))
     counts = np.fromiter((len(ids) for ids in lists), dtype=np.int64, count=len(lists))
     fits = (counts == 0) | (counts == -(-input_tokens // block)) | (counts == input_tokens // block)
+    fits |= counts == (input_tokens + output_tokens - 1) // block
     for row in np.flatnonzero(~fits & ~gone):
         tokens, count = int(input_tokens[row]), int(counts[row])
         others = [size for size in _COMMON_BLOCKS if count in (-(-tokens // size), tokens // size)]

@@ -1,0 +1,229 @@
+"""OpenAI's requests and answers: what is asked, whether it can be, and the JSON of what comes back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from simulator.serve.tokens import Token, chat_tokens, tokens_of
+
+MOST_CHOICES = 128
+COMPLETION_TOKENS = 16
+"""``max_tokens`` of a completion that does not say (OpenAI's API reference, and vLLM's)."""
+NOT_MODELLED = ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search")
+"""Fields that change what an engine does, or what it answers, in ways that are not simulated."""
+
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class BadRequestError(Exception):
+    """A request that is answered with an error of OpenAI's shape.
+
+    Args:
+        message: what is wrong and what would be right.
+        status: of HTTP.
+        param: the field, where one is to blame.
+        code: a word for programs.
+    """
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    @property
+    def body(self) -> bytes:
+        """OpenAI's error object."""
+        kind = {404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+        error = {
+            "message": self.message,
+            "type": kind.get(self.status, "invalid_request_error"),
+            "param": self.param,
+            "code": self.code,
+        }
+        return json.dumps({"error": error}).encode()
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(_Body):
+    """What a stream says beside its tokens."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Message(_Body):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+    @property
+    def text(self) -> str:
+        """What is said, tool calls included.
+
+        Raises:
+            BadRequestError: something else than text.
+        """
+        if isinstance(self.content, str):
+            return self.content
+        parts = []
+        for part in self.content or []:
+            if not isinstance(part.get("text"), str):
+                raise BadRequestError(
+                    f"messages: a part of type {part.get('type')!r} is not modelled; text is", param="messages"
+                )
+            parts.append(part["text"])
+        calls = (self.model_extra or {}).get("tool_calls")
+        return "".join(parts) + (json.dumps(calls) if calls else "")
+
+
+class _Generation(_Body):
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit that is asked for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class ChatBody(_Generation):
+    """``/v1/chat/completions``."""
+
+    chat: ClassVar[bool] = True
+    messages: Annotated[list[Message], Field(min_length=1)]
+
+    def prompts(self) -> list[list[Token]]:
+        """The one conversation, tools in front of it as templates put them."""
+        tools = (self.model_extra or {}).get("tools")
+        before = [("tools", json.dumps(tools))] if tools else []
+        return [chat_tokens([*before, *((message.role, message.text) for message in self.messages)])]
+
+
+class CompletionBody(_Generation):
+    """``/v1/completions``."""
+
+    chat: ClassVar[bool] = False
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit that is asked for, or the interface's own."""
+        return super().most_tokens or COMPLETION_TOKENS
+
+    def prompts(self) -> list[list[Token]]:
+        """Each prompt; token numbers are taken as they are.
+
+        Raises:
+            BadRequestError: a prompt without a token.
+        """
+        given: Any = self.prompt
+        many = isinstance(given, list) and not (given and isinstance(given[0], int))
+        found: list[list[Token]] = [
+            [*tokens_of(one)] if isinstance(one, str) else one for one in (given if many else [given])
+        ]
+        if not found or not all(found):
+            raise BadRequestError("prompt: at least one token expected", param="prompt")
+        return found
+
+
+Body = ChatBody | CompletionBody
+
+
+def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str) -> Body:
+    """The request in a body.
+
+    Args:
+        kind: what the address takes.
+        raw: as it came.
+        model: what is served.
+
+    Raises:
+        BadRequestError: naming the field.
+    """
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is no JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise BadRequestError("the body is no JSON object")
+    if data.get("max_tokens", 1) is None:
+        del data["max_tokens"]
+    try:
+        body = kind.model_validate({name: value for name, value in data.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        raise BadRequestError(
+            f"{where}: {first['msg']}", param=str(first["loc"][0]) if first["loc"] else None
+        ) from None
+    if body.model is not None and body.model != model:
+        raise BadRequestError(
+            f"The model `{body.model}` does not exist; this server has `{model}`", 404, "model", "model_not_found"
+        )
+    for name in NOT_MODELLED:
+        if data.get(name):
+            raise BadRequestError(f"{name}: not modelled here; leave it out", param=name)
+    if body.stream_options is not None and not body.stream:
+        raise BadRequestError("stream_options: only where stream is true", param="stream_options")
+    return body
+
+
+@dataclass(slots=True)
+class Answer:
+    """What every part of an answer carries."""
+
+    id: str
+    model: str
+    created: int
+    chat: bool
+
+    def chunk(self, choice: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
+        """A server-sent event: one choice's news, or the usage at the end."""
+        return b"data: " + self._json("chat.completion.chunk", [choice] if choice else [], usage) + b"\n\n"
+
+    def choice(self, index: int, text: str | None, finish: str | None = None, streams: bool = True) -> dict[str, Any]:
+        """One choice: text that was generated, or (None) the word that opens a chat's answer."""
+        found: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish}
+        if not self.chat:
+            return found | {"text": text or ""}
+        said: dict[str, Any] = {"content": text or ""}
+        if text is None or not streams:
+            said = {"role": "assistant"} | said
+        return found | {"delta" if streams else "message": said}
+
+    def pieces(self, index: int) -> tuple[bytes, bytes]:
+        """A chunk's bytes before and after its text (of letters and blanks alone)."""
+        before, after = self.chunk(self.choice(index, "\x07")).split(b"\\u0007")
+        return before, after
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
+        """The answer that comes in one piece."""
+        return self._json("chat.completion", choices, usage)
+
+    def _json(self, chat_object: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+        head = {"id": self.id, "object": chat_object if self.chat else "text_completion", "created": self.created}
+        document = head | {"model": self.model, "choices": choices}
+        return json.dumps(document | ({"usage": usage} if usage is not None else {}), separators=(",", ":")).encode()
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }

@@ -1,0 +1,476 @@
+"""The HTTP side: OpenAI's endpoints over a fleet in wall-clock time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from itertools import count, cycle
+from pathlib import Path
+from types import coroutine
+from typing import Any, TextIO
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from simulator.build import build_run
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, CompletionBody, body_of, usage_of
+from simulator.serve.counters import Counters
+from simulator.serve.live import SLOTS, Delivery, LiveFleet
+from simulator.serve.pace import Pace
+from simulator.serve.tokens import Token, block_hashes, filler, filler_tokens
+from simulator.workload import generate_requests
+
+JSON = "application/json"
+DONE = b"data: [DONE]\n\n"
+MOST_BODY_BYTES = 64 * 2**20
+
+
+class Choice:
+    """One answer under way."""
+
+    __slots__ = (
+        "after",
+        "asked",
+        "before",
+        "ended",
+        "first_s",
+        "full",
+        "index",
+        "last_s",
+        "number",
+        "tokens",
+        "wanted",
+    )
+
+    def __init__(self, index: int, number: int, wanted: int, asked: int | None, full: bool) -> None:
+        self.index = index
+        self.number = number
+        """Of the answer's text."""
+        self.wanted = wanted
+        self.asked = asked
+        self.full = full
+        """Whether it ends because it may not be longer."""
+        self.tokens = 0
+        self.first_s = self.last_s = 0.0
+        self.ended = False
+        self.before = self.after = b""
+
+    @property
+    def finish(self) -> str:
+        """Why it ends."""
+        return "length" if self.full else "stop"
+
+
+class Exchange:
+    """A request and the answers to it, as one HTTP exchange."""
+
+    def __init__(self, body: Body, answer: Answer, prompt_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.answer = answer
+        self.streams = body.stream
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = 0
+        options = body.stream_options
+        self.says_usage = options is not None and options.include_usage
+        self.counts_on = options is not None and options.continuous_usage_stats
+        self.choices: list[Choice] = []
+        self.slots: list[int] = []
+        self.done: asyncio.Future[None] = loop.create_future()
+        """Happens when all choices have ended."""
+        self.error: BadRequestError | None = None
+        self.send: Send | None = None
+        self.held: list[bytes] = []
+        """What came while the client was not ready."""
+        self.draining: asyncio.Future[None] | None = None
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage so far."""
+        return usage_of(self.prompt_tokens, sum(choice.tokens for choice in self.choices), self.cached_tokens)
+
+    def write(self, chunk: bytes) -> None:
+        """Send a chunk at once; where the client does not read as fast, keep it until it does."""
+        if self.send is None or self.held:
+            self.held.append(chunk)
+            return
+        sending: Coroutine[Any, Any, None] = self.send(_part(chunk))  # type: ignore[assignment]
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            return
+        self.held.append(b"")  # the transport is full: what comes from now on waits until it has drained
+        self.draining = asyncio.ensure_future(self._drain(_rest_of(sending, waits_for)))
+
+    async def _drain(self, rest: Awaitable[None]) -> None:
+        assert self.send is not None
+        await rest
+        while chunks := b"".join(self.held):
+            self.held = [b""]
+            await self.send(_part(chunks))
+        self.held = []
+
+
+class Server:
+    """An OpenAI-compatible server whose answers take the time that the simulated fleet needs.
+
+    Args:
+        scenario: what is served; its workload's answer lengths are those of requests that do not ask for one.
+        seed: of answer lengths, acceptance and failures.
+        speed: simulated seconds in a second.
+        trace: where arrivals, lengths and prefix hashes are written, one request a line.
+        slots: requests that can be under way at once.
+
+    Raises:
+        ForerunError: the scenario does not fit or asks for what is not modelled.
+    """
+
+    def __init__(
+        self, scenario: Scenario, seed: int = 0, speed: float = 1.0, trace: TextIO | None = None, slots: int = SLOTS
+    ) -> None:
+        self._build = build_run(scenario, seed)
+        self._lengths: Iterator[int] = cycle(generate_requests(scenario.workload, seed).output_tokens.tolist())
+        self.model = model_of(scenario)
+        self._longest = _longest(self._build.main.limits)
+        self.fleet = LiveFleet(self._build, slots)
+        self.counters = Counters(self.fleet, self.model, self._longest)
+        self.pace = Pace(self.fleet, speed, self._deliver)
+        self._trace = trace
+        self._under_way: dict[int, tuple[Exchange, Choice]] = {}
+        self._number = count()
+        self._created = int(time.time())
+
+    @property
+    def app(self) -> ASGIApp:
+        """The ASGI application; its time begins with the server."""
+
+        async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan":
+                return await self._lifespan(receive, send)
+            error = BadRequestError(f"no such address: {scope.get('path')}", 404, code="not_found")
+            return await _refused(error)(scope, receive, send)
+
+        routes = [
+            Route("/v1/chat/completions", _Endpoint(self, ChatBody)),
+            Route("/v1/completions", _Endpoint(self, CompletionBody)),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._one_model),
+            Route("/health", _nothing),
+            Route("/ping", _nothing),
+            Route("/metrics", self._metrics),
+            Route("/version", _version),
+        ]
+        router = Router(routes, default=not_found, redirect_slashes=False)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan":
+                return await self._lifespan(receive, send)
+            return await router(scope, receive, send)
+
+        return app
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self.pace.start()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model_card]})
+
+    async def _one_model(self, request: Request) -> Response:
+        if request.path_params["name"] != self.model:
+            name = request.path_params["name"]
+            return _refused(BadRequestError(f"The model `{name}` does not exist", 404, "model", "model_not_found"))
+        return _json(self._model_card)
+
+    @property
+    def _model_card(self) -> dict[str, Any]:
+        card = {"id": self.model, "object": "model", "created": self._created, "owned_by": "forerun"}
+        return card | {"root": self.model, "parent": None, "max_model_len": self._longest}
+
+    async def _metrics(self, request: Request) -> Response:
+        from prometheus_client import CONTENT_TYPE_LATEST
+
+        return Response(self.counters.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def begin(self, body: Body, at_s: float) -> Exchange:
+        """Hand a request to the fleet.
+
+        Args:
+            body: what is asked.
+            at_s: when it came, before it was read: the work of a server's front end is simulated.
+
+        Raises:
+            BadRequestError: it is too long, or too many are under way.
+        """
+        prompts = body.prompts()
+        wanted = [self._length(body, len(prompt)) for prompt in prompts for _ in range(body.n)]
+        kind = "chatcmpl" if body.chat else "cmpl"
+        answer = Answer(f"{kind}-{next(self._number)}", self.model, int(time.time()), body.chat)
+        exchange = Exchange(body, answer, sum(map(len, prompts)), self.pace.loop)
+        copies = [prompt for prompt in prompts for _ in range(body.n)]
+        for index, (prompt, (tokens, full)) in enumerate(zip(copies, wanted, strict=True)):
+            choice = Choice(index, next(self._number), tokens, body.most_tokens, full)
+            slot = self._submit(prompt, choice, at_s)
+            if slot is None:
+                self.end(exchange)
+                raise BadRequestError("too many requests are under way", 503, code="overloaded")
+            choice.before, choice.after = answer.pieces(index)
+            exchange.choices.append(choice)
+            exchange.slots.append(slot)
+            self._under_way[slot] = (exchange, choice)
+        self.pace.settle()
+        if exchange.error is not None:
+            self.end(exchange)
+            raise exchange.error
+        return exchange
+
+    def end(self, exchange: Exchange) -> None:
+        """Nobody waits for the rest of an exchange."""
+        for slot in exchange.slots:
+            owner, _ = self._under_way.get(slot, (None, None))
+            if owner is exchange:  # the slot may serve another by now
+                del self._under_way[slot]
+                self.counters.finished["abort"] += 1
+                self.fleet.cancel(slot)
+
+    def _length(self, body: Body, prompt_tokens: int) -> tuple[int, bool]:
+        """Tokens of an answer, and whether it then is as long as it may be.
+
+        Raises:
+            BadRequestError: prompt and answer do not fit.
+        """
+        room = self._longest - prompt_tokens
+        asked = body.most_tokens
+        most = room if asked is None else asked
+        if room < 1 or (asked is not None and asked > room):
+            raise BadRequestError(
+                f"This model's maximum context length is {self._longest} tokens. However, you requested "
+                f"{most if asked is not None else 1} output tokens and your prompt contains {prompt_tokens} input "
+                f"tokens. Please reduce the length of the input prompt or the number of requested output tokens.",
+                param="messages" if body.chat else "prompt",
+                code="context_length_exceeded",
+            )
+        own = most if body.ignore_eos else min(most, max(body.min_tokens, next(self._lengths)))
+        reason = self._build.fleet.refusal(prompt_tokens, own)
+        if reason is not None:
+            raise BadRequestError(f"this request can never be served here: {reason}", code="context_length_exceeded")
+        return own, own == most
+
+    def _submit(self, prompt: Sequence[Token], choice: Choice, at_s: float) -> int | None:
+        text = [*prompt, *filler_tokens(choice.number, 0, choice.wanted - 1)]
+        size = self._build.main.limits.block_size
+        hashes = block_hashes(text, size) if self._build.main.prefix_caching else []
+        slot = self.pace.submit(len(prompt), choice.wanted, hashes, at_s)
+        if slot is not None and self._trace is not None:
+            row: dict[str, Any] = {
+                "arrival_s": self.fleet.log.arrival_s[slot],
+                "input_tokens": len(prompt),
+                "output_tokens": choice.wanted,
+            }
+            self._trace.write(json.dumps(row | {"prefix_hashes": hashes, "block_tokens": size}) + "\n")
+        return slot
+
+    def _deliver(self, found: Sequence[Delivery]) -> None:
+        """Let tokens out to those that wait for them."""
+        counters, clock = self.counters, self.pace.loop.time
+        closing = []
+        for delivery in found:
+            slot, tokens, at_s, ended, refusal = delivery
+            known = self._under_way.get(slot)
+            if known is None:  # nobody waits for it any more
+                continue
+            exchange, choice = known
+            if refusal is not None:
+                exchange.error = BadRequestError(refusal, 503, code="overloaded")
+                closing.append((slot, exchange, choice))
+                continue
+            counters.answer_tokens += tokens
+            if choice.tokens:
+                counters.between_tokens.observe(at_s - choice.last_s)
+            else:
+                choice.first_s = at_s
+                exchange.cached_tokens += self.fleet.log.cached_tokens[slot]
+                counters.first(slot, at_s)
+            if exchange.streams:
+                exchange.write(self._chunk(exchange, choice, tokens))
+            choice.tokens += tokens
+            choice.last_s = at_s
+            counters.lateness.observe(abs(clock() - self.pace.due(at_s)))
+            if ended:
+                counters.ended(slot, choice.first_s, at_s, choice.tokens, choice.asked, choice.finish)
+                closing.append((slot, exchange, choice))
+        for slot, exchange, choice in closing:
+            self._close(slot, exchange, choice)
+
+    def _chunk(self, exchange: Exchange, choice: Choice, tokens: int) -> bytes:
+        text = filler(choice.number, choice.tokens, tokens)
+        if exchange.counts_on:
+            usage = usage_of(exchange.prompt_tokens, choice.tokens + tokens, exchange.cached_tokens)
+            return exchange.answer.chunk(exchange.answer.choice(choice.index, text), usage)
+        return choice.before + text.encode() + choice.after
+
+    def _close(self, slot: int, exchange: Exchange, choice: Choice) -> None:
+        """A choice has ended; with the last of them the exchange has."""
+        choice.ended = True
+        self._under_way.pop(slot, None)
+        if exchange.streams and exchange.error is None:
+            exchange.write(exchange.answer.chunk(exchange.answer.choice(choice.index, "", choice.finish)))
+        if not exchange.done.done() and (exchange.error or all(choice.ended for choice in exchange.choices)):
+            exchange.done.set_result(None)
+
+
+class _Endpoint:
+    """Where completions are asked for; an ASGI application, so that tokens go straight to the transport."""
+
+    def __init__(self, server: Server, kind: type[ChatBody] | type[CompletionBody]) -> None:
+        self._server = server
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server = self._server
+        request, at_s = Request(scope, receive), server.pace.now
+        try:
+            if request.method != "POST":
+                raise BadRequestError(f"{request.method} is not answered here; POST is", 405)
+            exchange = server.begin(body_of(self._kind, await _raw(request), server.model), at_s)
+        except BadRequestError as error:
+            return await _refused(error)(scope, receive, send)
+        gone = asyncio.ensure_future(receive())  # nothing more comes but that the client has left
+        try:
+            if exchange.streams:
+                await self._stream(exchange, send, gone)
+            else:
+                await asyncio.wait((exchange.done, gone), return_when=asyncio.FIRST_COMPLETED)
+                if exchange.done.done():
+                    await self._whole(exchange)(scope, receive, send)
+        finally:
+            server.end(exchange)
+            gone.cancel()
+        return None
+
+    async def _stream(self, exchange: Exchange, send: Send, gone: asyncio.Future[Any]) -> None:
+        """Server-sent events; the tokens themselves are written by ``Server._deliver``."""
+        answer = exchange.answer
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if answer.chat:
+            for choice in exchange.choices:
+                await send(_part(answer.chunk(answer.choice(choice.index, None))))
+        exchange.send = send
+        held, exchange.held = b"".join(exchange.held), []
+        if held:
+            exchange.write(held)
+        await asyncio.wait((exchange.done, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not exchange.done.done():
+            return
+        if exchange.draining is not None:
+            await exchange.draining
+        if exchange.error is not None:
+            await send(_part(b"data: " + exchange.error.body + b"\n\n"))
+        elif exchange.says_usage:
+            await send(_part(answer.chunk(None, exchange.usage)))
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    def _whole(self, exchange: Exchange) -> Response:
+        """The answer in one piece."""
+        if exchange.error is not None:
+            return _refused(exchange.error)
+        answer = exchange.answer
+        choices = [
+            answer.choice(choice.index, filler(choice.number, 0, choice.tokens), choice.finish, streams=False)
+            for choice in exchange.choices
+        ]
+        return Response(answer.whole(choices, exchange.usage), media_type=JSON)
+
+
+def model_of(scenario: Scenario) -> str:
+    """The name under which a scenario's model is served."""
+    if isinstance(scenario.model, str):
+        return Path(scenario.model).stem if scenario.model.endswith((".json", ".gguf")) else scenario.model
+    return str(scenario.model.get("name", "model"))
+
+
+def _longest(limits: Any) -> int:
+    """Tokens of the longest request: what the model takes, or what the KV cache holds."""
+    room = int((limits.num_blocks - limits.watermark_blocks) * limits.block_size)
+    return room if limits.max_model_len is None else min(room, limits.max_model_len)
+
+
+async def _raw(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MOST_BODY_BYTES:
+            raise BadRequestError(f"the body has more than {MOST_BODY_BYTES} bytes", 413)
+        parts.append(part)
+    return b"".join(parts)
+
+
+@coroutine
+def _rest_of(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, None, None]:
+    """A coroutine that was begun by hand and waits, as something to await."""
+    while True:
+        yield waits_for
+        try:
+            waits_for = begun.send(None)
+        except StopIteration:
+            return
+
+
+def _part(chunk: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}
+
+
+def _json(document: Any) -> Response:
+    return Response(json.dumps(document), media_type=JSON)
+
+
+def _refused(error: BadRequestError) -> Response:
+    headers = {"allow": "POST"} if error.status == 405 else None
+    return Response(error.body, error.status, headers, JSON)
+
+
+async def _nothing(request: Request) -> Response:
+    return Response()
+
+
+async def _version(request: Request) -> Response:
+    from simulator.metrics.document import forerun_version
+
+    return _json({"version": f"forerun {forerun_version()}"})
+
+
+def run_server(server: Server, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until the process is told to stop.
+
+    Args:
+        server: what to serve.
+        host, port: where; port 0 takes any that is free.
+        ready: called with the address once requests are taken.
+
+    Raises:
+        ForerunError: the address cannot be had.
+    """
+    import socket
+
+    import uvicorn
+
+    try:
+        listener = socket.create_server((host, port), backlog=2048)
+    except OSError as error:
+        raise ForerunError(f"{host}:{port}: {error.strerror or error}; --host and --port choose another") from None
+    with listener:
+        config = uvicorn.Config(
+            server.app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=1
+        )
+        ready(f"http://{host}:{listener.getsockname()[1]}")
+        uvicorn.Server(config).run(sockets=[listener])

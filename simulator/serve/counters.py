@@ -1,0 +1,210 @@
+"""What ``/metrics`` says, under vLLM's names and in simulated time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulator.serve.live import LiveFleet, running
+from simulator.serving import StepLog
+
+FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+TOKEN_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LATENESS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
+"""Buckets as in vLLM's ``v1/metrics/loggers.py`` (v0.11), the last ones our own."""
+FINISHES = ("stop", "length", "abort")
+
+
+class Histogram:
+    """Counts by bucket, and their sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """``count`` times the same value."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound, as Prometheus writes it, and how many are below."""
+        below = np.cumsum(self.counts).tolist()
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, below, strict=True))
+
+
+def token_bounds(most: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, ... up to ``most``: vLLM's buckets of token counts."""
+    found = (float(digit * 10**power) for power in range(12) for digit in (1, 2, 5))
+    return [bound for bound in found if bound <= max(1, most)]
+
+
+class Counters:
+    """Everything that is counted of the requests of a fleet.
+
+    Args:
+        fleet: whose requests.
+        model: name of what is served.
+        most_tokens: longest request.
+    """
+
+    def __init__(self, fleet: LiveFleet, model: str, most_tokens: int) -> None:
+        self._fleet = fleet
+        fleet.log.steps.condense = self._take_steps
+        self._labels = (model, "0" if len(fleet.schedulers) == 1 else "all")
+        self._model = model
+        tokens = token_bounds(most_tokens)
+        self.first_token, self.between_tokens = Histogram(FIRST_TOKEN_S), Histogram(TOKEN_S)
+        self.per_token, self.whole = Histogram(TOKEN_S), Histogram(REQUEST_S)
+        self.queue, self.prefill = Histogram(REQUEST_S), Histogram(REQUEST_S)
+        self.decode, self.inference = Histogram(REQUEST_S), Histogram(REQUEST_S)
+        self.prompt, self.answer, self.most_asked = Histogram(tokens), Histogram(tokens), Histogram(tokens)
+        self.iteration, self.lateness = Histogram(ITERATION_TOKENS), Histogram(LATENESS_S)
+        self.prompt_tokens = self.answer_tokens = 0
+        self.finished = dict.fromkeys(FINISHES, 0)
+
+    def first(self, slot: int, at_s: float) -> None:
+        """A request has its first token."""
+        log = self._fleet.log
+        self.prompt_tokens += log.input_tokens[slot]
+        self.first_token.observe(at_s - log.arrival_s[slot])
+        self.queue.observe(log.scheduled_s[slot] - log.arrival_s[slot])
+        self.prefill.observe(at_s - log.scheduled_s[slot])
+
+    def ended(self, slot: int, first_s: float, at_s: float, tokens: int, asked: int | None, finish: str) -> None:
+        """A request has its last token."""
+        log = self._fleet.log
+        self.finished[finish] += 1
+        self.prompt.observe(log.input_tokens[slot])
+        self.answer.observe(tokens)
+        self.whole.observe(at_s - log.arrival_s[slot])
+        self.decode.observe(at_s - first_s)
+        self.inference.observe(at_s - log.scheduled_s[slot])
+        if tokens > 1:
+            self.per_token.observe((at_s - first_s) / (tokens - 1))
+        if asked is not None:
+            self.most_asked.observe(asked)
+
+    def exposition(self) -> bytes:
+        """All of it as Prometheus reads it."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Any]:
+        """Metric families, as a collector of prometheus_client gives them."""
+        self._fleet.log.settle()
+        self._take_steps(self._fleet.log.steps)
+        yield from self._gauges()
+        yield from self._counts()
+        yield from self._histograms()
+
+    def _take_steps(self, steps: StepLog) -> None:
+        """Count the tokens of each engine step and forget it."""
+        tokens = steps.integers("prefill_tokens") + steps.integers("output_tokens")
+        for value, count in zip(*np.unique(tokens, return_counts=True), strict=True):
+            self.iteration.observe(int(value), int(count))
+        steps.forget()
+
+    def _gauges(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        fleet, names = self._fleet, ("model_name", "engine")
+        in_batch = GaugeMetricFamily("vllm:num_requests_running", "Requests in the batch.", labels=names)
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait.", labels=names)
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV blocks in use.", labels=names)
+        for index, (scheduler, pool) in enumerate(zip(fleet.schedulers, fleet.build.fleet.replicas, strict=True)):
+            labels = (self._model, str(index))
+            in_batch.add_metric(labels, running(scheduler))
+            usage.add_metric(labels, scheduler.used_blocks / (pool.limits.groups * pool.limits.num_blocks))
+        waiting.add_metric(self._labels, fleet.queued)
+        yield from (in_batch, waiting, usage)
+        limits, caches = fleet.build.main.limits, fleet.build.main.prefix_caching
+        config = {"block_size": limits.block_size, "num_gpu_blocks": limits.num_blocks, "enable_prefix_caching": caches}
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*config, "engine"])
+        info.add_metric([*map(str, config.values()), self._labels[1]], 1)
+        yield info
+        yield GaugeMetricFamily("forerun:simulated_seconds", "Simulated time since the start.", value=fleet.now)
+
+    def _counts(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily
+
+        fleet, totals = self._fleet, self._fleet.totals
+        counts = {
+            "vllm:prompt_tokens": ("Prompt tokens processed.", self.prompt_tokens),
+            "vllm:generation_tokens": ("Tokens generated.", self.answer_tokens),
+            "vllm:num_preemptions": ("Requests thrown out of a batch.", totals.preemptions),
+            "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", totals.cache_queries),
+            "vllm:prefix_cache_hits": ("Of them found there.", totals.cache_hits),
+        }
+        if fleet.build.main.sampler is not None:
+            steps = fleet.log.accepted_counts
+            at_least = np.cumsum(steps[::-1])[::-1]
+            drafted = totals.draft_tokens
+            if fleet.build.main.rule is None:
+                drafted = int(at_least[0]) * (fleet.build.main.limits.query_len - 1)
+            counts |= {
+                "vllm:spec_decode_num_drafts": ("Verify steps of requests.", int(at_least[0])),
+                "vllm:spec_decode_num_draft_tokens": ("Tokens drafted.", drafted),
+                "vllm:spec_decode_num_accepted_tokens": ("Of them accepted.", int(at_least[1:].sum())),
+            }
+            by_position = CounterMetricFamily(
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Accepted tokens by draft position.",
+                labels=("model_name", "engine", "position"),
+            )
+            for position, accepted in enumerate(at_least[1:].tolist()):
+                by_position.add_metric((*self._labels, str(position)), accepted)
+            yield by_position
+        for name, (help_text, value) in counts.items():
+            family = CounterMetricFamily(name, help_text, labels=("model_name", "engine"))
+            family.add_metric(self._labels, value)
+            yield family
+        success = CounterMetricFamily(
+            "vllm:request_success", "Requests that have ended.", labels=("model_name", "engine", "finished_reason")
+        )
+        for finish, count in self.finished.items():
+            success.add_metric((*self._labels, finish), count)
+        yield success
+
+    def _histograms(self) -> Iterator[Any]:
+        from prometheus_client.core import HistogramMetricFamily
+
+        named = {
+            "vllm:time_to_first_token_seconds": self.first_token,
+            "vllm:inter_token_latency_seconds": self.between_tokens,
+            "vllm:request_time_per_output_token_seconds": self.per_token,
+            "vllm:e2e_request_latency_seconds": self.whole,
+            "vllm:request_queue_time_seconds": self.queue,
+            "vllm:request_prefill_time_seconds": self.prefill,
+            "vllm:request_decode_time_seconds": self.decode,
+            "vllm:request_inference_time_seconds": self.inference,
+            "vllm:request_prompt_tokens": self.prompt,
+            "vllm:request_generation_tokens": self.answer,
+            "vllm:request_params_max_tokens": self.most_asked,
+            "vllm:iteration_tokens_total": self.iteration,
+            "forerun:stream_lateness_seconds": self.lateness,
+        }
+        for name, histogram in named.items():
+            family = HistogramMetricFamily(
+                name, name.partition(":")[2].replace("_", " "), labels=("model_name", "engine")
+            )
+            family.add_metric(self._labels, histogram.buckets(), histogram.sum)
+            yield family

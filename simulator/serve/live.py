@@ -1,0 +1,271 @@
+"""A fleet whose requests nobody knows in advance: they are handed in while its time goes by, and tokens come out.
+
+The replicas, the router and the engine are those of any run; only who asks for the time differs. Nothing here looks at
+a clock: ``Pace`` (``simulator.serve.pace``) does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simulator.build import Build
+from simulator.serving import RunLog
+from simulator.serving.fleet import FleetRun
+from simulator.serving.log import COUNTED, StepLog
+from simulator.workload import RequestStream
+from traces import PrefixHashes
+
+SLOTS = 1 << 16
+"""Requests that can be under way at once. A slot is used again when all others have been; the draws of acceptance go by
+its number, and so repeat after as many requests."""
+
+
+class Delivery(NamedTuple):
+    """Tokens of a request that leave the engine at one moment."""
+
+    slot: int
+    tokens: int
+    at_s: float
+    """Simulated time."""
+    ended: bool
+    refusal: str | None = None
+    """Why the router turned the request away."""
+
+
+class _Environment(simpy.Environment):
+    """Simulated time in which a request may come in at any moment: no replica runs ahead over more than one step."""
+
+    def peek(self) -> float:
+        """The next event, or the next instant."""
+        return min(self.next_s, float(np.nextafter(self.now, inf)))
+
+    @property
+    def next_s(self) -> float:
+        """The next event that is known."""
+        return super().peek()
+
+
+class _Hashes(PrefixHashes):
+    """Prefix hashes of the requests in their slots."""
+
+    slots: dict[int, NDArray[np.int64]]
+
+    def __init__(self, block_tokens: int) -> None:
+        super().__init__(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64), block_tokens)
+        slots: dict[int, NDArray[np.int64]] = {}
+        object.__setattr__(self, "slots", slots)
+
+    def of(self, row: int) -> NDArray[np.int64]:
+        """Hashes of one request."""
+        return self.slots[row]
+
+
+class _Log(RunLog):
+    """A log whose slots are used again, and that tells of requests that are turned away."""
+
+    def __init__(self, stream: RequestStream, steps: StepLog, positions: int) -> None:
+        super().__init__(stream, steps, positions)
+        self.refused: list[tuple[int, str]] = []
+
+    def refuse(self, request: int, reason: str) -> None:
+        """The router turns a request away."""
+        self.refused.append((request, reason))
+
+    def clear(self, slot: int) -> None:
+        """Make a slot as new."""
+        for name in COUNTED:
+            getattr(self, name)[slot] = 0
+        self.restarts[slot] = 0
+        self.prompt_replica[slot] = -1
+        self.scheduled_s[slot] = self.first_token_s[slot] = self.finished_s[slot] = nan
+
+    def drop_gaps(self) -> None:
+        """Forget gaps between tokens that nobody will ask for."""
+        for (what, *_), made in self.shared.items():
+            if what == "gaps":
+                made.forget()
+
+
+class _Watched:
+    """An engine that writes down which requests got tokens; everything else is the engine's own."""
+
+    def __init__(self, engine: Any, out: list[Delivery]) -> None:
+        object.__setattr__(self, "_engine", engine)
+        object.__setattr__(self, "_out", out)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._engine, name, value)
+
+    def commit(self) -> None:
+        """Hand out the tokens of the step that is planned."""
+        batches = (scheduler.running for scheduler in _groups(self._engine.scheduler))
+        before = [(sequence, sequence.generated_tokens) for batch in batches for sequence in batch]
+        self._engine.commit()
+        self._tell(before, self._engine.end)
+
+    def deliver(self, plan: Any, start: float, now: float) -> int:
+        """Hand out the tokens of a batch that leaves a pipeline."""
+        batch = (*plan.decodes, *(sequence for sequence, _ in plan.chunks))
+        before = [(sequence, sequence.generated_tokens) for sequence in batch]
+        tokens: int = self._engine.deliver(plan, start, now)
+        self._tell(before, now)
+        return tokens
+
+    def _tell(self, before: Iterable[tuple[Any, int]], now: float) -> None:
+        for sequence, had in before:
+            if sequence.generated_tokens != had:
+                ended = sequence.generated_tokens >= sequence.output_tokens
+                self._out.append(Delivery(sequence.index, sequence.generated_tokens - had, now, ended))
+
+
+def _groups(scheduler: Any) -> Sequence[Any]:
+    """The schedulers of a replica's attention groups; most have one."""
+    found: Sequence[Any] = getattr(scheduler, "groups", (scheduler,))
+    return found
+
+
+def running(scheduler: Any) -> int:
+    """Requests in the batches of a replica."""
+    return sum(len(group.running) for group in _groups(scheduler))
+
+
+@dataclass
+class Totals:
+    """Sums over requests that are over, what running ones add is in the log."""
+
+    preemptions: int = 0
+    draft_tokens: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+
+
+class LiveFleet:
+    """The fleet of a scenario, fed while its time goes by.
+
+    Args:
+        build: of the scenario.
+        slots: requests that can be under way at once.
+    """
+
+    def __init__(self, build: Build, slots: int = SLOTS) -> None:
+        self.build = build
+        ones = np.ones(slots, dtype=np.int64)
+        self._hashes = _Hashes(build.main.limits.block_size)
+        stream = RequestStream(np.zeros(slots), ones, ones, None, prefix_hashes=self._hashes, answers_hashed=True)
+        main = build.fleet.pools[0]
+        steps = StepLog(len(main.timer.windows), drafting=main.rule is not None, condense=StepLog.forget)
+        positions = main.sampler.num_speculative_tokens if main.sampler is not None else 0
+        self.log = _Log(stream, steps, positions)
+        self._env = _Environment()
+        self._run = FleetRun(build.fleet, self.log, [], self._env)
+        self._out: list[Delivery] = []
+        for replica in self._run.replicas:
+            replica.engine = _Watched(replica.engine, self._out)  # type: ignore[assignment]
+        self._free = deque(range(slots))
+        self.totals = Totals()
+
+    @property
+    def now(self) -> float:
+        """Simulated time."""
+        return float(self._env.now)
+
+    @property
+    def next_s(self) -> float:
+        """When something happens next, as far as is known; inf for never."""
+        return self._env.next_s
+
+    @property
+    def schedulers(self) -> list[Any]:
+        """Of each replica as it is now: queue, batch, blocks."""
+        return [replica.scheduler for replica in self._run.replicas]
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait, at the router or at a replica (those on their way through a front end included)."""
+        return self.under_way - sum(map(running, self.schedulers))
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have not ended."""
+        return len(self._hashes.slots)
+
+    def submit(
+        self, input_tokens: int, output_tokens: int, hashes: Sequence[int] = (), at_s: float = 0.0
+    ) -> int | None:
+        """A request arrives; returns its slot, or None where no slot is free.
+
+        Args:
+            input_tokens, output_tokens: of prompt and answer; the fleet's ``refusal`` says what can be served.
+            hashes: of the whole blocks of prompt and answer.
+            at_s: simulated time; what has gone by already counts as now.
+        """
+        if not self._free:
+            return None
+        self._step_to(at_s)
+        if at_s > self.now:
+            self._env.run(until=at_s)
+        log, slot = self.log, self._free.popleft()
+        log.clear(slot)
+        log.input_tokens[slot], log.output_tokens[slot] = input_tokens, output_tokens
+        log.arrival_s[slot] = self.now
+        self._hashes.slots[slot] = np.asarray(hashes, dtype=np.int64)
+        self._run.router.announce(slot)
+        return slot
+
+    def advance(self, to_s: float) -> list[Delivery]:
+        """Let time go by up to ``to_s`` at most; returns what left the engine, in order of time."""
+        self._step_to(to_s)
+        found, self._out[:] = self._out[:], []
+        found += [Delivery(slot, 0, self.now, True, reason) for slot, reason in self.log.refused]
+        self.log.refused.clear()
+        for delivery in found:
+            if delivery.ended:
+                self._settle(delivery.slot)
+        self.log.ended[0] = 0  # the router would take as many as there are slots for all there will ever be
+        self.log.drop_gaps()
+        return found
+
+    def cancel(self, slot: int) -> None:
+        """Nobody waits for a request any more: it leaves the queue, or ends with its next token."""
+        log = self.log
+        for replica, feed in zip(self._run.replicas, self._run.feeds, strict=True):
+            found = ((own, one) for own in _groups(replica.scheduler) for one in own.everything() if one.index == slot)
+            for scheduler, sequence in found:
+                if sequence in scheduler.waiting and not sequence.generated_tokens and not sequence.blocks:
+                    scheduler.waiting.remove(sequence)
+                    self._out.append(Delivery(slot, 0, self.now, True))
+                    feed.finished(slot, self.now)
+                    return
+                log.output_tokens[slot] = sequence.output_tokens = min(
+                    sequence.output_tokens, sequence.generated_tokens + 1
+                )
+                return
+        log.output_tokens[slot] = 1
+
+    def _step_to(self, to_s: float) -> None:
+        env = self._env
+        while env.next_s <= to_s:
+            env.step()
+
+    def _settle(self, slot: int) -> None:
+        """A request is over: its slot is free for another."""
+        log, totals = self.log, self.totals
+        totals.preemptions += log.preemptions[slot]
+        totals.draft_tokens += log.draft_tokens[slot]
+        if log.scheduled_s[slot] == log.scheduled_s[slot]:
+            totals.cache_queries += log.input_tokens[slot]
+            totals.cache_hits += log.cached_tokens[slot]
+        log.preemptions[slot] = log.draft_tokens[slot] = 0
+        del self._hashes.slots[slot]
+        self._free.append(slot)

@@ -1,0 +1,107 @@
+"""Simulated time at the pace of a wall clock: one timer lets tokens out when their step ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+
+from simulator.serve.live import Delivery, LiveFleet
+
+TIMER_S = 0.5e-3
+"""Event loops keep timers to a millisecond: this much before the moment they are woken, and sleep the rest."""
+MOST_LEAD_S = 1.5e-3
+"""A step's tokens go out one after another: the first at most so much before the moment, so that the last is not as
+much later."""
+SMOOTHING = 0.2
+
+
+class Pace:
+    """Drives a fleet by the event loop's clock.
+
+    The engine is one step ahead: when a step begins its end is known, and its tokens are let out then.
+
+    Args:
+        fleet: what runs.
+        speed: simulated seconds in a second.
+        deliver: takes what leaves the engine, with the wall-clock time at which each was due.
+    """
+
+    def __init__(self, fleet: LiveFleet, speed: float, deliver: Callable[[Sequence[Delivery]], None]) -> None:
+        self._fleet = fleet
+        self._speed = speed
+        self._deliver = deliver
+        self._timer: asyncio.TimerHandle | None = None
+        self._aimed_s = inf
+        self._lead_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._origin_s = 0.0
+
+    def start(self) -> None:
+        """Time begins; call within the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._origin_s = self._loop.time()
+        self._aim()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where it runs."""
+        assert self._loop is not None
+        return self._loop
+
+    def due(self, at_s: float) -> float:
+        """When a moment of simulated time is, by the loop's clock."""
+        return self._origin_s + at_s / self._speed
+
+    @property
+    def now(self) -> float:
+        """Simulated time by the clock."""
+        return (self.loop.time() - self._origin_s) * self._speed
+
+    def submit(self, input_tokens: int, output_tokens: int, hashes: Sequence[int], at_s: float) -> int | None:
+        """A request arrived at ``at_s``; its slot, or None where there is none left."""
+        self._let_out(at_s)
+        slot = self._fleet.submit(input_tokens, output_tokens, hashes, at_s)
+        self._aim()
+        return slot
+
+    def settle(self) -> None:
+        """Let the router act on what has just arrived."""
+        self._let_out(self._fleet.now)
+        self._aim()
+
+    def _aim(self) -> None:
+        """Set the timer for what happens next."""
+        next_s = self._fleet.next_s
+        if next_s == self._aimed_s and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._aimed_s = next_s
+        if next_s < inf:
+            self._timer = self.loop.call_at(self.due(next_s) - self._lead_s - TIMER_S, self._turn)
+
+    def _turn(self) -> None:
+        """The next moment has nearly come."""
+        self._timer = None
+        aimed_s = self._aimed_s
+        left_s = self.due(aimed_s) - self._lead_s - self.loop.time()
+        if left_s > 0:
+            time.sleep(left_s)
+        begun_s = self.loop.time()
+        self._let_out(max(aimed_s, self.now))
+        self.loop.call_soon(self._learn, begun_s)
+        self._aim()
+
+    def _let_out(self, to_s: float) -> None:
+        found = self._fleet.advance(to_s)
+        if found:
+            self._deliver(found)
+
+    def _learn(self, begun_s: float) -> None:
+        """How long it takes until all tokens of a step have been written."""
+        took_s = self.loop.time() - begun_s
+        lead_s = min(took_s / 2, MOST_LEAD_S)
+        self._lead_s += SMOOTHING * (lead_s - self._lead_s)

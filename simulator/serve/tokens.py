@@ -1,0 +1,67 @@
+"""Text as tokens of about the usual size, hashed block by block; and filler text of a given number of tokens.
+
+No tokenizer of a model is loaded: a token is a word of up to eight letters (longer ones are cut), up to three digits,
+or a mark or two, which comes to about four characters of English prose a token. Counting goes from left to right, so
+texts that start alike have tokens that start alike: that is what prefix caching lives on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+
+PIECES = re.compile(r" ?[^\W\d_]{1,8}|\d{1,3}| ?[^\w\s]{1,2}|_|\s+")
+WORDS = tuple(
+    " the of and to in is that it was for on are with as his they be at one have this from or had by but what some we "
+    "can out other were all there when up use your how said an each she which do their time if will way about many "
+    "then them write would like so these her long make thing see him two has look more day could go come did number "
+    "sound no most people my over know water than call first who may down side been now find".replace(" ", "\0 ")
+    .strip("\0")
+    .split("\0")
+)
+"""Each is one token of the pattern above, and of nearly every tokenizer."""
+STRIDE = 37
+"""Words from one filler token to the next; has no divisor in common with how many there are."""
+
+Token = str | int
+
+
+def tokens_of(text: str) -> list[str]:
+    """The pieces of a text that count as tokens; together they are the text."""
+    return PIECES.findall(text)
+
+
+def chat_tokens(messages: Sequence[tuple[str, str]]) -> list[Token]:
+    """Tokens of a conversation: role, text and end of each message, and the role of the answer to come.
+
+    The answer's filler text, sent back as a message, has the tokens that it had when it was generated.
+    """
+    found: list[Token] = []
+    for role, text in messages:
+        found += ["<|start|>", role, "<|text|>", *tokens_of(text), "<|end|>"]
+    return [*found, "<|start|>", "assistant", "<|text|>"]
+
+
+def filler_tokens(number: int, first: int, count: int) -> list[str]:
+    """Tokens ``first`` to ``first + count`` of the ``number``-th answer."""
+    found = [WORDS[(number + step * STRIDE) % len(WORDS)] for step in range(first, first + count)]
+    return found if first or not found else [found[0].removeprefix(" "), *found[1:]]
+
+
+def filler(number: int, first: int, count: int) -> str:
+    """The same as text."""
+    return "".join(filler_tokens(number, first, count))
+
+
+def block_hashes(tokens: Sequence[Token], block_tokens: int) -> list[int]:
+    """A hash of each whole block and all before it: equal where everything up to there is equal."""
+    return list(_chained(tokens, block_tokens))
+
+
+def _chained(tokens: Sequence[Token], block_tokens: int) -> Iterator[int]:
+    before = b""
+    for end in range(block_tokens, len(tokens) + 1, block_tokens):
+        block = "\0".join(map(str, tokens[end - block_tokens : end]))
+        before = hashlib.blake2b(before + block.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        yield int.from_bytes(before, "big") >> 1

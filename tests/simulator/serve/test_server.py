@@ -1,0 +1,241 @@
+"""The OpenAI endpoint: what clients of that interface send and get."""
+
+import asyncio
+import io
+import json
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tiny_scenario import tiny_data
+
+from simulator.run import simulate
+from simulator.scenario import Scenario
+from simulator.serve.app import Server
+from simulator.serve.tokens import block_hashes, chat_tokens, filler, tokens_of
+
+SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+
+
+def scenario_of(**changes) -> Scenario:
+    return Scenario(**(tiny_data() | changes))
+
+
+def ask(talk, speed: float = 100.0, trace=None, **changes):
+    """Run ``talk(client, server)`` against a server in this process, whose time goes by fast."""
+
+    async def run():
+        server = Server(scenario_of(**changes), speed=speed, trace=trace)
+        server.pace.start()
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://served") as client:
+            return await talk(client, server)
+
+    return asyncio.run(run())
+
+
+def posted(body, path="/v1/completions", **changes):
+    async def talk(client, server):
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await client.post(path, content=content)
+
+    return ask(talk, **changes)
+
+
+def events(text: str) -> list:
+    parts = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert parts[-1] == "[DONE]"
+    return [json.loads(part) for part in parts[:-1]]
+
+
+def test_an_answer_in_one_piece_has_the_tokens_asked_for():
+    answer = posted({"prompt": "one two three", "max_tokens": 20, "ignore_eos": True}).json()
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 20
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert len(tokens_of(choice["text"])) == 20
+
+
+def test_an_answer_ends_by_itself_as_the_scenario_says():
+    workload = tiny_data()["workload"] | {"output_tokens": 7}
+    answer = posted({"prompt": "a", "max_tokens": 50}, workload=workload).json()
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (7, "stop")
+    answer = posted({"prompt": "a", "max_tokens": 50, "min_tokens": 30}, workload=workload).json()
+    assert answer["usage"]["completion_tokens"] == 30
+
+
+@pytest.mark.parametrize("speculation", [None, SPECULATION])
+def test_a_stream_says_what_the_whole_answer_says(speculation):
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "ignore_eos": True, "n": 2}
+    stream = body | {"stream": True, "stream_options": {"include_usage": True}}
+    whole = posted(body, "/v1/chat/completions", speculation=speculation).json()
+    parts = events(posted(stream, "/v1/chat/completions", speculation=speculation).text)
+    assert parts[-1]["choices"] == []
+    assert parts[-1]["usage"] == whole["usage"]
+    texts, ends = ["", ""], [None, None]
+    for choice in (part["choices"][0] for part in parts[:-1]):
+        texts[choice["index"]] += choice["delta"]["content"]
+        ends[choice["index"]] = choice["finish_reason"] or ends[choice["index"]]
+    assert texts == [choice["message"]["content"] for choice in whole["choices"]]
+    assert ends == ["length", "length"]
+    assert texts[0] != texts[1]
+
+
+def test_usage_with_every_chunk():
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "a b", "max_tokens": 5, "ignore_eos": True, "stream": True, "stream_options": options}
+    told = [part["usage"]["completion_tokens"] for part in events(posted(body).text) if "usage" in part]
+    assert told == [1, 2, 3, 4, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"[]", 400, None),
+        ({"max_tokens": 4}, 400, "prompt"),
+        ({"prompt": 7}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [[]]}, 400, "prompt"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 10**9}, 400, "prompt"),
+        ({"prompt": "a", "n": 0}, 400, "n"),
+        ({"prompt": "a", "logprobs": 3}, 400, "logprobs"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"prompt": "a", "model": "gpt-9"}, 404, "model"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_openais_shape(body, status, param):
+    answer = posted(body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/load_lora_adapter", 404), ("/v1/models/none", 404), ("/v1/embeddings", 404)]
+)
+def test_addresses_that_are_not_there(path, status):
+    answer = posted({}, path) if "models" not in path else ask(lambda client, _: client.get(path))
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "not_found_error"
+
+
+def test_an_image_is_not_taken_for_text():
+    content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+    answer = posted({"messages": [{"role": "user", "content": content}]}, "/v1/chat/completions")
+    assert answer.status_code == 400
+    assert "image_url" in answer.json()["error"]["message"]
+
+
+def test_a_router_that_turns_away_answers_503():
+    async def talk(client, server):
+        bodies = [{"prompt": "a", "max_tokens": 50, "ignore_eos": True, "stream": one % 2 == 0} for one in range(4)]
+        return await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+
+    answers = ask(talk, speed=1.0, router={"max_outstanding": 2, "when_full": "refuse"})
+    assert [answer.status_code for answer in answers] == [200, 200, 503, 503]
+    assert answers[3].json()["error"]["code"] == "overloaded"
+
+
+def test_the_openai_client_gets_models_answers_and_streams():
+    async def talk(client, server):
+        own = openai.AsyncOpenAI(base_url="http://served/v1", api_key="any", http_client=client)
+        assert [model.id async for model in own.models.list()] == ["llama-3.2-1b"]
+        messages = [{"role": "user", "content": "hello"}]
+        whole = await own.chat.completions.create(model="llama-3.2-1b", messages=messages, max_tokens=9)
+        assert 1 <= whole.usage.completion_tokens <= 9
+        stream = await own.chat.completions.create(
+            model="llama-3.2-1b", messages=messages, max_tokens=9, stream=True, extra_body={"ignore_eos": True}
+        )
+        text = "".join([part.choices[0].delta.content async for part in stream])
+        assert len(tokens_of(text)) == 9
+        with pytest.raises(openai.NotFoundError):
+            await own.completions.create(model="other", prompt="a")
+
+    ask(talk)
+
+
+def test_the_answer_sent_back_is_found_in_the_prefix_cache():
+    messages = [{"role": "system", "content": "be brief " * 40}, {"role": "user", "content": "tell me " * 20}]
+
+    async def talk(client, server):
+        body = {"messages": messages, "max_tokens": 64, "ignore_eos": True}
+        first = (await client.post("/v1/chat/completions", json=body)).json()
+        said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+        body["messages"] = [*messages, said, {"role": "user", "content": "go on"}]
+        second = (await client.post("/v1/chat/completions", json=body)).json()
+        return first["usage"], second["usage"]
+
+    first, second = ask(talk)
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == (first["prompt_tokens"] + 63) // 16 * 16
+
+
+def test_equal_starts_have_equal_hashes_and_no_others():
+    one, other = tokens_of("the same start " * 20 + "this then"), tokens_of("the same start " * 20 + "that then")
+    first, second = block_hashes(one, 3), block_hashes(other, 3)
+    assert first[:20] == second[:20]
+    assert set(first[20:]).isdisjoint(second[20:]), "from the first difference on"
+    assert len(first) == len(set(first)) == len(one) // 3
+    text = filler(5, 0, 40)
+    assert chat_tokens([("user", "a"), ("assistant", text)])[8 : 8 + 40] == tokens_of(text)
+
+
+def samples(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_bucket"):
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path):
+    trace = io.StringIO()
+
+    async def talk(client, server):
+        bodies = [
+            {"prompt": "the same words to begin " * 10 + f"and {one}", "max_tokens": 5 + one, "ignore_eos": True}
+            for one in range(30)
+        ]
+        await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+        return samples((await client.get("/metrics")).text)
+
+    found = ask(talk, trace=trace, speculation=SPECULATION)
+    file = tmp_path / "came.jsonl"
+    file.write_text(trace.getvalue(), encoding="utf-8")
+    run = simulate(scenario_of(speculation=SPECULATION, workload={"trace": str(file)}), 0)
+    expected = run.document["summary"]
+    assert found["vllm:request_success_total"] == expected["completed"] == 30
+    assert found["vllm:prompt_tokens_total"] == expected["total_input_tokens"]
+    assert found["vllm:generation_tokens_total"] == expected["total_output_tokens"]
+    assert found["vllm:spec_decode_num_drafts_total"] == expected["spec_decode_num_drafts"]
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == expected["spec_decode_draft_tokens"]
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == expected["spec_decode_accepted_tokens"]
+    assert found["vllm:prefix_cache_hits_total"] == run.kv.prefix_hit_tokens > 0
+    assert found["vllm:iteration_tokens_total_count"] == run.engine.steps
+    assert found["vllm:num_requests_running"] == 0
+    ttft = found["vllm:time_to_first_token_seconds_sum"] / found["vllm:time_to_first_token_seconds_count"]
+    assert ttft == pytest.approx(expected["mean_ttft_ms"] / 1e3, rel=1e-9)
+    tpot = found["vllm:request_time_per_output_token_seconds_sum"] / 30
+    assert tpot == pytest.approx(expected["mean_tpot_ms"] / 1e3, rel=1e-9)
+
+
+def test_a_client_that_leaves_frees_its_request():
+    async def talk(client, server):
+        body = {"prompt": "a", "max_tokens": 10_000, "ignore_eos": True}
+        with pytest.raises((httpx.HTTPError, asyncio.TimeoutError)):
+            await asyncio.wait_for(client.post("/v1/completions", json=body), 0.2)
+        while server.fleet.under_way:
+            await asyncio.sleep(0.01)
+        return samples((await client.get("/metrics")).text)
+
+    found = ask(talk, speed=1.0)
+    assert found["vllm:request_success_total"] == 1
+    assert found["vllm:kv_cache_usage_perc"] == 0
