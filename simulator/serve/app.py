@@ -280,36 +280,43 @@ class Server:
         return slot
 
     def _deliver(self, found: Sequence[Delivery]) -> None:
-        """Let tokens out to those that wait for them."""
-        counters, clock = self.counters, self.pace.loop.time
-        closing = []
+        """Let tokens out to those that wait for them; what can wait until all are out is counted then."""
+        clock, written, closing = self.pace.loop.time, [], []
         for delivery in found:
-            slot, tokens, at_s, ended, refusal = delivery
-            known = self._under_way.get(slot)
+            known = self._under_way.get(delivery.slot)
             if known is None:  # nobody waits for it any more
                 continue
             exchange, choice = known
+            if not choice.tokens:
+                choice.first_s = delivery.at_s
+                exchange.cached_tokens += self.fleet.log.cached_tokens[delivery.slot]
+            if delivery.refusal is not None:
+                exchange.error = BadRequestError(delivery.refusal, 503, code="overloaded")
+            elif exchange.streams:
+                exchange.write(self._chunk(exchange, choice, delivery.tokens))
+            written.append((delivery, choice, choice.last_s if choice.tokens else None, clock()))
+            choice.tokens += delivery.tokens
+            choice.last_s = delivery.at_s
+            if delivery.ended:
+                closing.append((delivery.slot, exchange, choice))
+        for ended in closing:
+            self._close(*ended)
+        self.pace.loop.call_soon(self._count, written)
+
+    def _count(self, written: Sequence[tuple[Delivery, Choice, float | None, float]]) -> None:
+        """Take what has been let out into the counters."""
+        counters = self.counters
+        for (slot, tokens, at_s, ended, refusal), choice, last_s, written_s in written:
             if refusal is not None:
-                exchange.error = BadRequestError(refusal, 503, code="overloaded")
-                closing.append((slot, exchange, choice))
                 continue
             counters.answer_tokens += tokens
-            if choice.tokens:
-                counters.between_tokens.observe(at_s - choice.last_s)
+            counters.lateness.observe(abs(written_s - self.pace.due(at_s)))
+            if last_s is not None:
+                counters.between_tokens.observe(at_s - last_s)
             else:
-                choice.first_s = at_s
-                exchange.cached_tokens += self.fleet.log.cached_tokens[slot]
                 counters.first(slot, at_s)
-            if exchange.streams:
-                exchange.write(self._chunk(exchange, choice, tokens))
-            choice.tokens += tokens
-            choice.last_s = at_s
-            counters.lateness.observe(abs(clock() - self.pace.due(at_s)))
             if ended:
                 counters.ended(slot, choice.first_s, at_s, choice.tokens, choice.asked, choice.finish)
-                closing.append((slot, exchange, choice))
-        for slot, exchange, choice in closing:
-            self._close(slot, exchange, choice)
 
     def _chunk(self, exchange: Exchange, choice: Choice, tokens: int) -> bytes:
         text = filler(choice.number, choice.tokens, tokens)
