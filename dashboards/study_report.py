@@ -12,6 +12,9 @@ from dashboards.figures.studies import (
     LoadCurveData,
     ParetoData,
     TornadoData,
+    drafting_data,
+    drafting_figure,
+    drafting_text,
     forest_data,
     forest_figure,
     front_figure,
@@ -152,6 +155,9 @@ def _plan_figures(document: Document) -> list[StudyFigure]:
 
 
 def _tune_figures(document: Document) -> list[StudyFigure]:
+    if "machine" in document:
+        rates = drafting_data(document)
+        return [StudyFigure("rates", drafting_figure(rates), drafting_text(rates))]
     return [StudyFigure("tuning", tuning_figure(tuning_data(document)), map_text(document))]
 
 

@@ -23,10 +23,10 @@ _NEAREST = {
     "int3": ("int4", "q3_k"),
     "int2": ("int4", "q2_k"),
     "bitnet": ("int4", "tq2_0"),
-    **dict.fromkeys(("q4_1", "q5_0", "q5_1", "iq4_nl", "q1_0"), ("q4_0", "int4")),
+    **dict.fromkeys(("q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs", "q1_0"), ("q4_0", "int4")),
     **dict.fromkeys(("q4_0", "q8_1", "q8_k"), ("int4", "q8_0")),
     **dict.fromkeys(("q4_k", "q5_k", "q6_k", "q8_0"), ("q4_0", "int4")),
-    **dict.fromkeys(("q2_k", "q3_k", "iq4_xs", "tq1_0", "tq2_0"), ("q3_k", "q4_k", "int4")),
+    **dict.fromkeys(("q2_k", "q3_k", "tq1_0", "tq2_0"), ("q3_k", "q4_k", "int4")),
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"), ("iq2_xxs", "iq3_xxs", "q4_k", "int4")),
     **dict.fromkeys(("iq3_xxs", "iq3_s"), ("iq3_xxs", "q4_k", "int4")),
 }

@@ -13,4 +13,5 @@ from simulator.studies.compare.comparison import compare as compare
 from simulator.studies.plan.document import plan as plan
 from simulator.studies.sweep.study import sweep as sweep
 from simulator.studies.tune.document import tune as tune
+from simulator.studies.tune.machine import tune_machine as tune_machine
 from simulator.tables import Table as Table

@@ -538,3 +538,59 @@ def tuning_figure(data: TuningData) -> go.Figure:
     figure.update_yaxes(title="context (tokens)", type="category", showgrid=False)
     caption = f"{data.method}: draft tokens, speed-up"
     return captioned(figure, "What to draft", caption, data.basis, 160 + 64 * max(3, len(data.contexts)))
+
+
+class DraftingData(NamedTuple):
+    """Tokens per second by draft tokens on one machine, a line for each gate (or number of streams)."""
+
+    names: list[str]
+    draft_tokens: list[list[int]]
+    rates: list[list[float]]
+    low: list[list[float]]
+    high: list[list[float]]
+    basis: str
+
+
+def drafting_data(document: dict[str, Any]) -> DraftingData:
+    """The rates of a ``tune`` document about one machine; what is drafted nowhere begins every line."""
+    several = len({row["batch"][0] for row in document["table"]}) > 1
+    lines: dict[str, list[dict[str, Any]]] = {}
+    plain: dict[int, dict[str, Any]] = {}
+    for row in document["table"]:
+        streams = row["batch"][0]
+        if not row["num_speculative_tokens"]:
+            plain[streams] = row
+            continue
+        gate = f"p-min {row['p_min']:g}" if row["p_min"] else "ungated"
+        name = f"{gate}, {streams} streams" if several else gate
+        lines.setdefault(name, [plain[streams]]).append(row)
+    columns = ("num_speculative_tokens", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
+    tokens, rates, low, high = ([[row[key] for row in line] for line in lines.values()] for key in columns)
+    return DraftingData(list(lines), tokens, rates, low, high, document["basis"])
+
+
+def drafting_figure(data: DraftingData) -> go.Figure:
+    """Rates over the longest draft, with 90 % intervals."""
+    figure = go.Figure()
+    for name, tokens, rates, low, high in zip(
+        data.names, data.draft_tokens, data.rates, data.low, data.high, strict=True
+    ):
+        spread = {
+            "type": "data",
+            "symmetric": False,
+            "array": [end - rate for end, rate in zip(high, rates, strict=True)],
+            "arrayminus": [rate - end for end, rate in zip(low, rates, strict=True)],
+            "thickness": 1,
+        }
+        figure.add_trace(go.Scatter(x=tokens, y=rates, name=name, mode="lines+markers", error_y=spread))
+    figure.update_xaxes(title="longest draft (n-max)", dtick=1)
+    figure.update_yaxes(title="tokens per second", rangemode="tozero")
+    return captioned(figure, "What drafting brings", "90 % intervals", data.basis, 420)
+
+
+def drafting_text(data: DraftingData) -> str:
+    """The rates as lines of text."""
+    return "\n".join(
+        f"{name}: " + ", ".join(f"{k}: {rate:.1f}" for k, rate in zip(tokens, rates, strict=True))
+        for name, tokens, rates in zip(data.names, data.draft_tokens, data.rates, strict=True)
+    )

@@ -41,7 +41,8 @@ def register(app: typer.Typer) -> None:
     app.command(
         "tune",
         epilog="Examples: forerun tune chat.yaml --emit vllm  |  "
-        "forerun tune chat.yaml --batch 1..256 --context 1024,8192 --tokens 1,3,5 --out out/tune",
+        "forerun tune chat.yaml --batch 1..256 --context 1024,8192 --tokens 1,3,5 --out out/tune  |  "
+        "forerun tune laptop.yaml --from-log server.log --measured 43",
     )(tune)
     app.command(
         "sweep",
@@ -220,7 +221,31 @@ def tune(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--emit", metavar="ENGINE", help="Whose flags to print: vllm or sglang; default: the scenario's."),
+        typer.Option(
+            "--emit",
+            metavar="ENGINE",
+            help="Whose flags to print: vllm, sglang or llama.cpp; default: the scenario's.",
+        ),
+    ] = None,
+    from_log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from-log",
+            metavar="FILE",
+            help="llama.cpp: server log, /metrics, llama-bench or llama-batched-bench output of this machine; "
+            "repeatable.",
+        ),
+    ] = None,
+    measured: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOK_S",
+            help="llama.cpp: decode rate measured on this machine, 43 without drafting, 3:71 with 3 draft tokens; "
+            "repeatable.",
+        ),
+    ] = None,
+    p_min: Annotated[
+        str | None, typer.Option(metavar="P1,P2,...", help="llama.cpp: gates to try; default: 0,0.6,0.75.")
     ] = None,
     set_values: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Noted in the result, which has nothing random.")] = 0,
@@ -231,18 +256,31 @@ def tune(
     no_progress: NoProgressOption = False,
 ) -> int:
     """Find the best number of draft tokens (or the best tree) per batch and context, with intervals."""
+    from simulator.result import StudyResult
     from simulator.studies.study_file import load_study
     from simulator.studies.tune.document import tune as run_tuning
+    from simulator.studies.tune.machine import is_local, tune_machine
 
     study = load_study(scenario, tuple(set_values or ()))
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "tuning") as progress:
-            found = run_tuning(
-                study, batch=batch, context=context, tokens=tokens, emit=engine, seed=seed, progress=progress.update
-            )
+            if is_local(study, engine, from_log, measured, p_min):
+                found: StudyResult = tune_machine(
+                    study,
+                    from_log or (),
+                    measured=measured or (),
+                    tokens=tokens,
+                    p_min=p_min,
+                    batch=batch,
+                    context=context,
+                )
+            else:
+                found = run_tuning(
+                    study, batch=batch, context=context, tokens=tokens, emit=engine, seed=seed, progress=progress.update
+                )
         show(found, json_file, out)
-    if json_file != STDOUT and found.flags:
-        print(found.flags)
+    if json_file != STDOUT and found.document["emit"]:
+        print(found.document["emit"])
     return 0
 
 

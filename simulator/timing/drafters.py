@@ -214,7 +214,7 @@ class HostOverhead:
     per_sequence_s: float = 0.0
     """Per drafting sequence and step."""
 
-    def part(self, drafting: Any, passes: int) -> Part:
+    def part(self, drafting: Any, passes: Any) -> Part:
         """Host work of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""
         return host_part(self.step_s + passes * self.pass_s + self.per_sequence_s * drafting, drafting > 0)
 
@@ -338,11 +338,19 @@ class SequentialDrafter:
         yield Part(first, self.step, (seen, drafting if self.depth else 0 * drafting))
         if self.fusion is not None:
             yield Part(first, self.fusion, (seen.prefill_tokens + seen.decode_seqs * seen.query_len,))
+        apart = self.step.deployment.framework.drafts == "apart"
         if not self.separate_modules:
             for width, passes, grown in self.pass_groups:
                 one = self._pass(seen, drafting, width, grown)
-                yield Part(passes * present, self.step, (one, drafting * width))
-        yield self.overhead.part(drafting, len(self.pass_tokens))
+                if apart:
+                    one = _of_one(one, present)
+                yield Part(
+                    passes * (drafting if apart else present),
+                    self.step,
+                    (one, (present if apart else drafting) * width),
+                )
+        passes = 1 + (len(self.pass_tokens) - 1) * (drafting if apart else 1)
+        yield self.overhead.part(drafting, passes)
 
     def with_tokens(self, count: int) -> SequentialDrafter:
         """The same drafter for a chain of ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
@@ -395,6 +403,13 @@ class SequentialDrafter:
         empty = (zero,) * len(contexts)
         own = StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + width, contexts)
         return own._replace(all_over_own=seen.all_over_own)
+
+
+def _of_one(work: StepWork[Any], present: Any) -> StepWork[Any]:
+    """A draft pass of one of its sequences, with the mean one's context."""
+    several = work.decode_seqs + (work.decode_seqs == 0)
+    keys = tuple(keys // several for keys in work.decode_kv_tokens)
+    return work._replace(decode_seqs=present * 1, decode_kv_tokens=keys)
 
 
 @dataclass(slots=True)

@@ -64,6 +64,8 @@ class Framework(BaseModel):
     scores: Literal["queries", "sequences"] = "queries"
     """How draft tokens are verified: as several queries of one sequence, or each as a sequence of its own that reads
     the whole context again (vLLM's batch expansion of 2024)."""
+    drafts: Literal["together", "apart"] = "together"
+    """Whether a draft pass serves all sequences, or each sequence has passes of its own (slots of llama.cpp)."""
     scored_row_s: float = Field(default=0.0, ge=0)
     """Host time for each verified draft token that is a sequence of its own."""
     source: Source
@@ -200,6 +202,8 @@ class DraftOverhead(BaseModel):
     """Per drafting sequence and step; of a look-up on the host, its own time."""
     per_context_token_s: float = Field(default=0.0, ge=0)
     """Per context token scanned in each step: look-ups on the host."""
+    gate_s: float = Field(default=0.0, ge=0)
+    """Per sequential pass whose confidence is looked at, where a gate may end the draft early (llama.cpp's p-min)."""
     source: Source
 
 

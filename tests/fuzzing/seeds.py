@@ -129,6 +129,16 @@ SERVINGS = [
     json.dumps({"queued_ts": 1.0, "input_toks": 10, "output_toks": 4, "scheduled_ts": 1.1, "first_token_ts": 1.2,
                 "last_token_ts": 1.5, "arrival_time_ns": 10}),
 ]  # fmt: skip
+LLAMA_CPP = [
+    "prompt eval time = 900.22 ms / 30 tokens\n eval time = 14323.78 ms / 192 tokens\n"
+    "draft acceptance rate = 0.81944 (  118 accepted /   144 generated)\n",
+    "| model | test | t/s |\n| --- | --- | --- |\n| llama 7B | pp512 | 14771 |\n| llama 7B | tg128 @ d4096 | 189.0 |\n",
+    "| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |\n"
+    "| 512 | 32 | 8 | 4352 | 1.2 | 3413.3 | 1.31 | 195.4 | 2.51 | 1733.0 |\n",
+    "llamacpp:tokens_predicted_total 1000\nllamacpp:tokens_predicted_seconds_total 2.05e+1\n",
+    '[{"n_prompt": 0, "n_gen": 128, "n_depth": 512, "avg_ts": 43.5}]',
+    '{"timings": {"prompt_n": 10, "predicted_n": 100, "predicted_ms": 2000.0, "draft_n": 90, "draft_n_accepted": 60}}',
+]
 LOGS = [
     "INFO 05-30 07:21:10 SpecDecoding metrics: Mean acceptance length: 2.89, Accepted: 104 tokens, Drafted: 330 tokens, "
     "Per-position acceptance rate: 0.691, 0.491, 0.291, 0.182, 0.164, 0.073, Avg Draft acceptance rate: 31.5%\n",

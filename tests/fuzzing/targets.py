@@ -24,6 +24,7 @@ from simulator.speculation import read_acceptance
 from simulator.studies.study_file import load_study
 from traces import TraceError
 from traces.kernels import read_kernels
+from traces.llama_cpp import read_llama_cpp
 from traces.requests import iter_requests, read_requests
 from traces.servings import read_runs
 from traces.steps import read_steps
@@ -127,6 +128,7 @@ def _targets() -> Iterator[Target]:
     yield Target("servings-jsonl", ".jsonl", texts(*seeds.SERVINGS[4:]), _servings)
     yield Target("corrections", SUFFIX, (seeds.corrections(),), _corrections)
     yield Target("errors-on-record", ".json", texts(seeds.ERRORS), read_errors)
+    yield Target("llama-cpp", ".log", texts(*seeds.LLAMA_CPP), read_llama_cpp)
     yield Target("engine-log", ".log", texts(*seeds.LOGS), _acceptance)
     yield Target("scenario", ".yaml", texts(seeds.SCENARIO, seeds.PLAIN_SCENARIO), load_scenario)
     yield Target("study", ".yaml", texts(seeds.STUDY, seeds.SCENARIO), load_study)

@@ -1,0 +1,513 @@
+"""Speculation on one machine of one's own: what a handful of measured rates say of it, and what to draft then.
+
+Prices are those of any step. Two factors make them this machine's: one on every step, one on what further rows and
+drafting add to a step of one row. Both start from how far untouched machines were off and are moved by what was
+measured; what is left of their spread, and of the acceptance's, is the interval of the answer.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import weakest
+from simulator.build import Build, build_alone
+from simulator.errors import ArgumentError, ForerunError
+from simulator.metrics.document import forerun_version, jsonable, scenario_document
+from simulator.result import StudyResult, Summary
+from simulator.scenario import Scenario
+from simulator.speculation import draft_survival
+from simulator.speculation.config import CONCENTRATION
+from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_lengths
+from simulator.studies.steady_state.prices import decode_steps
+from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
+from simulator.studies.tune.choices import DraftChoice, draft_choices
+from simulator.studies.tune.tuning import axis_values
+from simulator.tables import Cell, Table, Value, number
+from simulator.timing import ModelTimer, load_draft_overhead
+from traces.llama_cpp import LocalRate, read_llama_cpp
+
+FloatArray = NDArray[np.float64]
+
+SPEED_SPREAD, ROW_SPREAD = 0.12, 0.35
+"""Standard deviations, in logarithms, of the two factors before anything is measured: class defaults on whole cards
+that were left out of their fit (one-row rates within 6 to 11 % at the median, batches within 20 to 30 % at the 90th
+centile)."""
+RATE_NOISE, MODEL_NOISE = 0.03, 0.05
+"""Standard deviation of a measured rate, and of a priced step that was not measured itself."""
+ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0
+"""Standard deviation of an acceptance rate that was not measured here; draft tokens that count as one observation,
+since those of one answer are alike (codes are accepted at 0.9, prose at 0.5)."""
+P_MINS = (0.0, 0.6, 0.75)
+"""Gates that are tried: a draft ends at the first token that the drafter is less sure of."""
+LLAMA_METHODS = {
+    "mtp": "--spec-type draft-mtp",
+    "draft-model": "--model-draft DRAFT.gguf",
+    "ngram": "--spec-type ngram-simple",
+}
+"""Flags of llama-server by method (2026)."""
+LOCAL_ENGINE, LOCAL_FRAMEWORKS = "llama.cpp", ("llama.cpp", "mlx")
+LEVEL = 1.645
+"""Standard deviations of a 90 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What a gate makes of a chain: for every number of draft tokens its chance, and the tokens of a verify step."""
+
+    chances: FloatArray
+    """[0..n] That so many tokens are drafted and verified."""
+    length: float
+    """Mean tokens of a verify step, the bonus token included."""
+
+
+def gated(rates: Sequence[float], p_min: float) -> Gated:
+    """Chain of draft tokens that ends early at the first one of which the drafter is less sure than ``p_min``.
+
+    The drafter's confidence is calibrated and beta-distributed around each position's acceptance, as in grown trees.
+
+    Args:
+        rates: conditional acceptance of each position.
+        p_min: in [0, 1); 0 = the chain is never cut.
+    """
+    if p_min <= 0.0:
+        chances = np.zeros(len(rates) + 1)
+        chances[-1] = 1.0
+        return Gated(chances, 1.0 + float(np.cumprod(rates).sum()))
+    from scipy.special import betainc
+
+    means = np.clip(np.asarray(rates, dtype=np.float64), 1e-6, 1.0 - 1e-6)
+    first, second = means * CONCENTRATION, (1.0 - means) * CONCENTRATION
+    passed = 1.0 - betainc(first, second, p_min)
+    accepted = means * (1.0 - betainc(first + 1.0, second, p_min))
+    reached = np.concatenate(([1.0], np.cumprod(passed)))
+    chances = reached * np.concatenate((1.0 - passed, [1.0]))
+    return Gated(chances, 1.0 + float(np.cumprod(accepted).sum()))
+
+
+@dataclass(slots=True)
+class Prices:
+    """Seconds of a step by streams, context and draft tokens, as class defaults or fits of the chip have them."""
+
+    scenario: Scenario
+    _builds: dict[tuple[int, int], Build] = field(default_factory=dict)
+
+    def seconds(self, streams: int, context: int, drafted: int) -> tuple[float, float]:
+        """(step without drafting, step that verifies and drafts so many tokens)."""
+        return self._step(streams, context, 0), self._step(streams, context, drafted)
+
+    def _step(self, streams: int, context: int, drafted: int) -> float:
+        timer = self.build(streams, drafted).main.timer
+        work = decode_steps(timer.windows, np.array([streams]), drafted + 1, np.array([context + drafted + 1]))
+        costs = timer.costs(work)
+        return float((costs.device_s + costs.host_s)[0])
+
+    def build(self, streams: int, drafted: int) -> Build:
+        """The engine with a chain of so many draft tokens."""
+        if (streams, drafted) not in self._builds:
+            values: dict[str, Any] = {"engine.max_num_seqs": max(streams, self.scenario.engine.max_num_seqs)}
+            if self.scenario.speculation is not None:
+                chain = {"speculation.num_speculative_tokens": drafted, "speculation.acceptance": {"alpha": 0.5}}
+                values |= chain | {"speculation.policy": "fixed"} if drafted else {"speculation.method": "none"}
+            self._builds[streams, drafted] = build_alone(self.scenario.with_values(values), 0)
+        return self._builds[streams, drafted]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Factors of a machine in logarithms, and how sure they are."""
+
+    mean: FloatArray
+    """(on every step, on what further rows and drafting add)."""
+    covariance: FloatArray
+
+    def seconds(self, plain: float, step: float) -> float:
+        """A step's seconds on this machine."""
+        return float(np.exp(self.mean[0]) * (plain + np.exp(self.mean[1]) * (step - plain)))
+
+    def gradient(self, plain: float, step: float) -> FloatArray:
+        """Of the logarithm of a step's seconds by the two factors."""
+        added = np.exp(self.mean[1]) * (step - plain)
+        return np.array([1.0, added / (plain + added)])
+
+
+def fit_machine(measured: Sequence[tuple[float, float, float]]) -> Machine:
+    """The likeliest factors, by Gauss-Newton steps from untouched machines.
+
+    Args:
+        measured: of every rate the priced step of one row, the priced step itself, and its measured seconds.
+    """
+    machine = Machine(np.zeros(2), np.diag([SPEED_SPREAD**2, ROW_SPREAD**2]))
+    weights = np.diag([SPEED_SPREAD**-2, ROW_SPREAD**-2])
+    for _ in range(20):
+        precision, pull = weights.copy(), -weights @ machine.mean
+        for plain, step, seconds in measured:
+            slope = machine.gradient(plain, step)
+            precision += np.outer(slope, slope) / RATE_NOISE**2
+            pull += slope * np.log(seconds / machine.seconds(plain, step)) / RATE_NOISE**2
+        covariance = np.linalg.inv(precision)
+        machine = Machine(machine.mean + covariance @ pull, covariance)
+    return machine
+
+
+def tune_machine(
+    scenario: Source,
+    logs: Sequence[Path | str] = (),
+    *,
+    measured: Sequence[str] = (),
+    tokens: Sequence[int | str] | None = None,
+    p_min: Sequence[float] | str | None = None,
+    batch: Sequence[int | str] | None = None,
+    context: Sequence[int | str] | None = None,
+) -> MachineResult:
+    """What to draft on one machine, from what was measured on it; no run is made.
+
+    Args:
+        scenario: model, chip, engine, and a ``speculation`` section; or its file.
+        logs: of llama.cpp: server logs, ``/metrics``, llama-bench or llama-batched-bench.
+        measured: decode rates: ``43`` tokens per second without drafting, ``3:71`` with 3 draft tokens.
+        tokens: draft tokens to try; default 1 to 8.
+        p_min: gates to try; default 0, 0.6 and 0.75.
+        batch: streams; default 1.
+        context: tokens in the cache of each; default: the mean request's.
+
+    Raises:
+        ForerunError: no drafter, nothing that can be read, or a scenario that cannot be built.
+    """
+    study = study_of(scenario)
+    own = study.scenario
+    if own.speculation is None or own.speculation.method == "none":
+        raise ForerunError(
+            "speculation: there is no drafter to tune; give a method and its acceptance, for example "
+            "{method: mtp, num_speculative_tokens: 2, acceptance: {alpha: 0.8}}"
+        )
+    seen = [rate for log in logs for rate in read_llama_cpp(Path(log))]
+    seen += [_given_rate(text) for text in measured]
+    decoding = [rate for rate in seen if rate.kind == "decode"]
+    given = {"batch": batch, "context": context, "tokens": tokens}
+    axes = {axis: axis_values(values, axis) if values else None for axis, values in given.items()}
+    around = (axes["context"] or (_mean_context(own),))[0]
+    prices = Prices(own)
+    rows = [_priced(prices, rate, around) for rate in decoding]
+    machine = fit_machine([row[1:] for row in rows])
+    accepted, accepted_spread, source = _acceptance(own, decoding)
+    tried, lanes = axes["tokens"] or tuple(range(1, 9)), axes["batch"] or (1,)
+    gates = P_MINS if p_min is None else _gates(p_min)
+    survival = _survival(own, accepted, max(tried))
+    cells = [
+        cell
+        for streams in lanes
+        for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, gates)
+    ]
+    document = _document(own, machine, rows, cells, (accepted, source), around, prices.build(1, 0))
+    words = ["forerun", "tune", "scenario.yaml", *(w for rate in measured for w in ("--measured", rate))]
+    words += [w for log in logs for w in ("--from-log", str(log))]
+    return MachineResult(document, shlex.join(words), {"scenario.yaml": yaml_text(document["scenario"])})
+
+
+def is_local(study: StudyFile, engine: str | None, *asked: object) -> bool:
+    """Whether a tuning is about one machine that runs llama.cpp or MLX.
+
+    Raises:
+        ArgumentError: rates of llama.cpp for the flags of another engine.
+    """
+    local = engine == LOCAL_ENGINE or (engine is None and study.scenario.engine.framework in LOCAL_FRAMEWORKS)
+    if any(asked) and not local:
+        where = f"--emit {engine}" if engine else f"engine.framework: {study.scenario.engine.framework}"
+        raise ArgumentError("emit", f"--from-log, --measured and --p-min are of llama.cpp, not {where}")
+    return local
+
+
+def _gates(given: Sequence[float] | str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in (given.split(",") if isinstance(given, str) else given))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0.0 <= gate < 1.0 for gate in found):
+        raise ArgumentError("p_min", f"{given}: write numbers from 0 to below 1, such as 0,0.6,0.75")
+    return tuple(dict.fromkeys(found))
+
+
+def _given_rate(text: str) -> LocalRate:
+    """``43`` or ``3:71``."""
+    drafted, _, rate = text.rpartition(":")
+    try:
+        tokens_per_s, count = float(rate), int(drafted or 0)
+    except ValueError:
+        tokens_per_s, count = 0.0, 0
+    if not (0.0 < tokens_per_s < 1e6 and 0 <= count <= 64):
+        raise ArgumentError(
+            "measured", f"{text}: write tokens per second, or DRAFT_TOKENS:TOKENS_PER_S, as in 43 or 3:71"
+        )
+    # without counts of its own its drafts are taken to be accepted as the scenario says
+    return LocalRate("decode", tokens_per_s, 1, 0, None, count, -1 if count else 0, f"--measured {text}")
+
+
+def _mean_context(scenario: Scenario) -> int:
+    """Tokens in the cache of a mean request, half-way through its answer."""
+    from simulator.studies.steady_state.traffic import population
+
+    requests = population(scenario.workload)
+    return int(np.mean(requests.input_tokens) + np.mean(requests.output_tokens) / 2)
+
+
+def _priced(prices: Prices, rate: LocalRate, around: int) -> tuple[LocalRate, float, float, float]:
+    """A rate with its priced step of one row, its priced step, and the seconds that its step took."""
+    context = rate.context or around
+    if rate.accepted < 0:
+        drafted = rate.drafted
+        assert prices.scenario.speculation is not None
+        length = 1.0 + float(_survival(prices.scenario, {}, drafted).sum())
+    else:
+        drafted = round(rate.draft_tokens) if rate.drafted else 0
+        length = rate.tokens / rate.cycles if drafted else 1.0
+    plain = prices.seconds(1, context, 0)[0]
+    step = prices.seconds(rate.streams, context, drafted)[1]
+    return rate, plain, step, rate.streams * length / rate.tokens_per_s
+
+
+def _acceptance(scenario: Scenario, rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, str]:
+    """Acceptance lengths by draft tokens, pooled over the rates; the spread of a rate; where they come from."""
+    pooled: dict[int, list[int]] = {}
+    for rate in rates:
+        if rate.drafted and rate.accepted >= 0:
+            count = pooled.setdefault(max(1, round(rate.draft_tokens)), [0, 0, 0])
+            for place, value in enumerate((rate.cycles, rate.accepted, rate.drafted)):
+                count[place] += value
+    if not pooled:
+        return {}, ACCEPTANCE_SPREAD, "the scenario"
+    lengths = {drafted: 1.0 + accepted / cycles for drafted, (cycles, accepted, _) in pooled.items()}
+    share = sum(one[1] for one in pooled.values()) / sum(one[2] for one in pooled.values())
+    seen = sum(one[2] for one in pooled.values()) / CLUSTER
+    return lengths, float(np.sqrt(max(share * (1 - share), 0.01) / max(seen, 1.0))), "the log"
+
+
+def _survival(scenario: Scenario, lengths: dict[int, float], deepest: int) -> FloatArray:
+    """Chance that at least 1, 2, ... draft tokens are accepted, as the log or the scenario says."""
+    if lengths:
+        bounded = {drafted: min(length, drafted + 0.98) for drafted, length in lengths.items()}
+        model = fit_lengths(bounded).model
+        return LevelDecay(model.level, min(model.decay, 1.0)).survival(deepest)
+    assert scenario.speculation is not None
+    known = next(iter(draft_choices(scenario, [deepest])), None)
+    assert isinstance(known, DraftChoice)
+    return known.survival if known is not None else draft_survival(scenario.speculation)
+
+
+def _cells(
+    prices: Prices,
+    machine: Machine,
+    survival: FloatArray,
+    spread: float,
+    streams: int,
+    context: int,
+    tried: Sequence[int],
+    gates: Sequence[float],
+) -> list[dict[str, Any]]:
+    """Rates of every way to draft, the one without first."""
+    assert prices.scenario.speculation is not None
+    overhead = load_draft_overhead(prices.scenario.engine.framework, prices.scenario.speculation.method)
+    one_row, plain = prices.seconds(1, context, 0)[0], prices.seconds(streams, context, 0)[1]
+    steps = {0: plain} | {k: prices.seconds(streams, context, k)[1] for k in range(1, max(tried) + 1)}
+    rates = conditional_rates(survival.tolist())
+    cells = [_cell(machine, _Steps(one_row, plain, plain), streams, (0, 0.0), 1.0, 0.0)]
+    pass_s = max(0.0, (steps[max(tried)] - plain) / max(tried))
+    for k in tried:
+        for gate in gates:
+            chain = gated(rates[:k], gate)
+            cut = [steps[n] for n in range(k + 1)]
+            if gate:  # it looks at every pass, and has run the one that ended the draft
+                cut = [one + overhead.gate_s * min(n + 1, k) + (n < k) * pass_s / 2 for n, one in enumerate(cut)]
+            surer = gated([min(1.0, rate * (1.0 + spread)) for rate in rates[:k]], gate).length
+            own = _Steps(one_row, plain, float(chain.chances @ np.array(cut)))
+            cells.append(_cell(machine, own, streams, (k, gate), chain.length, float(np.log(surer / chain.length))))
+    return cells
+
+
+class _Steps(NamedTuple):
+    """Priced steps: of one row, of all streams without drafting, and of a way to draft."""
+
+    one_row: float
+    plain: float
+    own: float
+
+
+def _cell(
+    machine: Machine, steps: _Steps, streams: int, draft: tuple[int, float], length: float, accepted_spread: float
+) -> dict[str, Any]:
+    """One row of the table: its rate and its speed-up, with their 90 % intervals."""
+    seconds, without = (machine.seconds(steps.one_row, one) for one in (steps.own, steps.plain))
+    slope, other = (machine.gradient(steps.one_row, one) for one in (steps.own, steps.plain))
+    drafts = accepted_spread**2 + MODEL_NOISE**2
+    wide, narrow = (
+        float(np.exp(LEVEL * np.sqrt(one @ machine.covariance @ one + drafts))) for one in (slope, slope - other)
+    )
+    rate, speedup = streams * length / seconds, length * without / seconds
+    return {
+        "batch": [streams, streams],
+        "num_speculative_tokens": draft[0],
+        "p_min": draft[1],
+        "acceptance_length": length,
+        "tokens_per_s": rate,
+        "tokens_per_s_low": rate / wide,
+        "tokens_per_s_high": rate * wide,
+        "speedup": speedup,
+        "low": speedup / (narrow if draft[0] else 1.0),
+        "high": speedup * (narrow if draft[0] else 1.0),
+    }
+
+
+def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
+    """What to add to ``llama-server``: the drafter, its longest draft and its gate; empty where nothing is drafted."""
+    assert scenario.speculation is not None
+    known = LLAMA_METHODS.get(scenario.speculation.method)
+    if known is None:
+        raise ForerunError(
+            f"emit: llama.cpp has no {scenario.speculation.method}; use another speculation.method "
+            f"({', '.join(LLAMA_METHODS)})"
+        )
+    split = " --split-mode tensor" if scenario.hardware.tensor_parallel > 1 else ""
+    return f"{known} --spec-draft-n-max {tokens} --spec-draft-p-min {p_min:g}{split}" if tokens else ""
+
+
+def _document(
+    scenario: Scenario,
+    machine: Machine,
+    rows: Sequence[tuple[LocalRate, float, float, float]],
+    cells: list[dict[str, Any]],
+    acceptance: tuple[dict[int, float], str],
+    context: int,
+    build: Build,
+) -> dict[str, Any]:
+    best = max((cell for cell in cells if cell["batch"] == cells[0]["batch"]), key=lambda cell: cell["tokens_per_s"])
+    flags = llama_flags(scenario, best["num_speculative_tokens"], best["p_min"])
+    ends = LEVEL * np.sqrt(np.diag(machine.covariance))
+    factors = [
+        {"factor": float(np.exp(m)), "low": float(np.exp(m - e)), "high": float(np.exp(m + e))}
+        for m, e in zip(machine.mean, ends, strict=True)
+    ]
+    measured = [
+        {
+            "where": rate.place,
+            "streams": rate.streams,
+            "num_speculative_tokens": round(rate.draft_tokens) if rate.accepted >= 0 else rate.drafted,
+            "step_ms": seconds * 1e3,
+            "priced_ms": step * 1e3,
+            "fitted_ms": machine.seconds(plain, step) * 1e3,
+            "tokens_per_s": rate.tokens_per_s,
+        }
+        for rate, plain, step, seconds in rows
+    ]
+    timer = build.main.timer
+    assert isinstance(timer, ModelTimer)
+    found = jsonable(
+        {
+            "table": [cell | {"context": [context, context]} for cell in cells],
+            "best": best,
+            "machine": {"every_step": factors[0], "further_rows": factors[1]},
+            "measured": measured,
+            "acceptance": {"from": acceptance[1], "lengths": {str(k): v for k, v in acceptance[0].items()}},
+            "engine": "llama.cpp",
+            "emit": flags,
+            "conclusion": _conclusion(cells, best, len(rows)),
+            "scenario": scenario_document(scenario),
+            "seed": 0,
+            "version": forerun_version(),
+            "basis": weakest([build.basis]),
+            "notes": _notes(rows, acceptance[1]),
+        }
+    )
+    assert isinstance(found, dict)
+    return found
+
+
+def _notes(rows: Sequence[Any], source: str) -> list[str]:
+    notes = [f"acceptance is that of {source}"]
+    if not rows:
+        notes.append("nothing was measured here: give --measured 43 (tokens per second without drafting) or --from-log")
+    notes.append("a gate is priced for each request alone; its confidences are taken to be calibrated")
+    return notes
+
+
+def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int) -> str:
+    told = f"{_rate_words(cells[0])} without drafting"
+    basis = f"from {measured} measured rate{'s' if measured != 1 else ''}" if measured else "from class defaults alone"
+    if not best["num_speculative_tokens"]:
+        return f"Drafting does not pay here: {told}, {basis}."
+    gate = f", p-min {best['p_min']:g}" if best["p_min"] else ""
+    draft = f"n-max {best['num_speculative_tokens']}{gate}"
+    return f"Best with {draft}: {_rate_words(best)}, {best['speedup']:.2f} times the {told}, {basis}."
+
+
+def _rate_words(cell: dict[str, Any]) -> str:
+    ends = f"{cell['tokens_per_s_low']:.3g} to {cell['tokens_per_s_high']:.3g}"
+    return f"{cell['tokens_per_s']:.3g} tok/s ({ends})"
+
+
+class MachineResult(StudyResult):
+    """What to draft on one machine; its data frame has a row for every way to draft."""
+
+    kind = "tune"
+
+    @property
+    def flags(self) -> str | None:
+        """llama-server's flags, ready to be pasted; empty where nothing is to be drafted."""
+        found: str | None = self.document["emit"]
+        return found
+
+    @property
+    def title(self) -> str:
+        """Model and chip."""
+        return f"Speculation on this machine: {self.model} on {self.document['scenario']['hardware']['chip']}"
+
+    @property
+    def summary(self) -> Summary:
+        """The best way to draft, and the flags."""
+        keys = ("num_speculative_tokens", "p_min", "tokens_per_s", "speedup", "low", "high")
+        best = self.document["best"]
+        return Summary({**{key: best[key] for key in keys}, "flags": self.flags, "answer": self.conclusion})
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for every way to draft."""
+        return [{**row, "batch": row["batch"][0], "context": row["context"][0]} for row in self.document["table"]]
+
+    def tables(self) -> list[Table]:
+        """Rates by draft tokens and gate, and what was measured beside what was priced."""
+        found = [_rates_table(self.document)]
+        if self.document["measured"]:
+            found.append(_measured_table(self.document))
+        if self.flags:
+            found.append(Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]], left=True, name="flags"))
+        return found
+
+
+def _rates_table(document: dict[str, Any]) -> Table:
+    gates = list(dict.fromkeys(row["p_min"] for row in document["table"]))
+    lines: dict[tuple[int, int], list[Value]] = {}
+    for row in document["table"]:
+        key = (row["batch"][0], row["num_speculative_tokens"])
+        words = Cell(
+            f"{row['tokens_per_s']:.1f}",
+            aside=f"{row['tokens_per_s_low']:.0f}-{row['tokens_per_s_high']:.0f}, {row['speedup']:.2f}x",
+            tone="strong" if row == document["best"] | {"context": row["context"]} else "",
+            value=row["tokens_per_s"],
+        )
+        lines.setdefault(key, []).append(words)
+    columns = ["streams", "n-max", *(f"p-min {gate:g}" if gate else "ungated" for gate in gates)]
+    padded = [[*key, *cells, *[None] * (len(gates) - len(cells))] for key, cells in lines.items()]
+    return Table("Tokens per second (90 % interval, speed-up)", columns, padded, name="rates")
+
+
+def _measured_table(document: dict[str, Any]) -> Table:
+    keys = ("streams", "num_speculative_tokens", "tokens_per_s", "step_ms", "priced_ms", "fitted_ms")
+    rows: list[list[Value]] = [
+        [row["where"], *(Cell(number(row[key], 4), value=row[key]) for key in keys)] for row in document["measured"]
+    ]
+    columns = ("where", "streams", "draft tokens", "tok/s", "step ms", "priced ms", "fitted ms")
+    return Table("Measured on this machine", columns, rows, shown=20, name="measured")

@@ -1,0 +1,143 @@
+"""Speculation on one machine: a handful of rates move its prices, and the answer says how sure it is."""
+
+import json
+
+import numpy as np
+import pytest
+
+import simulator as fr
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.studies.tune.machine import fit_machine, gated, tune_machine
+
+DATA = {
+    "model": "qwen2.5-7b",
+    "weights_dtype": "q4_k_m",
+    "hardware": {"chip": "rtx-4090"},
+    "engine": {"framework": "llama.cpp", "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 8192},
+    "speculation": {
+        "method": "draft-model",
+        "num_speculative_tokens": 3,
+        "draft": {"model": "qwen2.5-0.5b", "weights_dtype": "q8_0"},
+        "acceptance": {"alpha": 0.75},
+    },
+    "workload": {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 100, "num_requests": 1},
+}
+
+
+def local(**hardware):
+    return scenario_from(DATA | {"hardware": DATA["hardware"] | hardware}, "local")
+
+
+def rows(result, **wanted):
+    return [row for row in result.document["table"] if all(row[key] == value for key, value in wanted.items())]
+
+
+def test_a_gate_of_nothing_is_no_gate_and_a_high_one_drafts_less():
+    rates = [0.8, 0.7, 0.7]
+    free = gated(rates, 0.0)
+    assert free.chances.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert free.length == pytest.approx(1 + 0.8 + 0.56 + 0.392)
+    strict, loose = gated(rates, 0.75), gated(rates, 0.3)
+    assert loose.chances.sum() == strict.chances.sum() == pytest.approx(1.0)
+    drafted = [chain.chances @ np.arange(4) for chain in (strict, loose, free)]
+    assert drafted == sorted(drafted)
+    accepted = [(chain.length - 1) / count for chain, count in zip((strict, loose, free), drafted, strict=True)]
+    assert accepted == sorted(accepted, reverse=True)
+
+
+def test_without_measurements_a_machine_is_as_priced():
+    machine = fit_machine([])
+    assert machine.seconds(0.01, 0.02) == 0.02
+
+
+def test_one_rate_moves_every_step_and_narrows_the_answer():
+    before, after = (
+        tune_machine(local(), tokens=[2], p_min=[0.0]),
+        tune_machine(local(), measured=["100"], tokens=[2], p_min=[0.0]),
+    )
+    (plain,) = rows(after, num_speculative_tokens=0)
+    assert plain["tokens_per_s"] == pytest.approx(100, rel=0.03)
+    for one, other in zip(before.document["table"], after.document["table"], strict=True):
+        width, narrower = (row["tokens_per_s_high"] / row["tokens_per_s_low"] for row in (one, other))
+        assert narrower < width
+        assert other["low"] <= other["speedup"] <= other["high"]
+
+
+def test_a_rate_with_drafts_says_what_rows_cost():
+    """Half the rate that was priced at 4 draft tokens: further rows are dearer here, one row is not."""
+    base = tune_machine(local(), tokens=[4], p_min=[0.0])
+    rate = rows(base, num_speculative_tokens=0)[0]["tokens_per_s"]
+    drafted = rows(base, num_speculative_tokens=4)[0]["tokens_per_s"]
+    found = tune_machine(local(), measured=[f"{rate}", f"4:{drafted / 2}"], tokens=[4], p_min=[0.0])
+    assert rows(found, num_speculative_tokens=0)[0]["tokens_per_s"] == pytest.approx(rate, rel=0.05)
+    assert rows(found, num_speculative_tokens=4)[0]["tokens_per_s"] == pytest.approx(drafted / 2, rel=0.1)
+    assert found.document["machine"]["further_rows"]["factor"] > 1.5
+
+
+def test_a_log_gives_rates_and_acceptance(tmp_path, capsys):
+    log = tmp_path / "server.log"
+    log.write_text(
+        "prompt eval time = 100.00 ms / 50 tokens\n"
+        "       eval time = 1440.00 ms / 400 tokens\n"
+        "draft acceptance rate = 0.80000 ( 240 accepted / 320 generated)\n"
+    )
+    path = tmp_path / "local.yaml"
+    path.write_text(json.dumps(DATA))
+    words = [
+        "tune",
+        str(path),
+        "--from-log",
+        str(log),
+        "--tokens",
+        "1,2,3",
+        "--json",
+        "-",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["acceptance"] == {"from": "the log", "lengths": {"2": 2.5}}
+    assert document["measured"][0]["step_ms"] == pytest.approx(9.0)
+    assert document["emit"].startswith("--model-draft DRAFT.gguf --spec-draft-n-max ")
+    assert {"table", "emit", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
+    assert "What drafting brings" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_slots_draft_one_after_another():
+    """Four streams of llama.cpp have four times the draft passes; drafting brings less the more there are."""
+    found = tune_machine(local(), tokens=[3], p_min=[0.0], batch=[1, 4])
+    one, four = (row["speedup"] for row in rows(found, num_speculative_tokens=3))
+    assert four < one
+
+
+def test_the_face_has_it_and_a_machine_power_limit_counts():
+    whole, capped = (fr.tune_machine(local(**limit), tokens=[3], p_min=[0.0]) for limit in ({}, {"power_limit_w": 250}))
+    loss = [
+        1 - slow["tokens_per_s"] / fast["tokens_per_s"]
+        for fast, slow in zip(whole.document["table"], capped.document["table"], strict=True)
+    ]
+    assert 0.0 < loss[0] < loss[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--measured", "fast"], "--measured: fast: write tokens per second, or DRAFT_TOKENS:TOKENS_PER_S"),
+        (["--p-min", "2"], "--p-min: 2: write numbers from 0 to below 1"),
+        (["--emit", "vllm", "--measured", "3"], "--from-log, --measured and --p-min are of llama.cpp, not --emit vllm"),
+        (["--from-log", "absent.log"], "absent.log: no such file"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, words, told):
+    path = tmp_path / "local.yaml"
+    path.write_text(json.dumps(DATA))
+    assert main(["tune", str(path), *words]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_drafter_is_refused():
+    with pytest.raises(ForerunError, match="there is no drafter to tune"):
+        tune_machine(scenario_from({k: v for k, v in DATA.items() if k != "speculation"}, "plain"))

@@ -1,0 +1,177 @@
+"""What llama.cpp says of its own speed: server logs, ``/metrics``, llama-bench and llama-batched-bench."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from traces.errors import TraceError
+from traces.files import read_text
+
+
+class LocalRate(NamedTuple):
+    """One measured rate of decoding or of a prompt."""
+
+    kind: str
+    """``decode`` or ``prompt``."""
+    tokens_per_s: float
+    """All streams together."""
+    streams: int
+    tokens: int
+    """That the rate was measured over."""
+    context: int | None
+    """Tokens in the cache of each stream half-way, where it is said."""
+    drafted: int
+    """Draft tokens that were proposed; 0 without speculation."""
+    accepted: int
+    place: str
+    """File and line."""
+
+    @property
+    def cycles(self) -> int:
+        """Verify steps: every token that was not accepted from a draft came from one of its own."""
+        return max(1, self.tokens - self.accepted)
+
+    @property
+    def draft_tokens(self) -> float:
+        """Draft tokens of a verify step, mean."""
+        return self.drafted / self.cycles
+
+
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_EVAL = re.compile(rf"(prompt )?eval time\s*=\s*{_NUMBER} ms\s*/\s*(\d+) (?:tokens|runs)")
+_DRAFT = re.compile(r"draft acceptance(?: rate)?\s*=.*?\(\s*(\d+) accepted\s*/\s*(\d+) generated\)")
+_METRIC = re.compile(rf"^llamacpp:(\w+)(?:\{{[^}}]*\}})?\s+{_NUMBER}(?:e\+?(\d+))?\s*$")
+_TEST = re.compile(r"^(?:(pp)(\d+))?\+?(?:(tg)(\d+))?(?: @ d(\d+))?$")
+_BATCHED = ("PP", "TG", "B", "N_KV")
+
+
+def read_llama_cpp(path: Path) -> tuple[LocalRate, ...]:
+    """Every rate in a file of llama.cpp's; which kind of file it is shows in its lines.
+
+    Raises:
+        TraceError: a file that cannot be read, or in which no rate is found.
+    """
+    text = read_text(path)
+    lines = text.splitlines()
+    found = [*_server(path, lines), *_metrics(path, lines), *_tables(path, lines)]
+    if not found and text.lstrip()[:1] in ("[", "{"):
+        found = list(_bench_json(path, text))
+    if not found:
+        raise TraceError(
+            f"{path}: no rates of llama.cpp found; give a llama-server log, its /metrics, or what llama-bench or "
+            f"llama-batched-bench printed"
+        )
+    return tuple(found)
+
+
+def _rate(kind: str, tokens: float, seconds: float, place: str, **more: Any) -> Iterator[LocalRate]:
+    """A rate, if any time passed."""
+    if tokens > 0 and 0.0 < seconds < float("inf"):
+        plain = {"streams": 1, "context": None, "drafted": 0, "accepted": 0}
+        yield LocalRate(kind, tokens / seconds, tokens=int(tokens), place=place, **plain | more)
+
+
+def _server(path: Path, lines: list[str]) -> Iterator[LocalRate]:
+    """Timings that a server prints for each request; what its drafts came to follows them."""
+    prompt = 0
+    pending: LocalRate | None = None
+    for number, line in enumerate(lines, 1):
+        timing, draft = _EVAL.search(line), _DRAFT.search(line)
+        if timing:
+            if pending is not None:
+                yield pending
+                pending = None
+            tokens, seconds = int(timing[3]), float(timing[2]) / 1e3
+            place = f"{path}:{number}"
+            if timing[1]:
+                prompt = tokens
+                yield from _rate("prompt", tokens, seconds, place, context=tokens // 2)
+            else:
+                context = prompt + tokens // 2
+                pending = next(_rate("decode", tokens, seconds, place, context=context), None)
+        elif draft and pending is not None:
+            accepted, drafted = int(draft[1]), int(draft[2])
+            if accepted <= drafted and accepted < pending.tokens:
+                pending = pending._replace(accepted=accepted, drafted=drafted)
+            yield pending
+            pending = None
+    if pending is not None:
+        yield pending
+
+
+def _metrics(path: Path, lines: list[str]) -> Iterator[LocalRate]:
+    """Counters of a server since its start."""
+    values: dict[str, float] = {}
+    for line in lines:
+        match = _METRIC.match(line.strip())
+        if match:
+            values[match[1]] = float(match[2]) * 10.0 ** int(match[3] or 0)
+    for kind, stem in (("prompt", "prompt"), ("decode", "tokens_predicted")):
+        tokens = values.get(f"{stem}_tokens_total", values.get(f"{stem}_total", 0.0))
+        yield from _rate(kind, tokens, values.get(f"{stem}_seconds_total", 0.0), str(path))
+
+
+def _tables(path: Path, lines: list[str]) -> Iterator[LocalRate]:
+    """Markdown tables of llama-bench and llama-batched-bench."""
+    header: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.lstrip().startswith("|"):
+            continue
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if "t/s" in cells or cells[:4] == list(_BATCHED):
+            header = cells
+        elif len(cells) == len(header):
+            row = dict(zip(header, cells, strict=True))
+            yield from (_bench_row if "test" in row else _batched_row)(row, f"{path}:{number}")
+
+
+def _bench_row(row: dict[str, str], place: str) -> Iterator[LocalRate]:
+    """``tg128`` or ``pp512 @ d4096`` with a rate of all its tokens."""
+    test, rate = _TEST.match(row["test"]), re.match(_NUMBER, row["t/s"])
+    if not test or not rate or bool(test[1]) == bool(test[3]):
+        return
+    tokens, depth = int(test[2] or test[4]), int(test[5] or 0)
+    kind = "prompt" if test[1] else "decode"
+    if float(rate[1]) > 0:
+        yield from _rate(kind, tokens, tokens / float(rate[1]), place, context=depth + tokens // 2)
+
+
+def _batched_row(row: dict[str, str], place: str) -> Iterator[LocalRate]:
+    """Rates of ``B`` streams with a prompt of ``PP`` tokens each, in batched decoding of ``TG`` tokens each."""
+    try:
+        prompt, tokens, streams, rate = int(row["PP"]), int(row["TG"]), int(row["B"]), float(row["S_TG t/s"])
+    except (KeyError, ValueError):
+        return
+    if rate > 0 and streams > 0:
+        all_tokens, context = tokens * streams, prompt + tokens // 2
+        yield from _rate("decode", all_tokens, all_tokens / rate, place, streams=streams, context=context)
+
+
+def _bench_json(path: Path, text: str) -> Iterator[LocalRate]:
+    """``llama-bench -o json``, and timings of a server's answer."""
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return
+    for row in data if isinstance(data, list) else [data]:
+        if not isinstance(row, dict):
+            continue
+        timings = row.get("timings")
+        row = timings if isinstance(timings, dict) else row
+        numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+        prompt, tokens, rate = (numbers.get(key, 0.0) for key in ("n_prompt", "n_gen", "avg_ts"))
+        depth = int(numbers.get("n_depth", 0.0))
+        if rate > 0 and bool(prompt) != bool(tokens):
+            count = int(prompt or tokens)
+            kind = "prompt" if prompt else "decode"
+            yield from _rate(kind, count, count / rate, str(path), context=depth + count // 2)
+        if numbers.get("predicted_n"):
+            count, seconds = int(numbers["predicted_n"]), numbers.get("predicted_ms", 0.0) / 1e3
+            context = int(numbers.get("prompt_n", 0.0) + count // 2)
+            drafted, accepted = int(numbers.get("draft_n", 0.0)), int(numbers.get("draft_n_accepted", 0.0))
+            more = {"drafted": drafted, "accepted": accepted} if accepted <= drafted else {}
+            yield from _rate("decode", count, seconds, str(path), context=context, **more)
