@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hwprofiles import Chip, KernelLibrary, Link
 from hwprofiles.parameters import FamilyParameters
@@ -58,11 +60,24 @@ class Assumptions:
         moved = {name: factor for name, factor in own.items() if factor != 1.0}
         if moved:
             return _ScaledKernels(chip, library, moved, split_kv, static_scales, marlin)
-        return KernelLibrary(chip, library, split_kv, static_scales, marlin)
+        return _library(chip, library, split_kv, static_scales, marlin)
 
     def _scaled(self, owner: str, values: Mapping[str, float]) -> dict[str, float]:
         found = {name: self.factors.get(f"{owner}.{name}", 1.0) for name in values}
         return {name: values[name] * factor for name, factor in found.items() if factor != 1.0}
+
+
+def _library(chip: Chip, *how: Any) -> KernelLibrary:
+    """The kernels of a chip as they are; one for all who ask about the same chip in the same way."""
+    for known, found in list(_LATELY):
+        if known[0] is chip and known[1:] == how:
+            return found
+    library = KernelLibrary(chip, *how)
+    _LATELY.appendleft(((chip, *how), library))
+    return library
+
+
+_LATELY: deque[tuple[tuple[Any, ...], KernelLibrary]] = deque(maxlen=64)
 
 
 class _ScaledKernels(KernelLibrary):

@@ -55,6 +55,7 @@ from simulator.timing import (
     plan_memory,
     resolve_weight_dtypes,
     stage_timers,
+    step_timer,
     usual_steps,
 )
 from simulator.timing.framework import Framework
@@ -385,7 +386,8 @@ def _timer(
 ) -> ModelTimer:
     hardware = scenario.hardware
     if hardware.pipeline_parallel == 1:
-        return ModelTimer(StepTimer(target, largest_step, groups.of_timer if groups else None), drafter)
+        own = StepTimer(target, largest_step, groups.of_timer) if groups else step_timer(target, largest_step)
+        return ModelTimer(own, drafter)
     with at_field("hardware.pipeline_link"):
         between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
     first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)

@@ -35,12 +35,12 @@ from simulator.timing import (
     ParallelDrafter,
     RemoteDrafter,
     SequentialDrafter,
-    StepTimer,
     StepWork,
     fusion_table,
     layer_weight_bytes,
     load_draft_overhead,
     resolve_weight_dtypes,
+    step_timer,
 )
 
 DrafterFactory = Callable[["DraftRequest"], Drafter]
@@ -213,7 +213,7 @@ def draft_model(request: DraftRequest) -> Drafter:
         weights, kv = cache + (0.0 if itself else weights), 0.0
         deployment = replace(deployment, architecture=_windowed(architecture, draft.kv_tokens))
     drafter = SequentialDrafter(
-        StepTimer(deployment, request.max_pass_tokens),
+        step_timer(deployment, request.max_pass_tokens),
         request.proposal.depth,
         request.proposal.pass_widths,
         weights,
@@ -276,7 +276,7 @@ def mtp(request: DraftRequest) -> Drafter:
     separate = draft.modules == "separate"
     modules = request.proposal.depth if separate else 1
     return SequentialDrafter(
-        StepTimer(deployment, request.max_pass_tokens),
+        step_timer(deployment, request.max_pass_tokens),
         request.proposal.depth,
         request.proposal.pass_widths,
         modules * deployment.layer_weight_bytes,
@@ -304,9 +304,9 @@ def trained_head(request: DraftRequest) -> Drafter:
         fusion = fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
     if request.config.method == "parallel-draft":
         most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
-        parallel = ParallelDrafter(StepTimer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+        parallel = ParallelDrafter(step_timer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
         return placed(request, parallel, states)
-    step = StepTimer(deployment, request.max_pass_tokens)
+    step = step_timer(deployment, request.max_pass_tokens)
     drafter = SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
     return placed(request, drafter, states)
 

@@ -17,10 +17,10 @@ from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-PRICED_TOGETHER = 1 << 17
-"""Steps whose bounds are computed at once: keeps memory flat on long runs."""
+PRICED_TOGETHER = 1 << 14
+"""Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
 GROUPS = 1024
-"""Sums that stay of every ``PRICED_TOGETHER`` steps where no rows are kept, over all replicas."""
+"""Sums that stay of the steps that a log hands over together where no rows are kept, over all replicas."""
 MOST_GROUPS = 16 * GROUPS
 """Sums beyond which neighbours are joined again."""
 SUMS = (
@@ -169,7 +169,10 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
         timer = pool.timer
         own = np.flatnonzero(pool_of[steps.integers("replica")] == number)
         shared[own] |= isinstance(timer, StagedTimer)
-        for rows in (own[start : start + PRICED_TOGETHER] for start in range(0, len(own), PRICED_TOGETHER)):
+        for start in range(0, len(own), PRICED_TOGETHER):
+            rows: Any = own[start : start + PRICED_TOGETHER]
+            if len(build.pools) == 1:
+                rows = slice(start, start + len(rows))
             work = steps.work(rows)
             draft = steps.draft(rows)
             chips[rows] = pool.chips_per_stage

@@ -42,8 +42,11 @@ class WeightedSample:
         value, count = value[kept], count[kept]
         if np.any(np.isnan(value)):
             raise ValueError("a value is NaN")
-        order = np.argsort(value, kind="stable")
-        return cls(value[order], np.cumsum(count[order], dtype=np.int64))
+        order = np.argsort(value)
+        value, cumulative = value[order], np.cumsum(count[order], dtype=np.int64)
+        # Equal values are one, so that what is summed over them does not depend on the order in which they were sorted.
+        last = np.append(value[1:] != value[:-1], True)[: len(value)]
+        return cls(value[last], cumulative[last])
 
     @property
     def size(self) -> int:

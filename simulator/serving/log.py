@@ -88,7 +88,7 @@ class StepLog:
         self.grouped = grouped
         self.width = self.group_at + (len(GROUP_SCALARS) + 4 * windows if grouped else 0)
         """Columns."""
-        self._table = np.empty((1024, self.width))
+        self._table = np.empty((self.width, 1024))
         self._rows = 0
 
     def __len__(self) -> int:
@@ -109,21 +109,21 @@ class StepLog:
         if self.condense is not None and self._rows >= CONDENSED_AT:
             self.condense(self)
         count = self._rows + len(rows)
-        if count > len(self._table):
-            table = np.empty((max(2 * len(self._table), count), self.width))
-            table[: self._rows] = self._table[: self._rows]
+        if count > self._table.shape[1]:
+            table = np.empty((self.width, max(2 * self._table.shape[1], count)))
+            table[:, : self._rows] = self._table[:, : self._rows]
             self._table = table
-        self._table[self._rows : count] = rows
+        self._table[:, self._rows : count] = rows.T
         self._rows = count
 
     def column(self, name: str) -> FloatArray:
         """One scalar column."""
-        return self._table[: self._rows, SCALARS.index(name)]
+        return self._table[SCALARS.index(name), : self._rows]
 
     @property
     def decode_kv_tokens(self) -> IntArray:
         """Keys that decoding sequences of all groups read in layers with the first window."""
-        return self._table[: self._rows, len(SCALARS) + 3 * self._windows].astype(np.int64)
+        return self._table[len(SCALARS) + 3 * self._windows, : self._rows].astype(np.int64)
 
     def integers(self, name: str) -> IntArray:
         """One scalar column that counts something."""
@@ -131,12 +131,12 @@ class StepLog:
 
     def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
         """The work of the chosen steps: of several attention groups, what the slowest does."""
-        rows = self._table[: self._rows][chosen]
+        table = self._table[:, : self._rows]
         first, names = (self.group_at, GROUP_SCALARS) if self.grouped else (0, SCALARS)
         windowed = first + len(names)
-        keys = rows[:, windowed : windowed + 4 * self._windows].astype(np.int64).reshape(len(rows), 4, self._windows)
-        by_window = [tuple(keys[:, kind, w] for w in range(self._windows)) for kind in range(4)]
-        count = {name: rows[:, first + names.index(name)].astype(np.int64) for name in GROUP_SCALARS[:6]}
+        keys = [table[windowed + place, chosen].astype(np.int64) for place in range(4 * self._windows)]
+        by_window = [tuple(keys[kind * self._windows : (kind + 1) * self._windows]) for kind in range(4)]
+        count = {name: table[first + names.index(name), chosen].astype(np.int64) for name in GROUP_SCALARS[:6]}
         return StepWork(
             count["prefill_seqs"],
             count["prefill_tokens"],
@@ -148,15 +148,15 @@ class StepLog:
             count["query_len"],
             by_window[3],
             count["longest_kv"],
-            rows[:, first + names.index("beyond_kv")],
-            rows[:, first + names.index("all_over_own")] if self.grouped else 0.0,
+            table[first + names.index("beyond_kv"), chosen],
+            table[first + names.index("all_over_own"), chosen] if self.grouped else 0.0,
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
         """What the drafter did in the chosen steps; None where no policy decides it."""
         if self._draft_at is None:
             return None
-        columns = self._table[: self._rows, self._draft_at :][chosen].astype(np.int64).T
+        columns = self._table[self._draft_at : self.group_at, : self._rows][:, chosen].astype(np.int64)
         by_window = columns[DRAFT_SCALARS:].reshape(2, self._windows, -1)
         tokens, switched, seqs, skipped = columns[:DRAFT_SCALARS]
         return DraftStep(tokens, switched, seqs, skipped, tuple(by_window[0]), tuple(by_window[1]))

@@ -27,7 +27,7 @@ from simulator.timing.engine import EngineTimer, ModelTimer, PipelineTimer, Stag
 from simulator.timing.framework import VLLM_2025, DraftOverhead, Framework, load_draft_overhead, load_framework
 from simulator.timing.kernels import Costs, Evidence, Kernel, running
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
-from simulator.timing.step import StepTables, StepTimer
+from simulator.timing.step import StepTables, StepTimer, step_timer
 from simulator.timing.work import StepWork, causal_pairs, keys_read, one_step, some_steps, usual_steps
 
 __all__ = [
@@ -79,5 +79,6 @@ __all__ = [
     "running",
     "some_steps",
     "stage_timers",
+    "step_timer",
     "usual_steps",
 ]

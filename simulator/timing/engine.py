@@ -21,7 +21,7 @@ from simulator.timing.drafters import (
     drafting_seconds,
 )
 from simulator.timing.kernels import Call, Costs, Kernel, elsewhere_s, price
-from simulator.timing.step import StepTables, StepTimer, attention_windows
+from simulator.timing.step import StepTables, StepTimer, attention_windows, step_timer
 from simulator.timing.work import StepWork, expanded, slowest_group
 
 FloatArray = NDArray[np.float64]
@@ -282,7 +282,7 @@ def stage_timers(deployment: Deployment, count: int, max_tokens: int) -> tuple[S
     for stage in deployment.stages(count):
         key = (stage.architecture.layer_groups, stage.first_stage, stage.last_stage)
         if key not in known:
-            known[key] = StepTimer(stage, max_tokens, windows=windows)
+            known[key] = step_timer(stage, max_tokens, windows)
         timers.append(known[key])
     return tuple(timers)
 

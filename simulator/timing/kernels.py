@@ -622,6 +622,7 @@ class CostTable:
     """Device seconds by count; None where nobody asked for the block."""
 
     BLOCK: ClassVar[int] = 256
+    """Smallest block; the others are as long as what lies before them."""
 
     def __post_init__(self) -> None:
         self.costs = Costs.zeros(self.most + 1)
@@ -631,27 +632,25 @@ class CostTable:
         """Device seconds at ``count``."""
         found = self.known[count]
         if found is None:
-            self._fill(self._block(count // self.BLOCK))
+            self._fill(self._block(count))
             found = self.known[count]
             assert found is not None
         return found
 
     def rows(self, counts: IntArray) -> Costs:
         """Costs at many counts."""
-        blocks = np.unique(counts // self.BLOCK).tolist()
-        missing = [self._block(block) for block in blocks if self.known[block * self.BLOCK] is None]
-        if missing:
-            self._fill(np.concatenate(missing))
+        first, most = 0, int(counts.max(initial=0))
+        while first <= most:
+            block = self._block(first)
+            if self.known[first] is None and bool(((counts >= first) & (counts <= block[-1])).any()):
+                self._fill(block)
+            first = int(block[-1]) + 1
         return self.costs.rows(counts)
 
-    def column(self) -> FloatArray:
-        """Device seconds at every count."""
-        self.rows(np.arange(0, self.most + 1, self.BLOCK))
-        return np.asarray(self.known, dtype=np.float64)
-
-    def _block(self, block: int) -> IntArray:
-        first = block * self.BLOCK
-        return np.arange(first, min(first + self.BLOCK, self.most + 1), dtype=np.int64)
+    def _block(self, count: int) -> IntArray:
+        """The counts of the block that holds ``count``."""
+        first = 0 if count < self.BLOCK else self.BLOCK << (count // self.BLOCK).bit_length() - 1
+        return np.arange(first, min(max(2 * first, self.BLOCK), self.most + 1), dtype=np.int64)
 
     def _fill(self, counts: IntArray) -> None:
         found = self.price(counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,7 @@ from simulator.timing.work import StepWork, slowest_group
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 FIRST_CELLS = 128
+ROWS_TOGETHER = 16
 EXTRAPOLATED = 1
 
 
@@ -94,13 +96,17 @@ class DecodeTable:
         row = self._rows.get((seqs, query_len))
         if row is not None and keys < (len(row[1]) - 1) * row[0]:
             return row
-        width = int(cell_tokens(seqs))
-        cells = max(FIRST_CELLS, 2 * (keys // width + 1))
-        points = np.arange(cells + 1, dtype=np.float64) * width
-        points[0] = 1.0
-        values = np.asarray(self._formula(seqs, query_len, points), dtype=np.float64)
-        row = self._rows[(seqs, query_len)] = (width, values.tolist(), values)
-        return row
+        cells = max(FIRST_CELLS, 2 * (keys // int(cell_tokens(seqs)) + 1))
+        # Rows of like batches are soon asked for too, and cost little more together than one of them alone.
+        first = (seqs - 1) // ROWS_TOGETHER * ROWS_TOGETHER + 1
+        batches = np.arange(first, first + ROWS_TOGETHER) if row is None and cells == FIRST_CELLS else np.array([seqs])
+        points = np.arange(cells + 1, dtype=np.float64) * cell_tokens(batches)[:, None]
+        points[:, 0] = 1.0
+        values = np.asarray(self._formula(batches[:, None], query_len, points), dtype=np.float64)
+        for batch, found in zip(batches.tolist(), values, strict=True):
+            if batch == seqs or (batch, query_len) not in self._rows:
+                self._rows[batch, query_len] = (int(cell_tokens(batch)), found.tolist(), found)
+        return self._rows[seqs, query_len]
 
 
 def fresh_prompt_seconds(
@@ -184,6 +190,7 @@ class StepTimer:
     """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = ()
     """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
+    asked_windows: tuple[int | None, ...] = field(init=False)
     longest_asked: int = field(init=False)
     """How many of the longest decoding sequences a step's time depends on."""
     _kinds: list[MixingKind] = field(init=False)
@@ -210,6 +217,7 @@ class StepTimer:
     def __post_init__(self) -> None:
         deployment, framework = self.deployment, self.deployment.framework
         architecture, library = deployment.architecture, deployment.kernels
+        self.asked_windows = self.windows
         self.windows = self.windows or attention_windows(architecture)
         self._kinds = mixing_kinds(deployment, self.windows)
         full = [one.shape for one in self._kinds if one.window is None and isinstance(one.shape, AttentionShape)]
@@ -506,6 +514,26 @@ class StepTimer:
             )
             self._alone[seqs, query_len] = found
         return found
+
+
+def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:
+    """A timer of a deployment: the one that there is, with the tables that it has made, where an equal deployment was
+    asked about lately (replicas, replications, points of a study); else a new one.
+
+    Args:
+        deployment: model and chips.
+        max_tokens: largest number of tokens in a step.
+        windows: as ``StepTimer`` takes them.
+    """
+    for timer in list(_LATELY):
+        if timer.max_tokens == max_tokens and timer.asked_windows == windows and timer.deployment == deployment:
+            return timer
+    timer = StepTimer(deployment, max_tokens, windows=windows)
+    _LATELY.appendleft(timer)
+    return timer
+
+
+_LATELY: deque[StepTimer] = deque(maxlen=64)
 
 
 def _sum(calls: Iterator[Call], deployment: Deployment, size: int) -> Costs:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from hwprofiles import KernelLibrary, load_chip, load_link
+from simulator.build import build_run
 from simulator.errors import ForerunError
 from simulator.llm import load_architecture
+from simulator.scenario import Scenario
 from simulator.timing import (
     Deployment,
     ModelTimer,
@@ -24,6 +26,7 @@ from simulator.timing import (
     plan_memory,
     resolve_weight_dtypes,
 )
+from simulator.timing.kernels import Costs, CostTable
 from simulator.timing.step import DecodeTable
 
 
@@ -306,3 +309,38 @@ def test_a_chip_without_a_link_cannot_be_sharded():
 def test_unknown_framework_is_refused_with_a_hint():
     with pytest.raises(ForerunError, match="did you mean 'vllm'"):
         load_framework("vlm")
+
+
+def test_equal_deployments_have_one_timer():
+    """Replications and points of a study price their steps in the same tables."""
+    scenario = Scenario.model_validate(
+        {
+            "model": "llama-3.2-1b",
+            "hardware": {"chip": "h100-sxm"},
+            "workload": {
+                "arrivals": {"process": "poisson", "request_rate": 1.0},
+                "input_tokens": 8,
+                "output_tokens": 8,
+                "num_requests": 1,
+            },
+        }
+    )
+    timers = [build_run(scenario.with_values(changed)).main.timer.target for changed in ({}, {"slo.p99_ttft_ms": 1.0})]
+    assert timers[0] is timers[1]
+    assert build_run(scenario.with_values({"weights_dtype": "fp8"})).main.timer.target is not timers[0]
+    assert build_run(scenario, factors={"h100-sxm.kernels.launch_s": 2.0}).main.timer.target is not timers[0]
+
+
+def test_blocks_of_a_table_are_as_long_as_what_lies_before_them():
+    asked = []
+
+    def price(counts):
+        asked.append((int(counts[0]), int(counts[-1])))
+        costs = Costs.zeros(len(counts))
+        costs.memory_s += counts
+        return costs
+
+    table = CostTable(price, 3000)
+    assert [table.seconds(count) for count in (5, 300, 2500)] == [5.0, 300.0, 2500.0]
+    assert list(table.rows(np.array([2047, 700, 300])).memory_s) == [2047.0, 700.0, 300.0]
+    assert asked == [(0, 255), (256, 511), (2048, 3000), (512, 1023), (1024, 2047)]
