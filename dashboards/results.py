@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from dashboards.replay_report import replay_figures, write_replay
 from dashboards.report import REPORT_FILE, report_figures, write_report
-from dashboards.study_report import study_figures, study_html, study_markdown
+from dashboards.study_report import brief_html, study_figures, study_html, study_markdown
 from simulator.errors import ForerunError, did_you_mean
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
@@ -59,6 +59,8 @@ def _save_study(result: StudyResult, folder: Path) -> None:
         staged.add_text(f"{result.kind}.json", json_text(result.document))
         for name, text in result.files.items():
             staged.add_text(name, text)
+        if result.document.get("brief"):
+            staged.add_text("brief.html", brief_html(result))
         staged.add_text("report.html", page)
         staged.add_text("report.md", markdown)
 

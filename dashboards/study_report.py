@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -100,6 +101,21 @@ def study_html(result: StudyResult) -> str:
         footer(f"Forerun {document['version']}", f"seed {document['seed']}", "a prediction, not a measurement"),
     ]
     return page_html(f"{result.title} · Forerun", "\n".join(filter(None, sections)), drawn)
+
+
+def brief_html(result: StudyResult) -> str:
+    """One page for whoever signs: the answer, its cost, and what may become of it."""
+    brief = result.document["brief"]
+    headings = [(key, text) for key, text in brief.items() if key not in ("answer", "usd_per_month")]
+    sections = [
+        header(result.title, "A prediction, not a measurement", brief["answer"]),
+        *(card(key[0].upper() + key[1:], f"<p>{escape(text[0].upper() + text[1:])}.</p>") for key, text in headings),
+        card(
+            "How it was found", f"<p>{escape(result.conclusion)}</p><p><a href='report.html'>The whole report</a></p>"
+        ),
+        footer(f"Forerun {result.document['version']}", *_marks(result)),
+    ]
+    return page_html(f"In short: {result.title} · Forerun", "\n".join(sections), {})
 
 
 def study_markdown(result: StudyResult) -> str:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST_MESSAGE = 1000
 """Characters of an error message; whatever is longer has swallowed a file."""
+
+
+MOST_NEAR = 3
+"""Words that a hint names."""
 
 
 class ForerunError(ValueError):
@@ -29,11 +34,33 @@ def one_line(message: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint such as ``; did you mean 'h100-sxm'?`` for the known word nearest to ``word``, or an empty string."""
+    """A hint such as ``; did you mean 'h100-sxm'?`` for the known words nearest to ``word``, or an empty string.
+
+    Words of which ``word`` is a part come first (``a100`` means ``a100-sxm-80gb``, ``rate`` means ``request_rate``),
+    the shortest of them first and no more than ``MOST_NEAR``; else the one that is spelled most alike.
+    """
     words = list(known)
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    near = near or difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    parts = _parts(word)
+    whole = [other for other in words if parts and parts <= _parts(other)]
+    near = [other for other in whole if _parts(other) == parts] or sorted(whole, key=lambda other: len(_parts(other)))
+    if not near:
+        near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+        near = near or difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
+    shown_ = [f"'{other}'" for other in near[:MOST_NEAR]]
+    if not shown_:
+        return ""
+    more = " ..." if len(near) > MOST_NEAR else ""
+    return f"; did you mean {' or '.join(filter(None, [', '.join(shown_[:-1]), shown_[-1]]))}{more}?"
+
+
+def _parts(name: str) -> set[str]:
+    """Parts of a name between dashes, underscores, dots and the like, in lower case."""
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def install_hint(extra: str) -> str:
+    """How the optional parts named ``extra`` are installed."""
+    return f"in Forerun's checkout: pip install -e '.[{extra}]'"
 
 
 def shown(value: object, width: int = 40) -> str:

@@ -181,11 +181,10 @@ def build_run(
 
 def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBuild]) -> PoolBuild:
     """One pool, or all replicas where there are none."""
-    usd = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
     if scenario.pools is None:
         if scenario.faults is not None:
             _refuse_pipeline(scenario.hardware.pipeline_parallel, "both", failures=True)
-        return replace(build_pool(scenario), usd_per_chip_hour=usd)
+        return _priced(build_pool(scenario), scenario)
     config = scenario.pools[name]
     changes: dict[str, Any] = {"pools": None, "faults": None, "kv_transfer": None}
     changes |= {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}
@@ -202,7 +201,13 @@ def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBu
         )
     if config.role != "both" and not pool.rules.continuous:
         raise ForerunError(f"pools.{name}.engine.scheduler: a static batch cannot share requests with another pool")
-    return replace(pool, name=name, role=config.role, usd_per_chip_hour=config.usd_per_chip_hour or usd)
+    return _priced(replace(pool, name=name, role=config.role), scenario, config.usd_per_chip_hour)
+
+
+def _priced(pool: PoolBuild, scenario: Scenario, own: float | None = None) -> PoolBuild:
+    """The pool with the price of its chips: its own, else that of the scenario."""
+    usd = scenario.prices.of(pool.chip.name) if scenario.prices is not None else None
+    return replace(pool, usd_per_chip_hour=own or usd)
 
 
 class _Machine(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 
 from forerun.errors import ForerunError as ForerunError
 from forerun.errors import did_you_mean as did_you_mean
+from forerun.errors import install_hint as install_hint
 
 
 class StalledError(RuntimeError):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -29,7 +29,13 @@ LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")
 class PricesConfig(Section):
     """What the hardware costs."""
 
-    usd_per_chip_hour: PositiveFloat
+    usd_per_chip_hour: PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)]
+    """US dollars for one chip for an hour; or a price for each chip by name, e.g. ``{h100-sxm: 2.5, l40s: 0.9}``."""
+
+    def of(self, chip: str) -> float | None:
+        """US dollars for an hour of ``chip``; None where prices are given by name and not for this one."""
+        usd = self.usd_per_chip_hour
+        return usd.get(chip) if isinstance(usd, dict) else usd
 
 
 class Scenario(Section):
@@ -151,12 +157,17 @@ def read_mapping(file: Path) -> dict[str, Any]:
     Raises:
         ForerunError: no such file, not YAML, or no mapping; one line that names it.
     """
+    if is_log(file):
+        raise ForerunError(
+            f"{file}: is a log of requests, not a scenario; forerun plan {file} --slo p99_ttft_ms=1000 takes it by "
+            f"itself, elsewhere name it in a scenario, workload: {{trace: {file}}}"
+        )
     try:
         text = bounded_text(file)
     except TooLargeError as error:
         raise ForerunError(f"{error}; is this a scenario?") from None
     except FileNotFoundError:
-        raise ForerunError(f"{file}: no such scenario file") from None
+        raise ForerunError(f"{file}: no such scenario file{_file_near(file)}") from None
     except IsADirectoryError:
         raise ForerunError(f"{file}: is a folder; name a scenario file in it") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -165,6 +176,27 @@ def read_mapping(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ForerunError(f"{file}: a scenario is a mapping with model, hardware and workload at its top")
     return data
+
+
+LOG_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".gz")
+
+
+def is_log(path: str | Path) -> bool:
+    """Whether a path is that of a request log or the name of a sample, rather than of a scenario."""
+    from traces.catalogue import sample_names
+
+    file = Path(path)
+    return file.suffix.lower() in LOG_SUFFIXES or (not file.suffix and str(path) in sample_names())
+
+
+def _file_near(file: Path) -> str:
+    """The file beside ``file`` that was meant, such as ``chat.yaml`` for ``chat.yml``."""
+    try:
+        others = [other.name for other in file.parent.iterdir() if other.suffix in (".yaml", ".yml", ".json")]
+    except OSError:
+        return ""
+    near = [name for name in others if Path(name).stem == file.stem]
+    return f"; did you mean '{file.with_name(near[0])}'?" if near else did_you_mean(file.name, others)
 
 
 def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
@@ -207,6 +239,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         place, name = _fields(problem["loc"][:-1]), str(problem["loc"][-1])
         known = _known_fields(model, place)
         hint = did_you_mean(name.lower().replace("-", "_"), known)
+        elsewhere = [path for path in _paths_of(model) if path.rsplit(".", 1)[-1] == name and "." in path]
+        if not place and elsewhere:
+            hint = f"; did you mean '{elsewhere[0]}'?"
         return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"
     fields = _fields(problem["loc"])
     path = ".".join(fields)
@@ -218,6 +253,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if problem["type"] == "too_short":
         message = "must not be empty"
     value = problem["input"]
+    if problem["type"] == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"{path}: must be a whole number; write {value:.0f} (got {value!r})"
     if problem["type"] == "literal_error" and isinstance(value, str):
         return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
     shown = "" if isinstance(value, dict | list) else f" (got {value!r})"
@@ -269,6 +306,17 @@ def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
             return []
         current = nested[0]
     return [field.alias or name for name, field in current.model_fields.items()]
+
+
+def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
+    """Dotted paths of all fields, those near the top first."""
+    own = [(field.alias or name, field.annotation) for name, field in model.model_fields.items()]
+    found = [f"{place}{name}" for name, _ in own]
+    for name, annotation in own:
+        branches = (annotation, *getattr(annotation, "__args__", ()))
+        for nested in (branch for branch in branches if _is_model(branch)):
+            found += _paths_of(nested, f"{place}{name}.")
+    return found
 
 
 def _is_model(candidate: Any) -> bool:

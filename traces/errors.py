@@ -2,6 +2,7 @@
 
 from forerun.errors import ForerunError
 from forerun.errors import did_you_mean as did_you_mean
+from forerun.errors import install_hint as install_hint
 from forerun.errors import shown as shown
 
 

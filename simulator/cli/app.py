@@ -38,8 +38,9 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     name="forerun",
     help="Predict how an LLM service will run before renting the hardware.",
-    epilog="Example: forerun run examples/chat.yaml --out out/chat",
+    epilog="Example: forerun run examples/chat-h100.yaml --out out/chat",
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 runs.register(app)

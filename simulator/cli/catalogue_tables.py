@@ -211,10 +211,10 @@ def workload_tables(statistics: RequestStatistics) -> list[Any]:
     if statistics.sessions is not None:
         rows.append(("Sessions", number(statistics.sessions)))
     rows += [(f"Skipped: {reason}", number(count)) for reason, count in statistics.skipped.items()]
-    counts: list[list[Value]] = [
-        [label, one.mean, one.std, one.min, *one.percentiles.values(), one.max]
-        for label, one in (("input", statistics.input_tokens), ("output", statistics.output_tokens))
-    ]
-    tokens = Table("Tokens", ("", "mean", "std", "min", *statistics.input_tokens.percentiles, "max"), counts)
+    both = (statistics.input_tokens, statistics.output_tokens)
+    figures = {name: [getattr(one, name) for one in both] for name in ("mean", "std", "min")}
+    figures |= {name: [one.percentiles[name] for one in both] for name in both[0].percentiles}
+    figures["max"] = [one.max for one in both]
+    tokens = Table("Tokens", ("", "input", "output"), [[name, *values] for name, values in figures.items()])
     parts: list[Any] = [Text(statistics.source, style="bold"), pairs("", rows), tokens]
     return parts + [Text(f"note: {note}", style="dim") for note in statistics.notes]

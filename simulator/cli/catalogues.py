@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from simulator.cli import acceptance
-from simulator.cli.output import JsonOption, emit
+from simulator.cli.output import JsonOption, MapOption, emit, mapping_of
 from simulator.errors import ForerunError
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="Catalogue name or file.", show_default=False)]
@@ -118,34 +118,42 @@ def workloads_list(json_file: JsonOption = None) -> int:
 
 
 def workloads_show(
-    name: Name, format: TraceFormat = "auto", on_error: OnError = "stop", json_file: JsonOption = None
+    name: Name,
+    format: TraceFormat = "auto",
+    columns: MapOption = None,
+    on_error: OnError = "stop",
+    json_file: JsonOption = None,
 ) -> int:
-    """Show the statistics of a trace: rates, burstiness, token counts, prefix sharing."""
+    """Show the statistics of a trace or of your own log: rates, burstiness, token counts, prefix sharing."""
     from simulator.cli.catalogue_tables import workload_tables
     from traces import describe_requests, iter_requests
 
-    statistics = describe_requests(iter_requests(name, format, on_error=on_error))
+    statistics = describe_requests(iter_requests(name, format, on_error=on_error, columns=mapping_of(columns)))
     emit(statistics.as_dict(), json_file, workload_tables(statistics))
     return 0
 
 
-def workloads_check(file: OwnFile, format: TraceFormat = "auto", on_error: OnError = "stop") -> int:
+def workloads_check(
+    file: OwnFile, format: TraceFormat = "auto", columns: MapOption = None, on_error: OnError = "stop"
+) -> int:
     """Check that your own trace can be read, row by row."""
     from traces import describe_requests, iter_requests
 
-    statistics = describe_requests(iter_requests(file, format, on_error=on_error))
+    statistics = describe_requests(iter_requests(file, format, on_error=on_error, columns=mapping_of(columns)))
     skipped = "".join(f", {count} skipped ({reason})" for reason, count in statistics.skipped.items())
     print(f"{file}: {statistics.requests:,} requests in format {statistics.format}{skipped}")
     return 0
 
 
-def workloads_fit(name: Name, format: TraceFormat = "auto", json_file: JsonOption = None) -> int:
+def workloads_fit(
+    name: Name, format: TraceFormat = "auto", columns: MapOption = None, json_file: JsonOption = None
+) -> int:
     """Turn a trace into the workload section of a scenario: arrival process and length distributions."""
     import yaml
 
     from traces import fit_lengths, read_requests
 
-    section = {"workload": fit_lengths(read_requests(name, format)).as_scenario()}
+    section = {"workload": fit_lengths(read_requests(name, format, columns=mapping_of(columns))).as_scenario()}
     emit(section, json_file, yaml.safe_dump(section, sort_keys=False, default_flow_style=None, width=100).rstrip())
     return 0
 

@@ -40,11 +40,11 @@ def dash(
     import importlib.util
     import sys
 
-    from simulator.errors import ForerunError
+    from simulator.errors import ForerunError, install_hint
 
     missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
     if missing:
-        raise ForerunError(f"dash: {missing[0]} is not installed; pip install 'forerun[dashboard]'")
+        raise ForerunError(f"dash: {missing[0]} is not installed; {install_hint('dashboard')}")
     from dashboards.app import serve
     from dashboards.app.server import is_loopback
 

@@ -108,7 +108,10 @@ EXIT_INTERRUPTED = 130
 
 def measure(
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="Kernel trace to write: .csv or .parquet.", show_default=False)
+        Path,
+        typer.Option(
+            "--output", "--out", metavar="FILE", help="Kernel trace to write: .csv or .parquet.", show_default=False
+        ),
     ],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller shapes: about a minute.")] = False,
@@ -128,7 +131,7 @@ def measure(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the operands and of the order.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
-    """Time real kernels with torch (extra forerun[measure]) into a trace for replay kernels and calibrate."""
+    """Time real kernels with torch (the extra named measure) into a trace for replay kernels and calibrate."""
     from simulator.errors import ForerunError
     from simulator.measure import kernel_shapes, machine_profile, measurement_document
     from simulator.measure import measure as time_kernels
@@ -185,7 +188,10 @@ def _table(document: dict[str, Any]) -> Table:
 def calibrate(
     files: FilesArgument,
     chip: Annotated[str, typer.Option(help="Catalogue name or profile file: the chip's limits.", show_default=False)],
-    output: Annotated[Path, typer.Option(metavar="PROFILE.yaml", help="The profile to write.", show_default=False)],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "--out", metavar="PROFILE.yaml", help="The profile to write.", show_default=False),
+    ],
     library: Annotated[str, typer.Option(help="Name the fit is stored under.")] = "generic",
     format: FormatOption = "auto",
     split: Annotated[

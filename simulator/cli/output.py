@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulator.errors import ForerunError
 from simulator.tables import Table
 
 if TYPE_CHECKING:
@@ -41,12 +42,40 @@ VaryOption = Annotated[
         help="Values of a scenario field, as YAML; the first is the baseline. Repeat for combinations.",
     ),
 ]
-OutOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Write the JSON and the report here.")]
+MapOption = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="WORD=COLUMN,...",
+        help="Which column means what: arrival=ts,input=prompt_toks,output=gen_toks (also session, ttft, e2e; a time "
+        "unit may follow, ts:ms). What is not named is recognised or guessed, and told.",
+    ),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "--output", metavar="DIR", help="Write the JSON and the report here.")
+]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")]
 NoIntervalOption = Annotated[
     bool, typer.Option("--no-interval", help="Leave the model's own error out of what is printed.")
 ]
 NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")]
+
+
+def mapping_of(text: str | None) -> dict[str, str] | None:
+    """``WORD=COLUMN,...`` as a mapping.
+
+    Raises:
+        ForerunError: a part without its ``=``.
+    """
+    if text is None:
+        return None
+    parts = [part.partition("=") for part in text.split(",")]
+    for word, equals, column in parts:
+        if not (word.strip() and equals and column.strip()):
+            raise ForerunError(
+                f"--map {text}: write WORD=COLUMN,..., for example arrival=ts,input=prompt_toks,output=out"
+            )
+    return {word.strip(): column.strip() for word, _, column in parts}
 
 
 def console() -> Console:
@@ -121,7 +150,8 @@ def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:
         result.save(out)
     emit(result.document, json_file, printed(result.title, result.facts, result.tables(), result.document))
     if out is not None:
-        print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
+        brief = f"; {out / 'brief.html'} for whoever signs" if result.document.get("brief") else ""
+        print(f"Wrote {out}: open {out / 'report.html'}{brief}", file=sys.stderr if json_file == STDOUT else sys.stdout)
 
 
 def printed(title: str, facts: str, tables: Sequence[Table], document: Mapping[str, Any]) -> list[Any]:

@@ -69,7 +69,9 @@ def kernels(
         ),
     ] = None,
     json_file: JsonOption = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write replay.json and report.html here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "--output", metavar="DIR", help="Write replay.json and report.html here.")
+    ] = None,
 ) -> int:
     """Predict every measured kernel of a trace and show how far off the predictions are."""
     import sys

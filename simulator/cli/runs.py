@@ -37,7 +37,12 @@ def run(
     ] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write summary.json, Parquet tables, report.html and trace.json (Perfetto)."),
+        typer.Option(
+            "--out",
+            "--output",
+            metavar="DIR",
+            help="Write summary.json, Parquet tables, report.html and trace.json (Perfetto).",
+        ),
     ] = None,
     json_file: JsonOption = None,
     jobs: Annotated[
@@ -174,7 +179,8 @@ def report(
         Path, typer.Argument(metavar="DIR", help="A folder that forerun run --out wrote.", show_default=False)
     ],
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the page goes; default: report.html in DIR.")
+        Path | None,
+        typer.Option("--output", "--out", metavar="FILE", help="Where the page goes; default: report.html in DIR."),
     ] = None,
 ) -> int:
     """Write the self-contained HTML report of a run."""

@@ -33,7 +33,9 @@ def register(app: typer.Typer) -> None:
 def selfcheck(
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the kernel trace, the profile and the scenarios here."),
+        typer.Option(
+            "--out", "--output", metavar="DIR", help="Keep the kernel trace, the profile and the scenarios here."
+        ),
     ] = None,
     threads: Annotated[
         int,

@@ -12,12 +12,14 @@ from simulator.cli.output import (
     STDOUT,
     JobsOption,
     JsonOption,
+    MapOption,
     NoIntervalOption,
     NoProgressOption,
     Progress,
     SetOption,
     VaryOption,
     checked_outputs,
+    mapping_of,
     show,
 )
 
@@ -35,7 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "plan",
         epilog="Examples: forerun plan chat.yaml --rate 20 --slo p99_ttft_ms=1000 --slo p99_tpot_ms=60  |  "
-        "forerun plan chat.yaml --trace azure-conv-2023 --growth 4 --vary hardware.chip=h100-sxm,a100-sxm-80gb  |  "
+        "forerun plan my-log.csv --slo p99_ttft_ms=1000 --set model=qwen3-8b --vary hardware.chip=h100-sxm,l40s  |  "
         "forerun plan chat.yaml --max-rate --slo goodput=0.95 --slo ttft_ms=1000 --slo tpot_ms=60",
     )(plan)
     app.command(
@@ -85,7 +87,9 @@ def compare(
     no_interval: NoIntervalOption = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write compare.json, study.yaml, report.html and report.md."),
+        typer.Option(
+            "--out", "--output", metavar="DIR", help="Write compare.json, study.yaml, report.html and report.md."
+        ),
     ] = None,
     json_file: JsonOption = None,
     jobs: JobsOption = None,
@@ -120,7 +124,10 @@ def compare(
 
 def plan(
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="Scenario or study file, YAML or JSON.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="Scenario or study file, YAML or JSON; or a log of requests.", show_default=False
+        ),
     ],
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Requests per second to hold; arrivals are drawn anew.")
@@ -132,6 +139,7 @@ def plan(
         str | None,
         typer.Option(metavar="FILE", help="Plan for this trace: its lengths and, without --rate, its own arrivals."),
     ] = None,
+    columns: MapOption = None,
     growth: Annotated[
         float, typer.Option(metavar="G", help="Plan for G times the rate, or the trace played G times faster.")
     ] = 1.0,
@@ -161,22 +169,36 @@ def plan(
     ] = None,
     finalists: Annotated[int, typer.Option(min=1, help="Layouts that hold the SLO to show.")] = 5,
     max_replicas: Annotated[int, typer.Option(min=1, max=10_000, help="Most replicas of a layout to try.")] = 64,
+    spare: Annotated[
+        int, typer.Option(min=0, max=100, help="Replicas to rent beyond those that hold the SLO; 1 is N+1.")
+    ] = 0,
     no_headroom: Annotated[
-        bool, typer.Option("--no-headroom", help="Do not search the highest rate of the finalists.")
+        bool,
+        typer.Option(
+            "--no-headroom", help="Do not search the highest rates, nor what a failure or twice the load does."
+        ),
     ] = False,
     no_interval: NoIntervalOption = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write plan.json, study.yaml, report.html and report.md.")
+        Path | None,
+        typer.Option(
+            "--out", "--output", metavar="DIR", help="Write plan.json, study.yaml, report.html and report.md."
+        ),
     ] = None,
     json_file: JsonOption = None,
     jobs: JobsOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
     """Find the cheapest layout that holds an SLO at a load; exit code 1 when none does."""
+    from simulator.scenario import is_log
     from simulator.studies.plan.document import plan as make_plan
-    from simulator.studies.study_file import load_study
+    from simulator.studies.study_file import load_study, study_of_log
 
-    study = load_study(scenario, tuple(set_values or ()), tuple(vary or ()))
+    overrides, varied, named = tuple(set_values or ()), tuple(vary or ()), mapping_of(columns)
+    if is_log(scenario):
+        study, named = study_of_log(scenario, overrides, varied, named), None
+    else:
+        study = load_study(scenario, overrides, varied)
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "planning") as progress:
             found = make_plan(
@@ -184,6 +206,7 @@ def plan(
                 rate=rate,
                 max_rate=max_rate,
                 trace=trace,
+                columns=named,
                 growth=growth,
                 slo=slo,
                 seed=seed,
@@ -191,6 +214,7 @@ def plan(
                 requests=requests,
                 finalists=finalists,
                 max_replicas=max_replicas,
+                spare=spare,
                 headroom=not no_headroom,
                 interval=not no_interval,
                 jobs=jobs,
@@ -250,7 +274,10 @@ def tune(
     set_values: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Noted in the result, which has nothing random.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write tune.json, scenario.yaml, report.html and report.md.")
+        Path | None,
+        typer.Option(
+            "--out", "--output", metavar="DIR", help="Write tune.json, scenario.yaml, report.html and report.md."
+        ),
     ] = None,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
@@ -319,7 +346,10 @@ def sweep(
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run points again that failed before.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write sweep.json, study.yaml, report.html and report.md.")
+        Path | None,
+        typer.Option(
+            "--out", "--output", metavar="DIR", help="Write sweep.json, study.yaml, report.html and report.md."
+        ),
     ] = None,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from forerun.yaml_files import parse
 from hwprofiles.dtypes import mixed_dtype, shares_of
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, install_hint
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import one_line
 from simulator.llm.hf_config import from_hf_config
@@ -90,7 +90,7 @@ def read_header(path: Path) -> Header:
     try:
         import gguf
     except ImportError:
-        _fail(path, "reading GGUF files needs the package gguf: pip install 'forerun[local]'")
+        _fail(path, f"reading GGUF files needs the package gguf; {install_hint('local')}")
 
     class HeaderReader(gguf.GGUFReader):  # type: ignore[misc]
         """The package's reader without its views of the tensors' data, which a header alone does not have."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwprofiles import load_chip
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, install_hint
 from simulator.measure.clocks import CACHE_MULTIPLE, Clock
 from simulator.measure.operations import Call, make_call
 from simulator.measure.shapes import DTYPES, KernelShape
@@ -59,7 +59,7 @@ def load_torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise ForerunError("measuring needs torch, which is not installed: pip install 'forerun[measure]'") from None
+        raise ForerunError(f"measuring needs torch, which is not installed; {install_hint('measure')}") from None
     return torch
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, floor, log
@@ -29,6 +30,8 @@ from simulator.scenario import (
 STUDY_KEYS = ("scenario", "vary", "variants", "metric")
 VARIANT_KEYS = ("name", "set")
 RANGE_KEYS = ("low", "high", "log")
+FEW_VALUES = 2
+"""Values of a section up to which a name spells them out."""
 Settings = Mapping[str, Any]
 """Values by dotted scenario path."""
 
@@ -73,6 +76,8 @@ class StudyFile:
     """Where relative file names in settings are looked up first."""
     metric: str | None = None
     """What ``compare`` judges by, where the file says."""
+    notes: tuple[str, ...] = ()
+    """What was taken where the file says nothing."""
 
     def with_settings(self, settings: Settings) -> Scenario:
         """The scenario with values set by dotted path.
@@ -111,6 +116,38 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
     own_vary |= parse_vary(vary)
     bare = StudyFile(str(file), scenario, own_vary, (), file.parent)
     return StudyFile(str(file), scenario, own_vary, _variants(specs, bare), file.parent, metric)
+
+
+LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
+"""Serves a log of requests that comes without a scenario, until told otherwise."""
+
+
+def study_of_log(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    vary: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+) -> StudyFile:
+    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` but for the overrides.
+
+    Args:
+        path: a log, or the name of a sample.
+        overrides: ``PATH=VALUE`` texts.
+        vary: ``PATH=V1,V2,...`` texts.
+        columns: which column means what, where the log leaves that open.
+
+    Raises:
+        ForerunError: an override, or a name in one, that is wrong.
+    """
+    workload = {"trace": str(path)} | ({"columns": dict(columns)} if columns else {})
+    scenario = scenario_in({**deepcopy(dict(LOG_DEFAULTS)), "workload": workload}, Path(), str(path), overrides)
+    varied = parse_vary(vary)
+    said = {text.partition("=")[0] for text in overrides} | set(varied)
+    taken = {"model": scenario.model, "hardware.chip": scenario.hardware.chip}
+    open_ = {name: value for name, value in taken.items() if name not in said}
+    note = f"{path} is a log and names no scenario; taken: " + ", ".join(f"{k} {v}" for k, v in open_.items())
+    hint = " (" + " ".join(f"--set {name}=NAME" for name in open_) + " says otherwise)"
+    return StudyFile(str(path), scenario, varied, (), Path(), notes=(note + hint,) if open_ else ())
 
 
 Source = Scenario | StudyFile | str | Path
@@ -200,9 +237,20 @@ def settings_name(settings: Settings) -> str:
     """A short name: values by the last word of their path, e.g. ``tensor_parallel=2 method=none``."""
     if not settings:
         return "as given"
-    words = [path.rsplit(".", 1)[-1] for path in settings]
-    unique = [path if words.count(word) > 1 else word for path, word in zip(settings, words, strict=True)]
-    return " ".join(f"{word}={_short(value)}" for word, value in zip(unique, settings.values(), strict=True))
+    flat = dict(_flat(settings))
+    words = [path.rsplit(".", 1)[-1] for path in flat]
+    unique = [path if words.count(word) > 1 else word for path, word in zip(flat, words, strict=True)]
+    return " ".join(f"{word}={_short(value)}" for word, value in zip(unique, flat.values(), strict=True))
+
+
+def _flat(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Settings with sections of a few plain values spelled out: ``prices={usd_per_chip_hour: 2.6}`` is a price."""
+    for path, value in settings.items():
+        plain = isinstance(value, Mapping) and all(not isinstance(inner, Mapping | list) for inner in value.values())
+        if plain and 0 < len(value) <= FEW_VALUES:
+            yield from ((f"{path}.{key}", inner) for key, inner in value.items())
+        else:
+            yield path, value
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:

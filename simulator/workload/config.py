@@ -128,6 +128,9 @@ class WorkloadConfig(Section):
     """Path or catalogue name of a request trace."""
     format: str = "auto"
     """Trace format, or ``auto`` to recognise it by content."""
+    columns: dict[Literal["arrival", "input", "output", "session", "ttft", "e2e"], str] | None = None
+    """Which column of the trace means what, where its names leave that open, e.g. ``{arrival: ts, input: toks}``; a
+    time unit may follow (``ts:ms``). Default: recognised or guessed, and told in the notes."""
     on_error: Literal["stop", "skip"] = "stop"
     """What a bad trace row does: stop with file and line, or be counted and skipped."""
 
@@ -138,9 +141,12 @@ class WorkloadConfig(Section):
         if self.trace is not None:
             for name in ("input_tokens", "output_tokens", "sessions"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} comes from the trace; remove one of the two")
+                    raise ValueError(
+                        f"{name} comes from the trace; remove one of the two (--set workload='{{trace: {self.trace}}}' "
+                        "replaces the whole section)"
+                    )
             return self
-        for name in ("format", "on_error"):
+        for name in ("format", "columns", "on_error"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is about a trace and there is none; remove it, or give trace")
         for name in ("arrivals", "input_tokens", "output_tokens", "num_requests"):

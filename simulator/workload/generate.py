@@ -167,7 +167,13 @@ def make_sessions(
 def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:
     from traces import read_requests  # a run without a trace does without the readers
 
-    table = read_requests(trace, format=workload.format, on_error=workload.on_error, limit=workload.num_requests)
+    table = read_requests(
+        trace,
+        format=workload.format,
+        on_error=workload.on_error,
+        limit=workload.num_requests,
+        columns=workload.columns,  # type: ignore[arg-type]  # keys are words of a list
+    )
     count = len(table.input_tokens)
     arrivals = workload.arrivals
     if arrivals is None or arrivals.process == "trace":

@@ -218,11 +218,11 @@ def test_a_clock_that_runs_backwards_changes_nothing(place, out, monkeypatch, ca
 @pytest.mark.parametrize(
     ("absent", "argv", "extra"),
     [
-        ("dash", ("dash", "--port", "0"), "forerun[dashboard]"),
-        ("dash_mantine_components", ("dash", "--port", "0"), "forerun[dashboard]"),
-        ("torch", ("measure", "--quick", "--output", "k.csv"), "forerun[measure]"),
-        ("distributed", ("sweep", "SCENARIO", "--vary", "weights_dtype=fp8", "--cluster", "local"), "forerun[cluster]"),
-        ("aiconfigurator_core", ("replay", "kernels", "silicon:h100_sxm", "--chip", "h100-sxm"), "forerun[silicon]"),
+        ("dash", ("dash", "--port", "0"), "-e '.[dashboard]'"),
+        ("dash_mantine_components", ("dash", "--port", "0"), "-e '.[dashboard]'"),
+        ("torch", ("measure", "--quick", "--output", "k.csv"), "-e '.[measure]'"),
+        ("distributed", ("sweep", "SCENARIO", "--vary", "weights_dtype=fp8", "--cluster", "local"), "-e '.[cluster]'"),
+        ("aiconfigurator_core", ("replay", "kernels", "silicon:h100_sxm", "--chip", "h100-sxm"), "-e '.[silicon]'"),
     ],
 )  # fmt: skip
 def test_a_missing_extra_is_one_line_that_names_it(absent, argv, extra, place, tmp_path, monkeypatch, capsys):

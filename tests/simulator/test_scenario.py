@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from hwprofiles import load_chip
 from simulator.errors import ForerunError
 from simulator.metrics import scenario_document
+from simulator.run import simulate
 from simulator.scenario import Scenario, load_scenario, parse_yaml, scenario_schema
 
 GOOD = """
@@ -223,3 +224,29 @@ def test_a_file_without_end_is_not_read_for_ever():
     for load in (load_scenario, load_chip):
         with pytest.raises(ForerunError, match="/dev/zero: larger than 4 MiB"):
             load(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("hardware.chip=a100", "did you mean 'a100-pcie-80gb', 'a100-sxm-40gb' or 'a100-sxm-80gb'?"),
+        ("hardware.chip=H100-SXM5", "'h100-sxm'"),
+        ("workload.arrivals.rate=4", "did you mean 'request_rate' or 'rate_scale'?"),
+        ("arrivals.request_rate=4", "did you mean 'workload.arrivals'?"),
+        ("max_num_seqs=4", "did you mean 'engine.max_num_seqs'?"),
+        ("engine.framework=vLLM", "did you mean 'vllm'?"),
+        ("workload.num_requests=1e1", "must be a whole number; write 10"),
+        ("workload.trace=x.csv", "--set workload='{trace: x.csv}' replaces the whole section"),
+    ],
+)
+def test_refusals_say_what_was_meant(tmp_path, override, words):
+    file = tmp_path / "chat.yaml"
+    file.write_text(
+        "model: llama-3.1-8b\nhardware: {chip: h100-sxm}\nworkload: {arrivals: {process: poisson, request_rate: 8.0}, "
+        "input_tokens: 512, output_tokens: 20, num_requests: 40}\n"
+    )
+    with pytest.raises(ForerunError) as told:
+        simulate(load_scenario(file, [override]))
+    assert words in str(told.value)
+    with pytest.raises(ForerunError, match=r"did you mean '.*chat\.yaml'"):
+        load_scenario(tmp_path / "chat.yml")

@@ -111,7 +111,10 @@ def test_the_first_bad_row_is_reported_whatever_its_kind(tmp_path):
         (gzip.compress(GOOD.encode() * 99, mtime=0)[:60], "gzip data is damaged or cut short"),
         (b"\x1f\x8b", "gzip data is damaged or cut short"),
         (b"\x1f\x8bjunk that is no gzip", "gzip data is damaged"),
-        (b"a,b,c\n1,2,3\n", r"no trace format fits; columns seen: 'a', 'b', 'c'. Accepted"),
+        (
+            b"a,b,c\n1,2,3\n",
+            r"no trace format fits; columns seen: 'a', 'b', 'c'. Say which is which with --map arrival=COLUMN",
+        ),
         (b"arrival_s,input_tokens\n1,2\n", r"input_tokens is there, but no column for the other token count"),
         (b"0,10,2\n1,20,3\n", "looks like data; a header line"),
         (b"arrival_s,input_tokens,output_tokens,input_tokens\n0,1,2,3\n", "column 'input_tokens' appears 2 times"),

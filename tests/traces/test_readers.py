@@ -453,3 +453,44 @@ def test_dates_of_every_style(tmp_path, stamp, seconds, company):
     text = f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n{other}{stamp},2,1\n"
     table = read_requests(write(tmp_path, text))
     assert table.arrival_s[table.input_tokens == 2] == [seconds]
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ("when,prompt_toks,gen_toks", "arrival = 'when', input = 'prompt_toks', output = 'gen_toks'"),
+        ("createdAt,doneAt,promptToks,cachedTokens,answerLen", "input = 'promptToks', output = 'answerLen'"),
+        ("req_ts_ms,ctx,total_tokens,query_len,reply_len", "'req_ts_ms', input = 'query_len', output = 'reply_len'"),
+    ],
+)  # fmt: skip
+def test_columns_of_one_s_own_are_guessed_and_told(tmp_path, header, told):
+    names = header.split(",")
+    rows = [",".join(str(1000 * row + place) for place in range(len(names))) for row in (1, 2, 3)]
+    table = read_requests(write(tmp_path, "\n".join([header, *rows, ""])))
+    assert any(told in note for note in table.notes), table.notes
+    scale = 1e3 if "ms" in header else 1.0
+    assert table.arrival_s.tolist() == [0.0, 1000.0 / scale, 2000.0 / scale]
+
+
+def test_a_text_is_no_count_and_two_equals_are_asked_about(tmp_path):
+    with pytest.raises(TraceError, match=r"--map arrival=COLUMN,input=COLUMN,output=COLUMN"):
+        read_requests(write(tmp_path, "ts,prompt,reply\n1,hello there,fine\n2,a,b\n"))
+    with pytest.raises(TraceError, match="no trace format fits"):
+        read_requests(write(tmp_path, "ts,prompt_a,prompt_b,reply_len\n1,2,3,4\n"))
+
+
+def test_a_mapping_says_which_column_is_which(tmp_path):
+    path = write(tmp_path, "a,b,c,gen\n5000,10,3,7\n6000,20,4,8\n")
+    table = read_requests(path, columns={"arrival": "a:ms", "input": "c", "output": "b"})
+    assert table.arrival_s.tolist() == [0.0, 1.0]
+    assert (table.input_tokens.tolist(), table.output_tokens.tolist()) == ([3, 4], [10, 20])
+    assert not any("guessed" in note for note in table.notes)
+    with pytest.raises(TraceError, match="input: no column 'd'"):
+        read_requests(path, columns={"input": "d"})
+    with pytest.raises(TraceError, match="no 'inputs'; did you mean 'input'"):
+        read_requests(path, columns={"inputs": "c"})
+
+
+def test_dates_stand_under_any_name_of_the_arrival(tmp_path):
+    text = "arrival_s,input_tokens,output_tokens\n2024-05-01 10:00:00.5,1,2\n2024-05-01T10:00:02Z,1,2\n"
+    assert read_requests(write(tmp_path, text)).arrival_s.tolist() == [0.0, 1.5]

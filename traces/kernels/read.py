@@ -54,7 +54,7 @@ def read_kernels(
 
     Args:
         path: a file; a folder (all tables in it and below); or ``silicon:<folder or file>`` inside the installed
-            ``aiconfigurator-core`` (extra ``forerun[silicon]``), e.g. ``silicon:h100_sxm/gemm``.
+            ``aiconfigurator-core`` (the extra ``silicon``), e.g. ``silicon:h100_sxm/gemm``.
         format: one of ``KERNEL_FORMATS``, or ``auto`` to recognise it.
         library: keep only rows of this kernel library, where the file tells it.
         device: keep only rows whose device's name contains this text (any case), where the file tells it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from traces.errors import TraceError, did_you_mean
+from traces.errors import TraceError, did_you_mean, install_hint
 
 PACKAGE = "aiconfigurator_core"
 PREFIX = "silicon:"
@@ -24,7 +24,7 @@ def silicon_folder() -> Path:
         spec = None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
-        raise TraceError(f"{PREFIX} needs the measured tables of {PACKAGE}; pip install 'forerun[silicon]'")
+        raise TraceError(f"{PREFIX} needs the measured tables of {PACKAGE}; {install_hint('silicon')}")
     folder = Path(places[0]) / "systems" / "data"
     if not folder.is_dir():
         raise TraceError(f"{folder}: the installed {PACKAGE} holds no measurements; another version is needed")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from traces.errors import TraceError, did_you_mean, shown
 from traces.files import OnError, first_text, is_parquet, load_document, visible_keys
@@ -33,10 +35,11 @@ from traces.requests.formats import (
     TIMED_TRACE,
     VIDUR,
 )
-from traces.requests.layout import Layout, Options
+from traces.requests.layout import MAP_EXAMPLE, Layout, Options, can_guess, mapped_layout
 from traces.requests.rows import (
     RawChunk,
     csv_chunks,
+    csv_dialect,
     jsonl_chunks,
     parquet_chunks,
     parquet_columns,
@@ -90,8 +93,13 @@ class OpenedTrace:
     streams: bool
 
 
-def open_trace(path: Path, format: str) -> OpenedTrace:
+def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None) -> OpenedTrace:
     """Recognise ``path`` (or take the format as given) and say how to read it.
+
+    Args:
+        path: file or folder.
+        format: a name of ``FORMATS``, or ``auto``.
+        columns: which column of a table means what, in the words of ``layout.MAPPED``; for ``format`` auto alone.
 
     Raises:
         TraceError: nothing there, unreadable, unknown format name, or content that no format fits.
@@ -99,22 +107,24 @@ def open_trace(path: Path, format: str) -> OpenedTrace:
     if format != "auto" and format not in _LAYOUTS:
         hint = did_you_mean(format, [*_LAYOUTS, "auto"])
         raise TraceError(f"no trace format {format!r}{hint}; known: auto, {', '.join(_LAYOUTS)}")
+    if columns and format != "auto":
+        raise TraceError(f"{path}: format {format!r} says what the columns mean; leave it out, or leave columns out")
     layout = _LAYOUTS.get(format)
     if path.is_dir():
         return _folder(path, layout)
     if layout in _DOCUMENTS:
         return _document(path, layout)
     if is_parquet(path):
-        return _parquet(path, layout)
+        return _parquet(path, layout, columns)
     text = first_text(path)
     start = text.lstrip()[:1]
     if not start:
         raise TraceError(f"{path}: the file holds nothing but blanks; a trace needs at least one request")
     if start == "{":
-        return _json_object(path, text, layout)
+        return _json_object(path, text, layout, columns)
     if start == "[":
-        return _json_list(path, layout)
-    return _csv(path, text, layout)
+        return _json_list(path, layout, columns)
+    return _csv(path, text, layout, columns)
 
 
 def _folder(path: Path, layout: Layout | None) -> OpenedTrace:
@@ -141,10 +151,10 @@ def _document(path: Path, layout: Layout) -> OpenedTrace:
     return OpenedTrace(path, layout, None, readers[layout.name], streams=False)
 
 
-def _parquet(path: Path, layout: Layout | None) -> OpenedTrace:
+def _parquet(path: Path, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """A Parquet table; only the columns that are used get decoded."""
     names = parquet_columns(path)
-    layout = layout or _recognise(path, names, "columns")
+    layout = layout or _recognise(path, names, "columns", {}, columns)
     used = {column.name for column in layout.bind(names, str(path)).columns.values()}
     wanted = names if layout.drop or layout.prepare or layout.flatten else [name for name in names if name in used]
     return OpenedTrace(
@@ -152,7 +162,7 @@ def _parquet(path: Path, layout: Layout | None) -> OpenedTrace:
     )
 
 
-def _json_object(path: Path, text: str, layout: Layout | None) -> OpenedTrace:
+def _json_object(path: Path, text: str, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """JSON lines, or one object that is an agent session or a benchmark result."""
     lines = text.lstrip().replace("\r", "\n").split("\n")
     record = next((found for line in lines[:20] if (found := _object(line)) is not None), None)
@@ -168,7 +178,7 @@ def _json_object(path: Path, text: str, layout: Layout | None) -> OpenedTrace:
             f"{path}: neither JSON lines nor a JSON trace: the first line is {shown(lines[0], 60)}; keys seen: "
             f"{', '.join(sorted(keys)[:12]) or 'none'}. {_accepted()}"
         )
-    chosen = layout or _recognise(path, sorted(keys) if record is None else list(record), "keys")
+    chosen = layout or _recognise(path, sorted(keys) if record is None else list(record), "keys", record or {}, columns)
     return OpenedTrace(
         path, chosen, None, lambda options, on_error: jsonl_chunks(path, on_error, chosen.flatten), streams=True
     )
@@ -183,7 +193,7 @@ def _object(line: str) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _json_list(path: Path, layout: Layout | None) -> OpenedTrace:
+def _json_list(path: Path, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """A JSON list of conversations or of flat records."""
     document = load_document(path)
     first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
@@ -191,15 +201,15 @@ def _json_list(path: Path, layout: Layout | None) -> OpenedTrace:
         return _document(path, SHAREGPT)
     if not first:
         raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
-    chosen = layout or _recognise(path, list(first), "keys")
+    chosen = layout or _recognise(path, list(first), "keys", first, columns)
     return OpenedTrace(
         path, chosen, None, lambda options, on_error: record_chunks(path, document, flatten=chosen.flatten), False
     )
 
 
-def _csv(path: Path, text: str, layout: Layout | None) -> OpenedTrace:
+def _csv(path: Path, text: str, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """A CSV table with a header, or the windows of a ServeGen client."""
-    line = text.lstrip("\r\n").replace("\r", "\n").split("\n", 1)[0]
+    line, *later = text.lstrip("\r\n").replace("\r", "\n").split("\n", 2)[:2]
     names = split_header(path, line)
     if layout is None and is_servegen_header(names):
         return _document(path, SERVEGEN)
@@ -207,7 +217,9 @@ def _csv(path: Path, text: str, layout: Layout | None) -> OpenedTrace:
         raise TraceError(
             f"{path}:1: {shown(line, 60)} looks like data; a header line with column names expected. {_accepted()}"
         )
-    chosen = layout or _recognise(path, names, "columns")
+    row = next(csv.reader(later, delimiter=csv_dialect(line)), [])
+    sample = dict(zip(names, row, strict=False))
+    chosen = layout or _recognise(path, names, "columns", sample, columns)
     used = chosen.bind(names, f"{path}:1").columns
     wanted = None if chosen.drop or chosen.prepare else [column.name for column in used.values()]
     typed = [column.name for canonical, column in used.items() if canonical in _TYPED]
@@ -216,17 +228,26 @@ def _csv(path: Path, text: str, layout: Layout | None) -> OpenedTrace:
     )
 
 
-def _recognise(path: Path, names: list[str], kind: str) -> Layout:
-    """The first table format that the column names fit."""
+def _recognise(
+    path: Path, names: list[str], kind: str, sample: Mapping[str, Any], columns: Mapping[str, str] | None
+) -> Layout:
+    """The first table format that the column names fit, or what a user or a guess makes of them."""
+    if columns:
+        return mapped_layout(columns, names, str(path), sample)
     for layout in _TABLES:
         if layout.accepts(names):
             return layout
+    if can_guess(names, sample):
+        return mapped_layout({}, names, str(path), sample)
     seen = ", ".join(shown(name) for name in names[:12]) or "none"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     found = [name for name in ("input_tokens", "output_tokens") if PLAIN.accepts_for(name, names)]
     if found:
         more += f"; {found[0]} is there, but no column for the other token count"
-    raise TraceError(f"{path}: no trace format fits; {kind} seen: {seen}{more}. {_accepted()}")
+    raise TraceError(
+        f"{path}: no trace format fits; {kind} seen: {seen}{more}. Say which is which with --map {MAP_EXAMPLE} "
+        f"(workload.columns in a scenario). {_accepted()}"
+    )
 
 
 def _accepted() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -91,6 +92,7 @@ class Layout:
         drop: rows to leave out before they are judged, by reason (failures, other models).
         prepare: derives canonical values that no single column holds (sessions from parents, latencies from stamps).
         merged: the rows are those of several clients or sessions one after the other, never in order of arrival.
+        told: how its columns were chosen, where nobody but a guess says so.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Layout:
     drop: Drop | None = None
     prepare: Prepare | None = None
     merged: bool = False
+    told: str | None = None
 
     def accepts(self, names: Sequence[str]) -> bool:
         """Whether columns of these names are this format."""
@@ -172,3 +175,128 @@ def squash(name: str) -> str:
 def columns(*names: str) -> tuple[Column, ...]:
     """Candidates from names; a unit follows a colon (``"timestamp:ms"``)."""
     return tuple(Column(*name.split(":")) for name in names)
+
+
+MAPPED = {
+    "arrival": "arrival_s",
+    "input": "input_tokens",
+    "output": "output_tokens",
+    "session": "session_id",
+    "ttft": "measured_ttft_s",
+    "e2e": "measured_e2e_s",
+}
+"""What a user may say of a column, and the canonical column that it then is."""
+
+MAP_EXAMPLE = "arrival=COLUMN,input=COLUMN,output=COLUMN"
+
+_GUESSED = {
+    "arrival": (
+        ("arrival", "arrived", "arrive"),
+        ("request", "requested", "received", "sent", "submitted", "enqueued", "created", "start", "started", "begin"),
+        ("timestamp", "ts", "time", "datetime", "date", "epoch", "when"),
+    ),
+    "input": (("input", "prompt", "isl"), ("context", "prefill", "query", "request", "req", "in")),
+    "output": (
+        ("output", "completion", "generated", "osl"),
+        ("generation", "gen", "response", "resp", "decode", "answer", "reply", "out"),
+    ),
+}
+"""Words of a column's name that speak for it, the plainest first."""
+_SPEAK_AGAINST = {
+    "arrival": {"end", "ended", "finish", "finished", "completed", "done", "first", "last", "token", "tokens",
+                "latency", "duration", "elapsed", "ttft", "e2e", "response", "queue", "id", "per"},
+    "input": {"output", "completion", "id", "cached", "cache", "cost", "price", "usd", "max", "limit", "text", "image",
+              "audio", "time", "ms", "latency", "rate", "per", "total"},
+    "output": {"input", "prompt", "id", "cached", "cache", "cost", "price", "usd", "max", "limit", "text", "image",
+               "audio", "time", "ms", "latency", "rate", "per", "total"},
+}  # fmt: skip
+_UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "millis": "ms", "us": "us", "micros": "us", "ns": "ns",
+          "nanos": "ns"}  # fmt: skip
+
+
+def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, sample: Mapping[str, Any]) -> Layout:
+    """The layout of a table whose columns a user names; what is not named is guessed from the other names.
+
+    Args:
+        mapping: a column for each of some of ``MAPPED``, perhaps with a time unit behind a colon (``"ts:ms"``).
+        names: columns that are there.
+        where: how an error names the file.
+        sample: values of one row, where there is one to look at.
+
+    Raises:
+        TraceError: a word that is none of ``MAPPED``, a column that is not there, or no column for a token count.
+    """
+    chosen: dict[str, Column] = {}
+    for word, text in mapping.items():
+        if word not in MAPPED:
+            raise TraceError(f"{where}: columns: no '{word}'{did_you_mean(word, MAPPED)} (one of {', '.join(MAPPED)})")
+        name, unit = (text, "") if text in names or ":" not in text else text.rsplit(":", 1)
+        if name not in names:
+            raise TraceError(
+                f"{where}: columns: {word}: no column '{name}'{did_you_mean(name, names)} (columns: {', '.join(names)})"
+            )
+        if unit and unit not in UNITS_PER_SECOND:
+            raise TraceError(f"{where}: columns: {word}={text}: the unit is one of {', '.join(UNITS_PER_SECOND)}")
+        chosen[word] = Column(name, unit or _unit_of(name))
+    free = [name for name in names if name not in {column.name for column in chosen.values()}]
+    guesses = {word: _guess(word, free, sample) for word in _GUESSED if word not in chosen}
+    guessed = {word: found for word, found in guesses.items() if found is not None}
+    chosen |= {word: Column(found, _unit_of(found) if word == "arrival" else None) for word, found in guessed.items()}
+    for word in ("input", "output"):
+        if word not in chosen:
+            listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+            raise TraceError(
+                f"{where}: which column counts {word} tokens? Columns: {listed}. Say it with --map {MAP_EXAMPLE}, or "
+                f"workload.columns in a scenario"
+            )
+    said = ", ".join(f"{word} = '{found}'" for word, found in guessed.items())
+    return Layout(
+        "by its columns",
+        "a table whose columns are named by the user, or guessed from their names",
+        {MAPPED[word]: (column,) for word, column in chosen.items()},
+        required=("input_tokens", "output_tokens"),
+        options=frozenset({"block_tokens", "time_unit"}),
+        told=f"guessed from the columns' names: {said} (--map {MAP_EXAMPLE} says otherwise)" if said else None,
+    )
+
+
+def can_guess(names: Sequence[str], sample: Mapping[str, Any]) -> bool:
+    """Whether the names of some columns, and the values of a row, tell both token counts."""
+    return all(_guess(word, names, sample) for word in ("input", "output"))
+
+
+def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | None:
+    """The one column whose name speaks best for ``word``; None where none does, or two do equally well."""
+    ranked = []
+    for name in names:
+        parts = _words(name)
+        if _SPEAK_AGAINST[word] & parts - ({"response"} if word == "output" else set()):
+            continue
+        if word != "arrival" and name in sample and not _is_count(sample[name]):
+            continue
+        ranks = [rank for rank, words in enumerate(_GUESSED[word]) if parts & set(words)]
+        if ranks:
+            ranked.append((ranks[0], len(parts), name))
+    ranked.sort()
+    if not ranked or (len(ranked) > 1 and ranked[0][:2] == ranked[1][:2]):
+        return None
+    return ranked[0][2]
+
+
+def _words(name: str) -> set[str]:
+    """Lower-case words of a name such as ``promptToks``, ``prompt_toks`` or ``Prompt toks``."""
+    return set(re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()))
+
+
+def _unit_of(name: str) -> str | None:
+    """The unit that a column's name ends with."""
+    last = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())[-1:]
+    return _UNITS.get(last[0]) if last and last[0] != name.lower() else None
+
+
+def _is_count(value: object) -> bool:
+    """Whether a value may be a count of tokens."""
+    try:
+        return float(str(value)) >= 0 and not isinstance(value, bool)
+    except ValueError:
+        return value is None or value == ""

@@ -28,6 +28,7 @@ def read_requests(
     *,
     on_error: OnError = "stop",
     limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
     **options: Any,
 ) -> RequestTable:
     """Read a whole request trace, sorted by arrival, the first arrival at 0.
@@ -37,12 +38,14 @@ def read_requests(
         format: a name of ``traces.FORMATS``, or "auto" to recognise it by content; the result says which it was.
         on_error: "stop" raises at the first bad row; "skip" leaves bad rows out and counts them in ``skipped``.
         limit: read no more than this many good rows, in file order.
+        columns: which column of a table means what, where its names leave that open: ``arrival``, ``input``,
+            ``output``, ``session``, ``ttft``, ``e2e``; a time unit may follow (``ts:ms``). Others are guessed.
         options: fields of ``traces.Options`` that the format takes, such as ``block_tokens=16``.
 
     Raises:
         TraceError: nothing to read, no format fits, an option the format does not take, a bad row.
     """
-    source, chosen, report = _open(path, format, on_error, limit, options)
+    source, chosen, report = _open(path, format, on_error, limit, columns, options)
     pieces = list(_pieces(source, chosen, report, limit))
     if not pieces:
         raise TraceError(_nothing(source, report))
@@ -56,6 +59,7 @@ def iter_requests(
     on_error: OnError = "stop",
     limit: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
+    columns: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Iterator[RequestTable]:
     """Read a request trace as tables of at most ``chunk_rows`` requests, in order of arrival throughout.
@@ -70,19 +74,24 @@ def iter_requests(
     """
     if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
         raise TraceError(f"chunk_rows: {chunk_rows!r}: a whole number >= 1 expected")
-    source, chosen, report = _open(path, format, on_error, limit, options)
+    source, chosen, report = _open(path, format, on_error, limit, columns, options)
     return _stream(source, chosen, report, limit, chunk_rows)
 
 
 def _open(
-    path: str | Path, format: str, on_error: str, limit: int | None, options: Mapping[str, Any]
+    path: str | Path,
+    format: str,
+    on_error: str,
+    limit: int | None,
+    columns: Mapping[str, str] | None,
+    options: Mapping[str, Any],
 ) -> tuple[OpenedTrace, Options, Report]:
     """Check the arguments and recognise the file."""
     if on_error not in ("stop", "skip"):
         raise TraceError(f"on_error: {on_error!r}: 'stop' or 'skip' expected")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise TraceError(f"limit: {limit!r}: a whole number >= 1 expected")
-    source = open_trace(resolve(path), format)
+    source = open_trace(resolve(path), format, columns)
     known = {option.name for option in fields(Options)}
     for name in options:
         if name not in source.layout.options:

@@ -142,6 +142,8 @@ def pieces_of(
 
 def _introduce(bound: Bound, clock: TimeColumn, options: Options, report: Report) -> None:
     """Set the clock's unit and note what will not be used."""
+    if bound.layout.told is not None:
+        report.note(bound.layout.told)
     arrival = bound.columns.get("arrival_s")
     if arrival is not None:
         unit = options.time_unit or arrival.unit

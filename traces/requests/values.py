@@ -258,8 +258,6 @@ class TimeColumn:
         """Whether the first value that says anything is a date rather than a number."""
         if isinstance(values, np.ndarray) and values.dtype.kind == "M":
             return True
-        if self.units_per_second is not None:
-            return False
         for value in values:
             try:
                 _number(value)

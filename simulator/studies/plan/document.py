@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
+from pathlib import Path
 from typing import Any
 
 from hwprofiles import weakest
@@ -13,12 +14,13 @@ from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
 from simulator.result import StudyResult, Summary
-from simulator.scenario import scenario_from
+from simulator.scenario import is_log, scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
+from simulator.studies.plan.brief import brief_document, brief_table
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
 from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
-from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
+from simulator.studies.study_file import Source, StudyFile, study_of, study_of_log, yaml_text
 from simulator.tables import ABSENT, Cell, Table, Value, number
 
 Document = dict[str, Any]
@@ -32,6 +34,7 @@ def plan(
     rate: float | None = None,
     max_rate: bool = False,
     trace: str | None = None,
+    columns: Mapping[str, str] | None = None,
     growth: float = 1.0,
     slo: Mapping[str, float] | Sequence[str] | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
@@ -40,6 +43,7 @@ def plan(
     requests: int | None = None,
     finalists: int = 5,
     max_replicas: int = 64,
+    spare: int = 0,
     headroom: bool = True,
     interval: bool = True,
     jobs: int | None = None,
@@ -48,10 +52,11 @@ def plan(
     """The fewest chips or the cheapest layout that holds an SLO at a load, or the highest load of each layout.
 
     Args:
-        scenario: a scenario or study, or the file of either.
+        scenario: a scenario or study, the file of either, or a log of requests by itself (see ``study_of_log``).
         rate: requests per second to hold; default: the scenario's own arrivals.
         max_rate: find the highest rate of every layout instead.
         trace: a name or file: its lengths in place of the scenario's workload and, without ``rate``, its arrivals.
+        columns: which column of the trace or log means what (see ``traces.read_requests``).
         growth: factor on the rate, or on the speed of the trace.
         slo: limits over the scenario's own, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
         vary: values to search by dotted path. Unless varied: tensor parallelism 1, 2, 4, 8, token budgets of 2,048 and
@@ -61,7 +66,8 @@ def plan(
         requests: of a run; default: the scenario's, and a minute of arrivals at least.
         finalists: layouts that hold the SLO to find.
         max_replicas: most replicas of a layout to try.
-        headroom: find the highest rate of every finalist.
+        spare: replicas to rent beyond those that hold the SLO, so that as many may fail (N+1: 1).
+        headroom: find the highest rate of every finalist, and how the best does with a replica less and twice the load.
         interval: find the probability that each finalist holds, the model's own error counted.
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (candidates done, candidates in sight).
@@ -77,27 +83,33 @@ def plan(
             raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
     if max_rate and growth != 1.0:
         raise ArgumentError("growth", "has nothing to act on with max_rate; remove it")
+    if spare < 0:
+        raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
+    if isinstance(scenario, str | Path) and is_log(scenario):
+        scenario, columns = study_of_log(scenario, columns=columns), None
     study = study_of(scenario, vary)
     if trace is not None:
-        study = with_trace(study, trace)
+        study = with_trace(study, trace, columns)
+    elif columns:
+        raise ArgumentError("map", "names columns of a trace and there is none; give trace, or set workload.columns")
     given, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
     objective = objective_of({**study.scenario.slo, **given}, texts)
     mode = "max-rate" if max_rate else "rate" if rate is not None else "own"
     options = PlanOptions(
-        mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom, interval
+        mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom, interval, spare
     )
     document = plan_document(make_plan(study, objective, options, progress))
     return PlanResult(document, _command(document, options), {"study.yaml": _study_text(document, study)})
 
 
-def with_trace(study: StudyFile, trace: str) -> StudyFile:
+def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None = None) -> StudyFile:
     """The study with a trace as its workload.
 
     Raises:
         ForerunError: a trace that the scenario cannot take.
     """
     data = study.scenario.model_dump(exclude_unset=True)
-    data["workload"] = {"trace": trace}
+    data["workload"] = {"trace": trace} | ({"columns": dict(columns)} if columns else {})
     return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))
 
 
@@ -116,6 +128,8 @@ def _command(document: Document, options: PlanOptions) -> str:
     words += ["--finalists", str(options.finalists), "--max-replicas", str(options.max_replicas)]
     if options.requests is not None:
         words += ["--requests", str(options.requests)]
+    if options.spare:
+        words += ["--spare", str(options.spare)]
     if not options.headroom:
         words.append("--no-headroom")
     if not options.interval:
@@ -188,6 +202,8 @@ class PlanResult(StudyResult):
         for status, words in FAILING.items():
             found.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
         found.append(_command_table(rows))
+        if self.document["brief"] is not None:
+            found.append(brief_table(self.document["brief"]))
         return [table for table in found if table.rows] or found[:1]
 
 
@@ -274,6 +290,7 @@ def plan_document(plan: Plan) -> Document:
             "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
             "pareto": [candidate.name for candidate in pareto_front(plan)],
             "conclusion": conclusion(plan),
+            "brief": brief_document(plan),
             "replications": plan.options.replications,
             "runs": plan.runs,
             "scenario": scenario_document(plan.study.scenario),
@@ -294,11 +311,11 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
     usd = candidate.usd_per_hour if usable else None
     row: Document = {
         "layout": candidate.name,
-        "set": {**candidate.layout.settings, "hardware.replicas": candidate.replicas},
+        "set": {**candidate.layout.settings, "hardware.replicas": candidate.layout.rented(candidate.replicas)},
         "status": candidate.status,
         "meets_slo": {"meets": True, "misses": False, "pruned": False}.get(candidate.status),
         "reason": candidate.reason,
-        "replicas": candidate.replicas,
+        "replicas": candidate.layout.rented(candidate.replicas),
         "chips": candidate.chips if usable else None,
         "usd_per_hour": usd,
         "usd_per_million_output_tokens": None,
@@ -342,7 +359,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
             "basis": seen.basis,
         }
     if candidate.status == "meets":
-        driven = candidate.layout.with_replicas(candidate.layout.scenario, candidate.replicas)
+        driven = candidate.layout.with_replicas(candidate.layout.scenario, row["replicas"])
         row["flags"] = launch_flags(driven)
     return row
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -45,10 +45,17 @@ class Layout:
     """Analytic averages of one replica; None where there are none."""
     scalable: bool = True
     """Whether ``hardware.replicas`` copies of it can be had; pools say their own numbers."""
+    spare: int = 0
+    """Replicas rented beyond those that hold the objective, so that as many may fail."""
+
+    def rented(self, replicas: int) -> int:
+        """Replicas to pay for where ``replicas`` hold the objective."""
+        return replicas + (self.spare if self.scalable else 0)
 
     def named(self, replicas: int) -> str:
-        """The layout with a number of replicas, e.g. ``2 x (4 x h100-sxm, TP4)``."""
-        return f"{replicas} x {self.name}" if self.scalable else self.name
+        """The layout with a number of replicas, e.g. ``2 x h100-sxm TP4``, and ``2+1 x ...`` with one to spare."""
+        spare = f"+{self.spare}" if self.spare else ""
+        return f"{replicas}{spare} x {self.name}" if self.scalable else self.name
 
     def with_replicas(self, scenario: Scenario, replicas: int) -> Scenario:
         """A driven scenario of this layout with so many replicas."""
@@ -107,46 +114,45 @@ def listed(path: str, values: Values) -> tuple[Any, ...]:
     return values
 
 
-def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]]) -> list[Layout]:
+def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0) -> list[Layout]:
     """Every combination of the axes (of each named variant, if the study has any), refused ones included.
 
     Raises:
         ForerunError: a field or value that no scenario has, or far too many combinations.
     """
-    bases: list[Settings] = [variant.set for variant in study.variants] or [{}]
+    bases = [(variant.name, variant.set) for variant in study.variants] or [("", {})]
     total = len(bases)
     for values in axes.values():
         total *= len(values)
     if total > MOST_LAYOUTS:
         raise ForerunError(f"{study.place}: {total:,} layouts are too many to plan over (at most {MOST_LAYOUTS:,})")
     several = [path for path, values in axes.items() if len(values) > 1]
-    return [_layout(study, settings, several) for settings in _combinations(bases, axes)]
-
-
-def _combinations(bases: Sequence[Settings], axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    for base in bases:
+    found = []
+    for variant, base in bases:
         for values in product(*axes.values()):
-            yield {**base, **dict(zip(axes, values, strict=True))}
+            chosen = dict(zip(axes, values, strict=True))
+            told = {path: value for path, value in chosen.items() if path not in NAMED_BY_LAYOUT}
+            if BATCHED_TOKENS not in several:
+                told.pop(BATCHED_TOKENS, None)
+            found.append(replace(_layout(study, {**base, **chosen}, variant, told), spare=spare))
+    return found
 
 
-def _layout(study: StudyFile, settings: dict[str, Any], several: Sequence[str]) -> Layout:
+def _layout(study: StudyFile, settings: dict[str, Any], variant: str, told: Settings) -> Layout:
     scenario = study.with_settings({**settings, REPLICAS: 1})
-    told = {path: value for path, value in settings.items() if path not in NAMED_BY_LAYOUT}
-    if BATCHED_TOKENS not in several:
-        told.pop(BATCHED_TOKENS, None)
     scalable = not getattr(scenario, "pools", None)
     refused, steady = None, None
     try:
         chips, usd = _bill(study, scenario, settings)
     except ForerunError as error:
-        return Layout(settings, scenario, _name(scenario, told), 0, None, str(error))
+        return Layout(settings, scenario, _name(scenario, variant, told), 0, None, str(error))
     try:
         steady = steady_parts(scenario)[2]
     except NothingServedError as error:
         refused = str(error)
     except ForerunError:
         steady = None  # no steady state in closed form: only the event simulation can tell
-    return Layout(settings, scenario, _name(scenario, told), chips, usd, refused, steady, scalable)
+    return Layout(settings, scenario, _name(scenario, variant, told), chips, usd, refused, steady, scalable)
 
 
 def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
@@ -167,25 +173,32 @@ def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int
     return chips, None if any(price is None for price in prices) else sum(p for p in prices if p is not None)
 
 
-def _name(scenario: Scenario, told: Settings) -> str:
+def _name(scenario: Scenario, variant: str, told: Settings) -> str:
     hardware = scenario.hardware
     parts = [f"TP{hardware.tensor_parallel}"]
     if hardware.pipeline_parallel > 1:
         parts.append(f"PP{hardware.pipeline_parallel}")
     if BATCHED_TOKENS in told:
         parts.append(f"{told[BATCHED_TOKENS]}-token steps")
-    words = settings_name({path: value for path, value in told.items() if path != BATCHED_TOKENS})
-    if words != settings_name({}):
-        parts.append(words)
+    if variant:
+        parts.append(variant)
+    others = {path: value for path, value in told.items() if path != BATCHED_TOKENS}
+    if others:
+        parts.append(settings_name(others))
     return f"{hardware.chip} {', '.join(parts)}"
 
 
 def _usd_per_chip(study: StudyFile, scenario: Scenario, settings: Settings) -> float | None:
-    """Price of a chip for an hour: the scenario's for its own chip, else the chip profile's."""
-    own = scenario.prices.usd_per_chip_hour if scenario.prices is not None else None
-    if own is not None and (PRICE in settings or scenario.hardware.chip == study.scenario.hardware.chip):
-        return own
-    return _profile_price(scenario.hardware.chip)
+    """Price of a chip for an hour: the scenario's for its own chip or by name, else the chip profile's."""
+    chip = scenario.hardware.chip
+    prices = scenario.prices
+    if prices is not None and (
+        PRICE in settings or isinstance(prices.usd_per_chip_hour, dict) or chip == study.scenario.hardware.chip
+    ):
+        named = prices.of(chip)
+        if named is not None:
+            return named
+    return _profile_price(chip)
 
 
 def _profile_price(chip: str) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,11 @@ class PlanOptions:
     max_replicas: int = 64
     jobs: int | None = None
     headroom: bool = True
-    """Find the highest rate of every finalist."""
+    """Find the highest rate of every finalist, and how the best does with a replica less and at twice the load."""
     interval: bool = True
     """Find the probability that every finalist holds, with the error of the model itself."""
+    spare: int = 0
+    """Replicas to rent beyond those that hold the objective (N+1 is 1)."""
 
 
 RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "not told")
@@ -81,12 +83,29 @@ class Candidate:
     @property
     def chips(self) -> int:
         """Of all replicas."""
-        return self.layout.chips * self.replicas
+        return self.layout.chips * self.layout.rented(self.replicas)
 
     @property
     def usd_per_hour(self) -> float | None:
         """Of all replicas."""
-        return None if self.layout.usd_per_hour is None else self.layout.usd_per_hour * self.replicas
+        usd = self.layout.usd_per_hour
+        return None if usd is None else usd * self.layout.rented(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The best layout under what may come."""
+
+    one_less: Candidate | None
+    """With one of its replicas down; None where it has but one."""
+    doubled: Candidate | None
+    """Its replicas for twice the load; None where none of those tried holds."""
+
+
+GROWTH = 2.0
+"""Load at which an outlook looks, over the one planned for."""
+MORE_TRIED = 3
+"""Further numbers of replicas that an outlook tries where the first does not hold."""
 
 
 @dataclass(slots=True)
@@ -103,6 +122,8 @@ class Plan:
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
+    outlook: Outlook | None = None
+    """How the best does when things change; None where that was not asked, or nothing holds."""
 
     @property
     def best(self) -> Candidate | None:
@@ -126,7 +147,7 @@ def make_plan(
             wrong. Layouts that the model refuses are no error: they are listed with the reason.
     """
     load, rate = _load(study.scenario, options)
-    found = layouts(study, search_axes(study))
+    found = layouts(study, search_axes(study), options.spare)
     counts = replica_counts(study, options.max_replicas)
     usable = [layout for layout in found if layout.refused is None]
     by_price = bool(usable) and all(layout.usd_per_hour is not None for layout in usable)
@@ -173,11 +194,12 @@ def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]
 
 
 def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[str]:
-    notes = []
+    notes = list(study.notes)
     chips = {layout.scenario.hardware.chip for layout in usable}
     if not by_price and any(layout.usd_per_hour is not None for layout in usable):
         notes.append("not every chip has a price: layouts are ranked by their number of chips")
-    if by_price and study.scenario.prices is not None and len(chips) > 1:
+    prices = study.scenario.prices
+    if by_price and prices is not None and not isinstance(prices.usd_per_chip_hour, dict) and len(chips) > 1:
         own = study.scenario.hardware.chip
         notes.append(f"prices.usd_per_chip_hour is the price of {own}; other chips cost what their profiles say")
     return notes
@@ -383,7 +405,10 @@ class CheapestFirst(_Search):
         self._leave_rest(cheapest)
         if self._plan.options.headroom:
             self._find_headroom(winners)
-        return sorted(self._tried, key=self._rank)
+        ranked = sorted(self._tried, key=self._rank)
+        if self._plan.options.headroom and winners:
+            self._plan.outlook = self._outlook(ranked[0])
+        return ranked
 
     def _enough(self, holding: int, cheapest: float) -> bool:
         """Whether the next in the queue can neither win nor is wanted for the table."""
@@ -480,6 +505,27 @@ class CheapestFirst(_Search):
                 winner.max_rate, winner.at_least = rate, rate >= most
         if len(searches) < len(winners):
             self._plan.notes.append("too few requests to tell how much more than asked a layout would hold")
+
+    def _outlook(self, best: Candidate) -> Outlook:
+        """The best layout with one of its replicas down, and its replicas for ``GROWTH`` times the load."""
+        layout = best.layout
+        if not layout.scalable:
+            return Outlook(None, None)
+        left = layout.rented(best.replicas) - 1
+        one_less = self._tried_at(layout, left, self._rate) if left else None
+        grown = self._rate * GROWTH
+        reach = best.max_rate or self._rate
+        first = max(best.replicas, ceil(best.replicas * grown / reach - 1e-9))
+        for replicas in range(first, first + MORE_TRIED + 1):
+            doubled = self._tried_at(layout, replicas, grown)
+            if doubled.status == "meets":
+                return Outlook(one_less, doubled)
+        return Outlook(one_less, None)
+
+    def _tried_at(self, layout: Layout, replicas: int, rate: float) -> Candidate:
+        load = self._load.long_enough(self._plan.study.scenario, rate, self._longest_wait_s)
+        verdict, status, reason = self._verdict(self._judged(layout, replicas, load, rate))
+        return Candidate(layout, replicas, status, reason, verdict, rate=rate)
 
     def _arrivals(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         driven = self._run_load.at(self._plan.study.scenario, self._rate)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from math import inf
 from typing import Any, Protocol
 
-from simulator.errors import ArgumentError
+from simulator.errors import ArgumentError, install_hint
 from simulator.studies.sweep.points import Point, build_mark, evaluate
 from simulator.studies.sweep.store import LEASE_S, SweepStore
 from simulator.workers import close_pool, cores, process_pool
@@ -103,7 +103,7 @@ def check_cluster(cluster: str | None) -> None:
     if cluster is None:
         return
     if find_spec("distributed") is None:
-        raise ArgumentError("cluster", "Dask is not installed here; pip install 'forerun[cluster]'")
+        raise ArgumentError("cluster", f"Dask is not installed here; {install_hint('cluster')}")
     if cluster != LOCAL:
         with _answering(cluster):
             import_module("distributed").Client(cluster, timeout=CONNECT_S).close()

@@ -14,7 +14,7 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["selfcheck"]) == 2
     told = capsys.readouterr()
-    assert "pip install 'forerun[measure]'" in told.err
+    assert "pip install -e '.[measure]'" in told.err
     assert told.err.count("\n") == 1
     assert not told.out
 

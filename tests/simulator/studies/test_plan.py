@@ -1,6 +1,7 @@
 """Capacity plans: the winner is that of exhaustive simulation, the highest rate that of a fine sweep."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +11,14 @@ from hypothesis import strategies as st
 
 from simulator.cli.app import main
 from simulator.errors import ForerunError, LawBrokenError
+from simulator.run import simulate
 from simulator.scenario import Scenario, load_scenario
 from simulator.studies.plan.document import plan, plan_document
 from simulator.studies.plan.layouts import layouts, search_axes
 from simulator.studies.plan.objectives import objective_of
 from simulator.studies.plan.search import Candidate, CheapestFirst, Plan, PlanOptions, hopeless, make_plan, overload
 from simulator.studies.plan.trials import find_highest_rate, highest_rate, judge, load_of, trial
-from simulator.studies.study_file import StudyFile, parse_vary
+from simulator.studies.study_file import StudyFile, Variant, parse_vary, settings_name
 
 VARY = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=512,4096", "hardware.replicas=1,2,3")
 SLO = ("p99_ttft_ms=400", "p99_tpot_ms=25")
@@ -221,7 +223,13 @@ def test_command_writes_what_it_says(chat, capsys, tmp_path):
     assert document["best"]["chips"] == 1
     needed = "layout chips usd_per_hour usd_per_million_output_tokens max_rate meets_slo binding bottleneck basis flags"
     assert all(set(needed.split()) <= set(row) for row in document["candidates"])
-    assert {path.name for path in out.iterdir()} == {"plan.json", "study.yaml", "report.html", "report.md"}
+    assert {path.name for path in out.iterdir()} == {
+        "plan.json",
+        "study.yaml",
+        "report.html",
+        "report.md",
+        "brief.html",
+    }
     assert document["conclusion"].split(" is the cheapest")[0] in (out / "report.md").read_text()
     rerun = (out / "report.md").read_text().split("```sh\nforerun ")[1].split("\n")[0].split()
     rerun[1] = str(out / "study.yaml")
@@ -272,3 +280,78 @@ def test_at_equal_cost_the_layout_that_reaches_further_wins(chat):
     search = CheapestFirst.__new__(CheapestFirst)
     search._plan = ranked
     assert sorted([relaxed, reaching], key=search._rank) == [reaching, relaxed]
+
+
+def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
+    asked = {"rate": 3.0, "slo": {"p99_ttft_ms": 2000.0}, "vary": {"hardware.tensor_parallel": [1]}}
+    bare, spare = (plan(chat, **asked, requests=60, replications=1, jobs=1, spare=spare) for spare in (0, 1))
+    assert (bare.best["replicas"], spare.best["replicas"]) == (1, 2)
+    assert spare.best["usd_per_hour"] == 2 * bare.best["usd_per_hour"]
+    assert spare.best["set"]["hardware.replicas"] == 2
+    assert spare.best["layout"].startswith("1+1 x a100-sxm-80gb")
+    assert spare.best["max_rate"] == bare.best["max_rate"], "what holds with the spare one down"
+    assert (
+        "while it is down nothing is served; --spare 1 adds one for $1,460" in bare.document["brief"]["a replica fails"]
+    )
+    assert "1 of the 2 may be down" in spare.document["brief"]["a replica fails"]
+    assert "--spare 1" in spare.command
+
+
+def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
+    slo, vary = {"p99_ttft_ms": 1500.0, "p99_tpot_ms": 60.0}, {"hardware.tensor_parallel": [1]}
+    found = plan(chat, rate=24.0, slo=slo, vary=vary, requests=500, replications=1, finalists=1, jobs=1)
+    brief, best = found.document["brief"], found.best
+    assert brief["usd_per_month"] == 730 * best["usd_per_hour"]
+    assert f"{best['replicas'] - 1} of {best['replicas']} replicas left" in brief["a replica fails"]
+    replicas = int(brief["twice the load"].split()[0])
+    assert best["replicas"] < replicas <= 2 * best["replicas"] + 1
+    assert f"{best['headroom']:.0%} more traffic" in brief["what would change it"]
+    assert found.table("brief").rows
+    assert plan(chat, max_rate=True, slo={"p99_ttft_ms": 2000.0}, vary={"hardware.tensor_parallel": [1]}, requests=60,
+                replications=1, jobs=1).document["brief"] is None  # fmt: skip
+
+
+def test_variants_keep_their_names_and_sections_are_spelled_out(chat):
+    variants = [Variant("half price", {"prices": {"usd_per_chip_hour": 1.0}}, load_scenario(chat))]
+    named = replace(study(chat, "hardware.tensor_parallel=1"), variants=tuple(variants))
+    first = layouts(named, search_axes(named))[0]
+    assert first.name == "a100-sxm-80gb TP1, 2048-token steps, half price"
+    assert settings_name({"prices": {"usd_per_chip_hour": 2.6}}) == "usd_per_chip_hour=2.6"
+
+
+def test_prices_by_chip(chat):
+    asked = {"slo": {"p99_ttft_ms": 2000.0}, "requests": 60, "replications": 1, "jobs": 1, "headroom": False}
+    vary = {"hardware.tensor_parallel": [1], "hardware.chip": ["a100-sxm-80gb", "h100-sxm"],
+            "engine.max_num_batched_tokens": [2048]}  # fmt: skip
+    priced = load_scenario(chat).with_values({"prices.usd_per_chip_hour": {"a100-sxm-80gb": 1.5, "h100-sxm": 9.0}})
+    found = plan(priced, rate=2.0, vary=vary, finalists=2, **asked)
+    rows = {row["set"]["hardware.chip"]: row["usd_per_hour"] for row in found.document["candidates"]}
+    assert rows == {"a100-sxm-80gb": 1.5, "h100-sxm": 9.0}
+    run = simulate(priced.with_values({"workload.num_requests": 20}))
+    assert run.document["cost_usd"] == pytest.approx(1.5 * run.summary["duration"] / 3600)
+
+
+def test_from_a_log_to_a_plan(tmp_path, capsys):
+    rows = [f"2024-05-01 10:00:{second:02d},{300 + 10 * second},{40 + second}" for second in range(60)]
+    log = tmp_path / "my.csv"
+    log.write_text("\n".join(["when,prompt_toks,gen_toks", *rows, ""]))
+    quick_plan = ["--slo", "p99_ttft_ms=2000", "--vary", "hardware.tensor_parallel=1", "--jobs", "1", "--no-headroom"]
+    assert main(["plan", str(log), *quick_plan, "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    said = " ".join(document["notes"])
+    assert "taken: model llama-3.1-8b, hardware.chip h100-sxm (--set model=NAME --set hardware.chip=NAME" in said
+    assert "arrival = 'when', input = 'prompt_toks', output = 'gen_toks'" in said
+    assert document["request_rate"] == pytest.approx(60 / 59, rel=0.05)
+    other = ["--map", "arrival=when,input=gen_toks,output=prompt_toks", "--set", "model=llama-3.2-1b"]
+    assert main(["plan", str(log), *quick_plan, *other, "--json", "-"]) == 0
+    turned = json.loads(capsys.readouterr().out)
+    assert turned["scenario"]["workload"]["columns"] == {
+        "arrival": "when",
+        "input": "gen_toks",
+        "output": "prompt_toks",
+    }
+    assert not any("guessed" in note or "model" in note for note in turned["notes"])
+    assert main(["run", str(log)]) == 2
+    assert "is a log of requests, not a scenario; forerun plan" in capsys.readouterr().err
+    assert main(["plan", str(log), *quick_plan, "--map", "arrival"]) == 2
+    assert "--map arrival: write WORD=COLUMN" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""A finished plan in sentences for whoever signs: cost, room, a failure, twice the load, and what would change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.studies.paired import chance_words
+from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
+from simulator.studies.plan.search import GROWTH, Candidate, Plan
+from simulator.tables import Table, pairs
+
+HOURS_PER_MONTH = 730
+"""365 days of 24 hours in twelve months."""
+BASIS = {
+    "calibrated": "kernel times measured on this chip",
+    "datasheet": "the chip's datasheet alone: no kernel of it was measured",
+    "extrapolated": "shapes or costs outside what was measured",
+}
+
+
+def brief_document(plan: Plan) -> dict[str, Any] | None:
+    """The plan's winner in sentences by heading; None where nothing holds, or no rate was asked for."""
+    best = plan.best
+    if best is None or plan.rate is None:
+        return None
+    verdict = best.verdict
+    assert verdict is not None
+    monthly = _monthly(best)
+    return {
+        "answer": f"{_chips(best)} ({best.name}) serve {plan.rate:.3g} requests per second within "
+        f"{limits_words(plan.objective)}.",
+        "usd_per_month": monthly,
+        "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
+        "headroom": _headroom(plan, best),
+        "a replica fails": _failure(plan, best),
+        "twice the load": _growth(plan, best),
+        "how sure": _chance(best),
+        "what would change it": _changes(plan, best),
+        "rests on": BASIS[verdict.observation.basis],
+    }
+
+
+def brief_table(brief: dict[str, Any]) -> Table:
+    """The sentences as a table."""
+    rows = [(key[0].upper() + key[1:], text) for key, text in brief.items() if key not in ("answer", "usd_per_month")]
+    return pairs("In short, for whoever signs", rows, name="brief")
+
+
+def _monthly(candidate: Candidate) -> float | None:
+    return None if candidate.usd_per_hour is None else candidate.usd_per_hour * HOURS_PER_MONTH
+
+
+def _chips(candidate: Candidate) -> str:
+    return f"{candidate.chips} chip{'' if candidate.chips == 1 else 's'}"
+
+
+def _bill(candidate: Candidate) -> str:
+    monthly = _monthly(candidate)
+    return _chips(candidate) + ("" if monthly is None else f", ${monthly:,.0f} a month")
+
+
+def _headroom(plan: Plan, best: Candidate) -> str:
+    if best.max_rate is None or plan.rate is None:
+        return "not searched"
+    reach = "at least" if best.at_least else "up to"
+    return f"holds {reach} {best.max_rate:.3g} requests per second, {best.max_rate / plan.rate - 1:.0%} more than asked"
+
+
+def _failure(plan: Plan, best: Candidate) -> str:
+    if not best.layout.scalable:
+        return "not tried: the pools of this layout have numbers of their own"
+    if best.layout.spare:
+        return f"{best.layout.spare} of the {best.layout.rented(best.replicas)} may be down and every limit still holds"
+    price = (
+        "" if best.layout.usd_per_hour is None else f" for ${best.layout.usd_per_hour * HOURS_PER_MONTH:,.0f} a month"
+    )
+    spare = f"--spare 1 adds one{price}"
+    if plan.outlook is None or plan.outlook.one_less is None:
+        return f"there is one replica: while it is down nothing is served; {spare}"
+    left = plan.outlook.one_less
+    if left.status == "meets":
+        return f"with {left.replicas} of {best.replicas} replicas left every limit still holds"
+    return f"with {left.replicas} of {best.replicas} replicas left a limit breaks ({left.reason}); {spare}"
+
+
+def _chance(best: Candidate) -> str:
+    if best.chance is None:
+        return "not tried"
+    return f"it holds with {chance_words(best.chance)} probability, the model's own error counted"
+
+
+def _growth(plan: Plan, best: Candidate) -> str:
+    if plan.outlook is None:
+        return "not tried"
+    grown = plan.outlook.doubled
+    if grown is None:
+        return f"no number of replicas tried holds it; plan it with --growth {plan.options.growth * GROWTH:g}"
+    if grown.replicas == best.replicas:
+        return "the same replicas hold it"
+    return f"{grown.replicas} replicas ({_bill(grown)})"
+
+
+def _changes(plan: Plan, best: Candidate) -> str:
+    """The margins after which the answer is another, the smallest first."""
+    verdict = best.verdict
+    assert verdict is not None
+    margins = []
+    if best.max_rate is not None and plan.rate is not None:
+        margins.append((best.max_rate / plan.rate - 1.0, "{:.0%} more traffic"))
+    if verdict.binding not in (None, GOODPUT) and 0 < verdict.strain < 1:
+        value = latency_words(verdict.binding, verdict.values[verdict.binding])
+        limit = plan.objective.limit_of(verdict.binding)
+        margins.append(
+            (1.0 / verdict.strain - 1.0, f"an engine {{:.0%}} slower than predicted ({value} of {limit:,.0f})")
+        )
+    rivals = [c for c in plan.candidates[1:] if c.status == "meets" and _shape(c) != _shape(best)]
+    dearer = [(1.0 - plan.cost(best) / plan.cost(c), c) for c in rivals if plan.cost(c) > plan.cost(best)]
+    if plan.by_price and dearer:
+        share, rival = min(dearer, key=lambda one: one[0])
+        margins.append((share, f"a price {{:.0%}} lower for {rival.name}"))
+    said = [words.format(share) for share, words in sorted(margins)]
+    return "; ".join(said) if said else "nothing that was tried"
+
+
+def _shape(candidate: Candidate) -> tuple[Any, ...]:
+    """What is rented for a candidate: prices move all layouts of equal chips together."""
+    return candidate.layout.scenario.hardware.chip, candidate.chips
