@@ -139,12 +139,12 @@ class StepRows:
 
     def take(self, log: StepLog) -> None:
         """Price the rows that ``log`` holds; unless they are kept, it forgets them."""
-        steps = price_steps(log, self.build)
-        self.look(steps)
+        for part in log.parts():
+            steps = price_steps(part, self.build)
+            self.look(steps)
+            self.parts.append(steps if self.keep else summed(steps, -(-len(steps) // GROUPS)))
         if self.keep:
-            self.parts.append(steps)
             return
-        self.parts.append(summed(steps, -(-len(steps) // GROUPS)))
         log.forget()
         if sum(map(len, self.parts)) > MOST_GROUPS:
             self.parts = [summed(joined(self.parts), 2)]
@@ -220,6 +220,8 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
 
 def joined(parts: list[StepRecords]) -> StepRecords:
     """The rows of several tables, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
     columns = [part.columns() for part in parts]
     names = StepRecords.__dataclass_fields__
     return StepRecords(**{name: np.concatenate([part[name] for part in columns]) for name in names})

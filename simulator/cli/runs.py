@@ -49,7 +49,8 @@ def run(
         int | None, typer.Option(min=1, help="Processes that share the replications; default: one per core.")
     ] = None,
     no_steps: Annotated[
-        bool, typer.Option("--no-steps", help="Keep no step records: less memory and no timeline in very long runs.")
+        bool,
+        typer.Option("--no-steps", help="Write no step records with --out: less memory and no timeline of a long run."),
     ] = False,
     no_interval: NoIntervalOption = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
@@ -68,7 +69,7 @@ def run(
                 seed,
                 replications,
                 jobs,
-                keep_steps=not no_steps,
+                keep_steps=out is not None and not no_steps,
                 show_progress=not no_progress,
                 intervals=not no_interval,
             )
@@ -118,7 +119,7 @@ def replicate(
     ended: list[BaseException] = []
     processes = min(replications - 1, jobs or cores()) if jobs != 1 else 0
     with Progress(show_progress, "simulating") as progress, Workers(processes) as workers:
-        others = [workers.start(document_of, scenario, seed + n, full_rows) for n in range(1, replications)]
+        others = [workers.start(document_of, scenario, seed + n) for n in range(1, replications)]
         if replications > 1:
             progress.label = f"{replications} runs"
         try:
@@ -150,16 +151,14 @@ def replicate(
     return first, document, next(iter([*alarms, *ended]), None)
 
 
-def document_of(
-    scenario: Scenario, seed: int, full_step_rows: int | None
-) -> tuple[dict[str, Any], LawBrokenError | None]:
+def document_of(scenario: Scenario, seed: int) -> tuple[dict[str, Any], LawBrokenError | None]:
     """The document of one run, and what is wrong with it if it cannot be; what a worker process sends back."""
     from simulator.errors import LawBrokenError
     from simulator.metrics import run_document
     from simulator.run import simulate
 
     try:
-        return run_document(simulate(scenario, seed, full_step_rows=full_step_rows)), None
+        return run_document(simulate(scenario, seed, full_step_rows=0)), None
     except LawBrokenError as error:
         if error.result is None:
             raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +99,14 @@ class StepLog:
     def room(self) -> int:
         """Rows after which steps of an unchanged batch are to share one."""
         return self._full_rows - self._rows
+
+    def parts(self) -> Iterator[StepLog]:
+        """The rows, as many at a time as are handed over together where none are kept."""
+        for first in range(0, self._rows, CONDENSED_AT):
+            part = copy(self)
+            part._rows = min(CONDENSED_AT, self._rows - first)
+            part._table = self._table[:, first : first + part._rows]
+            yield part
 
     def forget(self) -> None:
         """Drop all rows."""

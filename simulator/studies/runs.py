@@ -84,7 +84,7 @@ def run_document_of(
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    return run_document(simulate(scenario, seed, factors=dict(factors), intervals=intervals))
+    return run_document(simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals))
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:

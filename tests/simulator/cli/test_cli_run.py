@@ -310,14 +310,14 @@ def test_an_empty_path_is_not_the_folder_one_stands_in(forerun, scenario_file, t
     assert sorted(tmp_path.iterdir()) == before
 
 
-def killed(scenario, seed, full_step_rows):
+def killed(scenario, seed):
     """What a worker does for a run: seed 1 ends its process, as a lack of memory would."""
     import os
     import signal
 
     if seed == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return real_document_of(scenario, seed, full_step_rows)
+    return real_document_of(scenario, seed)
 
 
 real_document_of = runs.document_of
