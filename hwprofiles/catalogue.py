@@ -17,6 +17,8 @@ from hwprofiles.schema import KINDS, Chip, Link, read_kernels
 
 _R = TypeVar("_R", bound=Record)
 SOURCES = ("source", "field_sources")
+TENSOR_GAIN = 3.0
+"""Rate of fp16 over that of fp32 from which a chip without bf16 is taken to have matrix units."""
 LOCAL_LIBRARY = "llama.cpp"
 """The kernel library of single machines, whose defaults go by a chip's maker."""
 
@@ -80,7 +82,11 @@ def load_local_defaults(chip: Chip) -> dict[str, dict[str, FamilyParameters]]:
 
     Empty where its class is llama.cpp's own ground (Apple), or nothing is known of it there.
     """
-    return _default_sets(LOCAL_LIBRARY).get("cpu" if chip.kind == "cpu" else chip.vendor, {})
+    rates = chip.compute.dense_flops_per_s
+    plain = "bf16" not in rates and rates.get("fp16", 0.0) < TENSOR_GAIN * rates.get("fp32", 0.0)
+    maker = "cpu" if chip.kind == "cpu" else f"{chip.vendor}-without-tensor-cores" if plain else chip.vendor
+    sets = _default_sets(LOCAL_LIBRARY)
+    return sets.get(maker, sets.get(chip.vendor, {}))
 
 
 @cache

@@ -248,7 +248,7 @@ class Limits(NamedTuple):
     asynchronous: bool = False
     """Whether copies run beside the arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""
     vector_flops: float = 0.0
-    """fp32 peak of the vector units, FLOP/s; 0 = not stated."""
+    """Operations per second of the vector units; 0 = not stated."""
     clock_hz: float = 0.0
     """Of the cores; 0 = not stated."""
 

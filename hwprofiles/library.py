@@ -59,6 +59,8 @@ NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
 _CACHE_ENTRIES = 100_000
+LANE_FLOPS = 256.0
+"""Two operations in each of a core's 128 lanes per cycle."""
 LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY)
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
@@ -651,7 +653,7 @@ class KernelLibrary:
                 chip.on_chip.bandwidth_bytes_per_s,
                 chip.on_chip.multicast,
                 chip.compute.asynchronous,
-                chip.compute.dense_flops_per_s.get("fp32", peak) * chip.compute.usable_cores / chip.compute.cores,
+                _vector_flops(chip, peak),
                 chip.compute.clock_hz or 0.0,
             )
         return self._limits[dtype]
@@ -663,3 +665,15 @@ class KernelLibrary:
             return self.limits(dtype)
         dtype_bytes(dtype)
         return self.limits("bf16")
+
+
+def _vector_flops(chip: Chip, peak: float) -> float:
+    """Operations per second of the vector units that unpack weights and multiply packed 8-bit integers.
+
+    A GPU core issues 128 lanes of them in a cycle, however many of these take fp32 (64 on A100 and RDNA 2, twice over
+    on RDNA 3); elsewhere the fp32 peak stands for them.
+    """
+    compute = chip.compute
+    if chip.kind == "cpu" or compute.clock_hz is None:
+        return compute.dense_flops_per_s.get("fp32", peak) * compute.usable_cores / compute.cores
+    return LANE_FLOPS * compute.usable_cores * compute.clock_hz

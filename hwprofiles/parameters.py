@@ -150,7 +150,7 @@ class FewRowsKernel(Record):
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of arithmetic and the stream."""
     unpack: NonNegative
-    """Vector operations (as the fp32 peak counts them) per weight, once."""
+    """Vector operations (two for each lane and cycle) per weight, once."""
     row: NonNegative
     """The same per weight and row: what a further row costs where it is no longer hidden behind the stream."""
     core_bytes: NonNegative = 0.0

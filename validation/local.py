@@ -1,0 +1,480 @@
+"""Local engines: llama.cpp's rates on cards and laptops against class defaults, and against fits that left a chip out.
+
+    python -m validation.local --data DIR --out docs/validation/local.md
+
+DIR holds tables ``llama_bench.csv``, ``metal_batch.csv``, ``qwen38_mtp_configs.csv`` and ``qwen38_mtp_sweeps.csv``; a
+second folder of the same names (whole chips kept back) may follow. ``--model`` is the config.json of the 27B model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import chip_names
+from hwprofiles.dtypes import dtype_bytes, format_of
+from simulator.build import build_alone
+from simulator.errors import ForerunError
+from simulator.metrics.document import forerun_version
+from simulator.scenario import Scenario, scenario_from
+from simulator.speculation.level_decay import fit_lengths
+from simulator.studies.steady_state.prices import decode_steps
+from simulator.studies.tune.machine import Prices, fit_machine, gated
+from simulator.timing import ModelTimer
+
+FloatArray = NDArray[np.float64]
+
+CHIPS = {"Radeon 8060S": "strix-halo", "A100 80GB": "a100-pcie-80gb", "M1 Pro 14-core": "apple-m1-pro-14",
+         "Tesla V100": "v100-pcie", "Tesla V100 16GB SXM2": "v100-sxm", "Ryzen AI Max+ 395 CPU": "strix-halo-cpu",
+         "RTX PRO 6000 Blackwell": "rtx-pro-6000", "RTX PRO 6000 Blackwell Max-Q": "rtx-pro-6000-max-q",
+         "RTX A6000": "rtx-a6000", "H100 PCIe 80GB": "h100-pcie", "Radeon 890M": "strix-point"}  # fmt: skip
+"""Names of the tables that are not the catalogue's own with another spelling."""
+MODELS = (
+    (r"^(llama|llama 2|llama-2)[ -]7b(?!.*v0)", "llama-2-7b"), (r"^llama-3-8b|llama 8b", "llama-3-8b"),
+    (r"^llama[ -]3.1[ -]8b", "llama-3.1-8b"), (r"^llama-3-70b|llama 70b", "llama-3-70b"),
+    (r"qwen2\.5(-coder)?[ -]7b|qwen2 7b", "qwen2.5-7b"), (r"qwen2(\.5)?[ -]14b", "qwen2.5-14b"),
+    (r"qwen2(\.5)?[ -]32b", "qwen2.5-32b"), (r"gemma3[ -]4b", "gemma-3-4b"), (r"qwen3-8b", "qwen3-8b"),
+    (r"qwen3-0\.6b", "qwen3-0.6b"), (r"qwen3-1\.7b", "qwen3-1.7b"), (r"mistral-7b-v0\.3", "mistral-7b"),
+    (r"mistral-7b v0\.1", "mistral-7b-v0.1"), (r"tinyllama", "tinyllama-1.1b"), (r"llama 3b", "llama-3.2-3b"),
+    (r"llama 1b", "llama-3.2-1b"), (r"gpt-oss[ -]20b", "gpt-oss-20b"), (r"gpt-oss[ -]120b", "gpt-oss-120b"),
+    (r"qwen3-coder 30b|qwen3[ -]?(moe )?30b", "qwen3-30b-a3b"),
+)  # fmt: skip
+"""Catalogue models by what the tables call them; others (pruned, merged, unnamed) are left out."""
+QUANTS = {"q4_k_xl": "ud-q4_k_xl", "q3_k_xl": "ud-q3_k_xl", "mxfp4": "mxfp4"}
+OLD = ("master of 2024", "10491", "4239")
+"""Builds of Metal before the kernels for few rows."""
+ANSWER = 400
+"""Context taken half-way through an answer of a served request, in tokens."""
+SHORT = 2100
+"""Longest context, in tokens: beyond it attention decides."""
+FORMATS = ("16-bit", "q8_0", "q4_0", "q4_k", "q6_k", "q3_k", "iq")
+_GROUPS = {"q4_1": "q4_0", "q5_0": "q4_0", "q5_1": "q4_0", "iq4_nl": "q4_0", "iq4_xs": "q4_0", "mxfp4": "q4_0",
+           "q5_k": "q4_k", "q2_k": "q3_k"}  # fmt: skip
+START = {"apple": (5, 10, 14, 18, 18, 22, 25), "nvidia": (4, 6, 5, 7, 8, 9, 10), "amd": (4, 8, 8, 14, 14, 16, 16)}
+"""Operations per weight and row from which a fit starts, and to which formats that no row holds return."""
+
+
+class Rate(NamedTuple):
+    """One measured step."""
+
+    chip: str
+    model: str
+    quant: str
+    rows: int
+    streams: int
+    context: int
+    seconds: float
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A measured step, what it takes beside its products, and these."""
+
+    rate: Rate
+    maker: str
+    shipped_s: float
+    other_s: float
+    products: tuple[tuple[float, float, float, str], ...]
+    """(times, weights, bytes, format)."""
+    limits: tuple[float, float, float]
+    """Operations of the vector units, bandwidth, cores times clock."""
+
+
+@cache
+def chip_of(name: str) -> str | None:
+    """The catalogue's name of a chip; None where it has none."""
+    plain = re.sub(r"geforce |nvidia |tesla |radeon ai pro |radeon ", "", name.lower())
+    plain = re.sub(r"[^a-z0-9.]+", "-", plain.replace(" gb", "gb")).strip("-")
+    plain = f"apple-{plain}" if re.match(r"m[1-5]\b", plain) else plain
+    found = CHIPS.get(name, plain)
+    return found if found in chip_names() else None
+
+
+def model_of(name: str) -> str | None:
+    """The catalogue's name of a model; None where it is not one of ``MODELS``."""
+    return next((model for pattern, model in MODELS if re.search(pattern, name.lower())), None)
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
+    """A table of a folder; empty where it has none."""
+    path = folder / name
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measured(folder: Path) -> Iterator[Rate]:
+    """Steps of one row, and of up to 8, on one chip."""
+    for row in rows_of(folder, "llama_bench.csv"):
+        chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["tg_tok_s"])
+        tokens = _number(row["tg_tokens"])
+        if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate and tokens:
+            context = int((_number(row["depth_tokens"]) or 0) + tokens / 2)
+            yield Rate(chip, model, _quant(row["quant"]), 1, 1, context, 1 / rate, row["backend"])
+    for row in rows_of(folder, "speculation_llamacpp.csv"):
+        chip, model, rate = chip_of(row["chip"]), model_of(row["target_model"]), _number(row["baseline_tok_s"])
+        if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate:
+            yield Rate(chip, model, _quant(row["target_quant"]), 1, 1, ANSWER, 1 / rate, row["backend"])
+    for row in rows_of(folder, "metal_batch.csv"):
+        chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["tok_s"])
+        count = int(float(row["batch"]))
+        if chip and model and rate and count <= 8 and not any(old in row["build"] for old in OLD):
+            prompt = re.search(r"prompt (\d+) tokens", row["note"])
+            streams = count if row["metric"] == "batched_bench_decode" else 1
+            context = int(prompt[1]) if prompt else 64
+            yield Rate(chip, model, _quant(row["quant"]), count, streams, context, count / rate, row["backend"])
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if np.isfinite(value) and value > 0 else None
+
+
+def _quant(text: str) -> str:
+    return QUANTS.get(text.lower(), text.lower())
+
+
+def local_scenario(chip: str, model: str, quant: str, **hardware: object) -> Scenario:
+    """One user of llama.cpp."""
+    data = {
+        "model": model,
+        "weights_dtype": quant,
+        "hardware": {"chip": chip, **hardware},
+        "engine": {"framework": "llama.cpp", "max_num_seqs": 16, "max_num_batched_tokens": 512, "num_kv_blocks": 4096},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 64, "output_tokens": 128, "num_requests": 1},
+    }
+    return scenario_from(data, "local")
+
+
+@cache
+def _timer(chip: str, model: str, quant: str) -> ModelTimer:
+    timer = build_alone(local_scenario(chip, model, quant)).main.timer
+    assert isinstance(timer, ModelTimer)
+    return timer
+
+
+def step_of(rate: Rate) -> Step:
+    """A measured step with the parts of its price."""
+    timer = _timer(rate.chip, rate.model, rate.quant)
+    query = rate.rows // rate.streams
+    work = decode_steps(timer.windows, np.array([rate.streams]), query, np.array([rate.context + query]))
+    costs = timer.costs(work)
+    total = float((costs.device_s + costs.host_s)[0])
+    products, in_products = [], 0.0
+    for kernel in timer.kernels(work):
+        times = float(np.ravel(kernel.times)[0])
+        if kernel.family == "gemm" and times:
+            weights = float(kernel.sizes["n"]) * float(kernel.sizes["k"])
+            moved = dtype_bytes(kernel.dtype) * weights
+            moved += 2.0 * rate.rows * (float(kernel.sizes["n"]) + float(kernel.sizes["k"]))
+            plain = format_of(kernel.dtype)
+            group = "iq" if re.match(r"iq[123]", plain) else _GROUPS.get(plain, plain)
+            products.append((times, weights, moved, group if group in FORMATS else "16-bit"))
+            in_products += times * float(np.ravel(kernel.seconds)[0])
+    chip = timer.target.deployment.chip
+    limits = (
+        timer.target.deployment.kernels.limits("fp32").vector_flops,
+        chip.memory.bandwidth_bytes_per_s,
+        chip.compute.usable_cores * (chip.compute.clock_hz or 0.0),
+    )
+    maker = "cpu" if chip.kind == "cpu" else chip.vendor
+    return Step(rate, maker, total, total - in_products, tuple(products), limits)
+
+
+def fitted_s(step: Step, x: FloatArray) -> float:
+    """Seconds under parameters in logarithms: launch, efficiency (logit), overlap - 1, core bytes, host; a row's
+    operations of each format."""
+    launch, overlap, core, host = np.exp(x[0]), 1.0 + np.exp(x[2]), np.exp(x[3]), np.exp(x[4])
+    vector, bandwidth, cycles = step.limits
+    reach = min(bandwidth / (1.0 + np.exp(-x[1])), core * cycles) if cycles else bandwidth / (1.0 + np.exp(-x[1]))
+    total = step.other_s - 3.0e-4 + host
+    for times, weights, moved, kind in step.products:
+        busy = weights * (1.0 + np.exp(x[5 + FORMATS.index(kind)]) * step.rate.rows) / vector
+        stream = moved / reach
+        total += times * (launch + (busy**overlap + stream**overlap) ** (1.0 / overlap))
+    return float(total)
+
+
+def fit(steps: Sequence[Step], maker: str) -> FloatArray:
+    """Class defaults of one maker from some of its chips; a chip with many rows of a kind counts as one with few."""
+    start = np.log([4e-6, np.e**2, 1.0, 6.0, 3e-4, *START[maker]])
+    counts: dict[tuple[str, str, str, bool], int] = {}
+    for step in steps:
+        counts[_kind(step)] = counts.get(_kind(step), 0) + 1
+    weights = np.array([counts[_kind(step)] ** -0.5 for step in steps])
+    ridge = np.array([0.05, 0.05, 0.05, 0.02, 0.05, *[0.08] * len(FORMATS)])
+
+    def residuals(x: FloatArray) -> FloatArray:
+        errors = np.log([fitted_s(step, x) / step.rate.seconds for step in steps]) * weights
+        found: FloatArray = np.concatenate([np.arcsinh(errors / 0.1) * 0.1, ridge * (x - start)])
+        return found
+
+    from scipy.optimize import least_squares
+
+    found: FloatArray = least_squares(residuals, start).x
+    return found
+
+
+def _kind(step: Step) -> tuple[str, str, str, bool]:
+    return step.rate.chip, step.rate.model, step.rate.quant, step.rate.rows > 1
+
+
+def scores(errors: Sequence[float]) -> str:
+    """Count, median and 90th centile of absolute errors."""
+    if not errors:
+        return "0 | |"
+    sizes = np.abs(errors)
+    return f"{len(errors)} | {np.median(sizes):.1%} | {np.percentile(sizes, 90):.1%}"
+
+
+def class_lines(steps: Sequence[Step]) -> Iterator[str]:
+    """Errors by maker: as shipped, each chip by a fit without it, and after one measured number of the chip."""
+    yield "| maker | rows of a step | shipped: n | median | p90 | chip left out: n | median | p90 |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    for maker in ("apple", "nvidia", "amd"):
+        own = [step for step in steps if step.maker == maker]
+        dense = [step for step in own if not _experts(step)]
+        left = {}
+        for chip in sorted({step.rate.chip for step in dense}):
+            rest = [step for step in dense if step.rate.chip != chip and step.rate.context <= SHORT]
+            left[chip] = fit(rest, maker)
+        for name, few in (("1", False), ("2 to 8", True)):
+            shipped = [s.shipped_s / s.rate.seconds - 1 for s in own if (s.rate.rows > 1) is few]
+            unseen = [fitted_s(s, left[s.rate.chip]) / s.rate.seconds - 1 for s in dense if (s.rate.rows > 1) is few]
+            yield f"| {maker} | {name} | {scores(shipped)} | {scores(unseen)} |"
+
+
+def _experts(step: Step) -> bool:
+    return step.rate.model in ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
+
+
+def one_number_lines(steps: Sequence[Step]) -> Iterator[str]:
+    """Errors of one-row steps after one measured rate of the same chip, each other row of it in turn."""
+    before, after = [], []
+    ones = [step for step in steps if step.rate.rows == 1]
+    for step in ones:
+        others = [o for o in ones if o.rate.chip == step.rate.chip and o.rate != step.rate and o.maker == step.maker]
+        if not others:
+            continue
+        before.append(step.shipped_s / step.rate.seconds - 1)
+        other = min(others, key=lambda o: abs(np.log(o.rate.seconds / step.rate.seconds)))
+        machine = fit_machine([(other.shipped_s, other.shipped_s, other.rate.seconds)])
+        after.append(machine.seconds(step.shipped_s, step.shipped_s) / step.rate.seconds - 1)
+    yield "| one-row steps of chips with several rows | n | median | p90 |"
+    yield "|---|---:|---:|---:|"
+    yield f"| class defaults | {scores(before)} |"
+    yield f"| after one measured rate of the chip | {scores(after)} |"
+
+
+def step_lines(steps: Sequence[Step]) -> Iterator[str]:
+    """Every measured step, the worst of each chip, model and format."""
+    yield "| chip | model | format | backend | rows | context | measured ms | predicted ms | error |"
+    yield "|---|---|---|---|---:|---:|---:|---:|---:|"
+    for step in sorted(steps, key=lambda s: (s.maker, s.rate)):
+        rate = step.rate
+        yield (
+            f"| {rate.chip} | {rate.model} | {rate.quant} | {rate.backend} | {rate.rows} | {rate.context:,} | "
+            f"{rate.seconds * 1e3:.2f} | {step.shipped_s * 1e3:.2f} | {step.shipped_s / rate.seconds - 1:+.0%} |"
+        )
+
+
+class Rig(NamedTuple):
+    """One configuration of the 27B model."""
+
+    name: str
+    chips: str
+    scenario: Scenario
+    baseline: float
+
+
+RIG_QUANTS = {
+    "IQ3_S/IQ3_XXS mix (third-party)": "iq3_s",
+    "Q4-XYZ-v2 (third-party)": "iq4_xs",
+    "IQ3_XXS (third-party)": "iq3_xxs",
+    "Q4_K_M of a LoRA-merged model": "q4_k_m",
+}
+
+
+def rigs(folder: Path, model: str) -> Iterator[Rig]:
+    """Rigs of equal cards whose weights lie on them whole."""
+    for row in rows_of(folder, "qwen38_mtp_configs.csv"):
+        cards = row["chips"].split("+")
+        chip, baseline = chip_of(cards[0]), _number(row["baseline_tok_s"])
+        if chip is None or len(set(cards)) > 1 or row["offload"] != "full" or baseline is None:
+            continue
+        tensor = len(cards) if row["split"] == "tensor" else 1
+        hardware: dict[str, object] = {"tensor_parallel": tensor, "pipeline_parallel": len(cards) // tensor}
+        if len(cards) > 1:
+            hardware["link"] = "pcie4-x16"
+        if row["power_limit_w"]:
+            hardware["power_limit_w"] = float(row["power_limit_w"])
+        kv = {"q4_0": "q4_0", "q8_0": "q8_0"}.get(row["kv_type"], "bf16")
+        plain = local_scenario(chip, model, RIG_QUANTS.get(row["quant"], row["quant"].lower()), **hardware)
+        values = {
+            "kv_cache_dtype": kv,
+            "engine.max_model_len": 8192,
+            "speculation": {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.8}},
+        }
+        yield Rig(row["config_id"], row["chips"], plain.with_values(values), baseline)
+
+
+def rig_lines(folder: Path, model: str) -> Iterator[str]:
+    """Baselines and gains of drafting, with the acceptance that each row states."""
+    known = {rig.name: rig for rig in rigs(folder, model)}
+    bases, gains, lines = [], [], []
+    for row in rows_of(folder, "qwen38_mtp_configs.csv"):
+        rig = known.get(row["config_id"])
+        if rig is None:
+            continue
+        drafted, gate = int(float(row["n_max"])), float(row["p_min"] or 0)
+        plain, step = Prices(rig.scenario).seconds(1, 250, drafted)
+        bases.append(1 / plain / rig.baseline - 1)
+        ends = [float(row[key]) for key in ("acc_low", "acc_high") if row[key]]
+        share = float(row["acc_mean"]) if row["acc_mean"] else float(np.mean(ends)) if ends else None
+        rate = _number(row["mtp_tok_s"])
+        told = "| |"
+        if (
+            share is not None
+            and rate is not None
+            and not gate
+            and not re.search("not a paired|easy bench", row["note"])
+        ):
+            gain, seen = (1 + share * drafted) * plain / step, rate / rig.baseline
+            gains.append(gain / seen - 1)
+            told = f"{seen:.2f} | {gain:.2f} |"
+        lines.append(
+            f"| {row['config_id']} | {row['chips'].replace('+', ' + ')} | {row['split']} | {row['quant']} | "
+            f"{rig.baseline:.1f} | {1 / plain:.1f} | {drafted} | {told}"
+        )
+    yield f"Baseline: n, median, p90 of the error {scores(bases).replace(' |', ',')}. Gain of drafting: "
+    yield f"{scores(gains).replace(' |', ',')}."
+    yield ""
+    yield "| rig | cards | split | format | tok/s measured | predicted | n-max | gain measured | predicted |"
+    yield "|---|---|---|---|---:|---:|---:|---:|---:|"
+    yield from lines
+
+
+def sweep_lines(folder: Path, model: str) -> Iterator[str]:
+    """The best n-max of every ungated sweep over one stream, by prices and the acceptance that each row states."""
+    known = {rig.name: rig for rig in rigs(folder, model)}
+    sweeps: dict[str, dict[int, tuple[float, float | None]]] = {}
+    of: dict[str, Rig] = {}
+    for row in rows_of(folder, "qwen38_mtp_sweeps.csv"):
+        rate, rig = _number(row["tok_s_overall"]), known.get(row["baseline_config_id"])
+        if rig is None or rate is None or float(row["p_min"] or 0) > 0 or row["streams"] != "1" or not row["n_max"]:
+            continue
+        if not re.search(r"nmax|split$|q4km$|dyn3", row["section_id"]):
+            continue
+        tensor = rig.scenario.hardware.tensor_parallel > 1
+        if row["split"] in ("tensor", "layer") and (row["split"] == "tensor") != tensor:
+            continue
+        name = f"{row['section_id']} {rig.name}"
+        of[name] = rig
+        ends = [float(row[key]) for key in ("acc_low", "acc_high") if row[key]]
+        share = float(row["acc_mean"]) if row["acc_mean"] else float(np.mean(ends)) if ends else None
+        sweeps.setdefault(name, {})[int(float(row["n_max"]))] = (rate, share)
+    yield "| sweep | best measured | predicted best | it measures of the best | speed-ups measured | predicted |"
+    yield "|---|---:|---:|---:|---|---|"
+    hits = []
+    for name, found in sweeps.items():
+        drafts = {k: one for k, one in found.items() if k}
+        shares = {k: share for k, (_, share) in drafts.items() if share is not None}
+        if len(drafts) < 2 or not shares:
+            continue
+        prices = Prices(of[name].scenario)
+        model_ = fit_lengths({k: 1.0 + share * k for k, share in shares.items()}).model
+        predicted = {}
+        for k in drafts:
+            share = shares.get(k, (model_.acceptance_length(k) - 1.0) / k)
+            plain, step = prices.seconds(1, 250, k)
+            predicted[k] = (1 + share * k) * plain / step
+        best, chosen = max(drafts, key=lambda k: drafts[k][0]), max(predicted, key=lambda k: predicted[k])
+        part = drafts[chosen][0] / drafts[best][0]
+        hits.append(part >= 0.97)
+        seen = ", ".join(f"{k}: {rate / of[name].baseline:.2f}" for k, (rate, _) in sorted(drafts.items()))
+        told = ", ".join(f"{k}: {gain:.2f}" for k, gain in sorted(predicted.items()))
+        yield f"| {name} | {best} | {chosen} | {part:.1%} | {seen} | {told} |"
+    yield ""
+    yield f"Right, or within 3 % of the best: {sum(hits)} of {len(hits)} sweeps."
+
+
+def gate_lines(folder: Path, model: str) -> Iterator[str]:
+    """Whether a gate helps, on a card short of arithmetic and on two fast ones: n-max 4, p-min 0.6, acceptance 0.78."""
+    rates = [0.85, 0.8, 0.78, 0.75]
+    yield "| rig | ungated, n-max 4 | gated at 0.75 | gate gains |"
+    yield "|---|---:|---:|---:|"
+    for rig in rigs(folder, model):
+        if rig.name not in ("q41", "q36", "q25", "q53"):
+            continue
+        prices = Prices(rig.scenario)
+        steps = np.array([prices.seconds(1, 250, k)[1] for k in range(5)])
+        looks = np.array([2.5e-3 * min(k + 1, 4) for k in range(5)])
+        free, cut = gated(rates, 0.0), gated(rates, 0.75)
+        plain, gate = free.length / steps[4], cut.length / float(cut.chances @ (steps + looks))
+        yield f"| {rig.name} {rig.chips} | {plain:.1f} tok/s | {gate:.1f} tok/s | {gate / plain - 1:+.0%} |"
+
+
+HEAD = """# Laptops and consumer cards, every row
+
+Written by `python -m validation.local` of Forerun VERSION from collected measurements of others (llama.cpp's own
+threads and benchmarks, community tables; they do not ship). Errors are predicted over measured seconds, less one.
+**Shipped** are the class defaults that users get; they were fitted on these rows. **Chip left out** predicts each chip
+by a fit of the same form that has not seen it: what to expect of a card that nobody measured.
+"""
+
+
+def page(folders: Sequence[Path], model: str) -> str:
+    """The page in Markdown."""
+    found = [rate for folder in folders for rate in measured(folder)]
+    steps, refused = [], 0
+    for rate in dict.fromkeys(found):
+        try:
+            steps.append(step_of(rate))
+        except ForerunError:
+            refused += 1
+    short = [step for step in steps if step.maker in START and step.rate.context <= SHORT]
+    parts: list[tuple[str, Iterator[str]]] = [
+        ("Steps of one to eight rows", class_lines(short)),
+        ("One number of the machine", one_number_lines(short)),
+    ]
+    for folder in folders:
+        parts += [
+            ("A 27B hybrid model with MTP", rig_lines(folder, model)),
+            ("The best n-max", sweep_lines(folder, model)),
+            ("What a gate brings", gate_lines(folder, model)),
+        ]
+    parts.append(("Every step", step_lines(short)))
+    lines = [HEAD.replace("VERSION", forerun_version())]
+    for title, made in parts:
+        lines += [f"## {title}", "", *made, ""]
+    if refused:
+        lines.append(f"{refused} rows name a format or a model that cannot be run as named.")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Score a folder and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m validation.local", description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, action="append", required=True, metavar="DIR", help="folder of tables")
+    parser.add_argument("--model", required=True, metavar="CONFIG", help="config.json of the 27B model")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="page to write")
+    asked = parser.parse_args()
+    asked.out.write_text(page(asked.data, asked.model), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
