@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_defaults, load_local_defaults
-from hwprofiles.dtypes import dtype_bytes, format_of
+from hwprofiles.dtypes import VARIANT, dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.formulas import Num
+from hwprofiles.formulas import WINDOWED, Num
 from hwprofiles.parameters import FAMILIES, FamilyParameters, GemmParameters
 from hwprofiles.schema import Chip
 
@@ -85,6 +85,22 @@ def as_older_kernels_see(chip: Chip) -> Chip:
     return chip.model_copy(update={"compute": compute, "on_chip": chip.on_chip.model_copy(update={"multicast": 1.0})})
 
 
+def exact_names(family: str, named: str) -> tuple[str, ...]:
+    """Names of the sets that serve a format, or a kernel of it (``format@kernel``), without standing in for another.
+
+    The kernel's own first; of attention (``format@head size@name``) then the one the library chooses itself for that
+    head size, for windows the one without; then the format's.
+    """
+    dtype, *rest = named.split(VARIANT)
+    same = _SAME.get(dtype, dtype)
+    kernels = {VARIANT.join((name, *rest)): None for name in (dtype, same)}
+    if family.startswith("attention"):
+        sizes = (rest[0], rest[0].removesuffix(WINDOWED)) if rest else ()
+        kernels |= {f"{name}{VARIANT}{size}": None for name in (dtype, same) for size in sizes}
+    own = tuple(kernels)
+    return own if named != dtype and family in _RULES else (*own, dtype, same, "any")
+
+
 def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[FamilyParameters, str]:
     """Find the parameter set for a kernel family and the dtype of its stored operand.
 
@@ -107,9 +123,7 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
     if dtype != "any":
         dtype_bytes(dtype)
     libraries = tuple(dict.fromkeys((library, "generic")))
-    exact: tuple[str, ...] = (named, dtype, _SAME.get(dtype, dtype), "any")
-    if named != dtype and family in _RULES:
-        exact = (named, named.replace(dtype, _SAME.get(dtype, dtype), 1))
+    exact = exact_names(family, named)
     near: tuple[str, ...] = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
     if named != dtype and family in _RULES:
         near = (*(named.replace(dtype, other, 1) for other in near), dtype, *near)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from hwprofiles.dtypes import VARIANT
 from hwprofiles.errors import ProfileError
 
 Num = Any
@@ -217,6 +218,12 @@ class CollectiveTime(NamedTuple):
     transfer_s: Num
 
 
+HEAD_SIZES = (64, 128, 192, 256, 512)
+"""Head sizes that attention libraries compile kernels for; 128's set stands for the format."""
+WINDOWED = "w"
+"""What ends the name of a kernel for windows."""
+
+
 class AttentionShape(NamedTuple):
     """One attention layer as one chip sees it (heads already divided by tensor parallelism).
 
@@ -231,6 +238,22 @@ class AttentionShape(NamedTuple):
     """Bytes of K and V (or of the latent) one token occupies in this layer on this chip."""
     dtype: str
     """Format of the KV cache."""
+    windowed: bool = False
+    """Whether queries see a window of the keys."""
+    source: str = ""
+    """Name of the kernel, where a library has several for a head size; empty = its own choice."""
+
+    @property
+    def kernel(self) -> str:
+        """The parameter set of its kernels: attention is compiled for a few head sizes, the next larger one serves a
+        head between them; for MLA, whose keys and values differ in width; and, in some libraries, apart for windows.
+
+        Head sizes and widths may be arrays if they are all of one kernel.
+        """
+        keys, values = int(np.max(self.qk_dim)), int(np.max(self.v_dim))
+        size = next((size for size in HEAD_SIZES if keys <= size), HEAD_SIZES[-1])
+        name = "mla" if keys != values else f"{size}{WINDOWED if self.windowed else ''}"
+        return VARIANT.join(part for part in (self.dtype, name, self.source) if part)
 
 
 class Limits(NamedTuple):

@@ -9,7 +9,7 @@ Tiles = tuple[tuple[int, int], ...]
 
 LARGEST_TILE = 512
 """No tile has more rows; beyond it, all tiles are worth a try."""
-MIN_SPLIT_DEPTH = 256
+MIN_SPLIT_DEPTH = 256.0
 """Fewest k steps worth a split of their own."""
 
 
@@ -49,14 +49,14 @@ def gemm_time(
     activation_bytes: float,
     output_bytes: float,
 ) -> KernelTime:
-    """Time of ``y[m,n] = x[m,k] w[k,n]``.
+    """Time of ``y[m,n] = x[m,k] w[k,n]``; never shorter for a larger ``m``, ``n`` or ``k`` twice as large.
 
     Every tile shape of the library is tried, with split-K where the tiles do not fill the cores; the fastest counts.
     A wave costs its arithmetic at the core's share of the peak, or its operand reads at the core's share of the
-    on-chip bandwidth, whichever is longer. Memory time is every operand once (and the partial sums of split-K), at
-    no more than the busy cores can draw. Both overlap (better on a chip with asynchronous copies); filling the
-    pipeline at the start of a wave does not, except that an asynchronous chip prefetches the next tile and pays for
-    the first wave and the last.
+    on-chip bandwidth, whichever is longer. Memory time is every operand once, and never less than one core takes to
+    draw the operands of the smallest work item. Both overlap (better on a chip with asynchronous copies). What no
+    arithmetic hides comes on top: the last outputs' way to memory, and filling the pipeline at the start of a wave,
+    except that an asynchronous chip prefetches the next tile and pays for the first wave and the last.
 
     Args:
         xp: scalar or array functions.
@@ -85,26 +85,26 @@ def gemm_time(
     core_bandwidth = bandwidth * parameters.core_bandwidth_ratio / limits.cores
     sharpness = parameters.overlap * (2.0 if limits.asynchronous else 1.0)
     most_waves = 2.0 if limits.asynchronous else float("inf")
-    cores, deepest, wave_s, wave_share = limits.cores, k // MIN_SPLIT_DEPTH, parameters.wave_s, parameters.wave_share
+    cores, wave_s, wave_share = limits.cores, parameters.wave_s, parameters.wave_share
     maximum, minimum, ceil = xp.maximum, xp.minimum, xp.ceil
-    deepest = minimum(deepest, parameters.max_split_k)
+    # Depths are no whole numbers of steps: a whole number of splits makes a deeper product faster at its jumps.
+    deepest = minimum(k / MIN_SPLIT_DEPTH, parameters.max_split_k)
+    least_depth = minimum(k, maximum(MIN_SPLIT_DEPTH, k / parameters.max_split_k))
+    streamed = moved / bandwidth
     best: Num = None
     compute: Num = 0.0
     memory: Num = 0.0
     for rows, columns in useful_tiles(parameters.tiles, min(m, LARGEST_TILE)) if xp is SCALAR else parameters.tiles:
         tiles = ceil(m / rows) * ceil(n / columns)
         splits = maximum(1.0, minimum(cores // tiles, deepest))
-        items = tiles * splits
-        depth = k / splits
-        arithmetic = 2.0 * rows * columns * depth / core_flops
-        operands = (activation_bytes * minimum(rows, m) + weight_bytes * columns) * depth * cores / on_chip
-        waves = tile_waves(xp, items, cores, wave_share)
-        busy = waves * maximum(arithmetic, operands)
-        fill = wave_s * minimum(most_waves, ceil(items / cores))
+        arithmetic = 2.0 * rows * columns / core_flops
+        drawn = activation_bytes * minimum(rows, m) + weight_bytes * minimum(columns, n)
+        busy = tile_waves(xp, tiles * splits, cores, wave_share) * maximum(arithmetic, drawn * cores / on_chip)
+        busy = busy * (k / splits)
+        fill = wave_s * minimum(most_waves, ceil(tiles / cores))
         if xp is SCALAR and best is not None and busy + fill >= best:
             continue  # cannot win; spares the rest
-        partial = xp.where(splits > 1.0, 8.0 * m * n * splits / on_chip, 0.0)
-        stream = moved / minimum(bandwidth, items * core_bandwidth) + partial
+        stream = maximum(streamed, drawn * least_depth / core_bandwidth)
         total = smooth_maximum(xp, busy, stream, sharpness) + fill
         if best is None:
             best, compute, memory = total, busy, stream
@@ -114,12 +114,12 @@ def gemm_time(
             compute = xp.where(better, busy, compute)
             memory = xp.where(better, stream, memory)
     launch = parameters.launch_s
+    alone = parameters.write_share * output_bytes * m * n
     if parameters.quantise_s:
-        quantise = 3.0 * m * k / bandwidth
+        alone = alone + parameters.quantise_bytes * m * k
         launch = launch + parameters.quantise_s
-        best = best + quantise
-        memory = memory + quantise
-    tiled = KernelTime(launch + best, launch, compute, memory, flops, moved)
+    alone = alone / bandwidth
+    tiled = KernelTime(launch + best + alone, launch, compute, memory + alone, flops, moved)
     if few is None or vector is None:
         return tiled
     return KernelTime(*(xp.where(m <= few.most_rows, a, b) for a, b in zip(vector, tiled, strict=True)))
@@ -152,33 +152,22 @@ def few_rows_time(
 
 
 AMAX_S = 7.2e-6
-"""Least time of the kernel that finds the largest activation of a whole matrix before it is quantised, in seconds."""
-AMAX_BYTES_PER_S = 1.18e12
-"""Bytes per second at which it reads matrices that take longer than that.
+"""Least time of the kernel that finds the largest activation of a whole matrix before it is quantised, in seconds.
 
-Source: tables ``computescale`` of NVIDIA aiconfigurator-core 0.12.0 (trtllm 1.3.0rc20, H100 and H200; 7.0-7.3 us up to
-256 rows, 56-57 us for 8192 x 4096).
+Source: tables ``computescale`` of NVIDIA aiconfigurator-core 0.12.0 (trtllm 1.3.0rc20, H100 and H200; up to 256 rows).
 """
-
-
-def amax_time(xp: Functions, m: Num, k: Num) -> Num:
-    """Seconds to find the largest magnitude among ``m x k`` 16-bit activations.
-
-    Kernels of TensorRT-LLM's FP8 products were measured with it; a server whose checkpoint states the scale of every
-    layer's activations (NVIDIA ModelOpt's FP8) does not run it.
-
-    Args:
-        xp: scalar or array functions.
-        m: rows, > 0.
-        k: columns, > 0.
-    """
-    return xp.maximum(AMAX_S, 2.0 * m * k / AMAX_BYTES_PER_S)
+ONE_PASS_BYTES = 3.0
+"""Bytes per activation of quantising where the scale is known: 16 bits read, 8 written."""
 
 
 def with_static_scales(
     xp: Functions, limits: Limits, parameters: GemmParameters, time: KernelTime, m: Num, k: Num
 ) -> KernelTime:
-    """The product without the search for its activations' scale, never faster than light.
+    """The product without the search for the largest of its activations, never faster than light.
+
+    Kernels of TensorRT-LLM's FP8 products were measured with that search; a server whose checkpoint states the scale of
+    every layer's activations (NVIDIA ModelOpt's FP8) does not run it: one launch less, and one pass over the
+    activations instead of ``quantise_bytes``.
 
     Args:
         xp: scalar or array functions.
@@ -190,9 +179,9 @@ def with_static_scales(
     """
     if not parameters.quantise_s:
         return time
-    spared = amax_time(xp, m, k)
     fixed = min(parameters.quantise_s, AMAX_S)
-    stream = spared - AMAX_S
+    spared = max(0.0, parameters.quantise_bytes - ONE_PASS_BYTES) * m * k
+    stream = spared / (limits.bandwidth * parameters.memory_efficiency)
     light = xp.maximum(time.flops / limits.peak_flops, time.bytes / limits.bandwidth)
     seconds = xp.maximum(time.seconds - fixed - stream, light)
-    return time._replace(seconds=seconds, launch_s=time.launch_s - fixed)
+    return time._replace(seconds=seconds, launch_s=time.launch_s - fixed, memory_s=time.memory_s - stream)

@@ -239,7 +239,7 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype or a negative size.
         """
-        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
         return evaluate(
             (seqs, q_tokens, pairs, kv_tokens),
@@ -262,7 +262,7 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype or a negative size.
         """
-        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
         if all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
             return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond_kv)
@@ -285,7 +285,7 @@ class KernelLibrary:
             return lambda s, q, p, kv: self.index_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
         if isinstance(shape, SparseShape):
             return lambda s, q, p, kv: self.sparse_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
-        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
@@ -308,7 +308,7 @@ class KernelLibrary:
             return lambda s, q, kv: self.index_decode(shape, seqs=s, q_len=q, kv_tokens=kv).seconds
         if isinstance(shape, SparseShape):
             return lambda s, q, kv: self.sparse_decode(shape, seqs=s, q_len=q, kv_tokens=kv).seconds
-        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
@@ -324,7 +324,7 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype.
         """
-        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         xp = SCALAR if all_plain(seqs, q_len, 0) else ARRAY
         cores = self._attention_limit(shape.dtype, parameters.native_math).cores
         return alone_key_time(xp, parameters, cores, shape, seqs, q_len)
@@ -335,7 +335,7 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype.
         """
-        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.dtype))
+        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         return alone_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
 
     def one_pass(self, shape: AttentionShape) -> bool:
@@ -344,7 +344,7 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype.
         """
-        return cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype)).mixed == "one-pass"
+        return cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel)).mixed == "one-pass"
 
     def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
         """``attention_mixed(...).seconds`` of one shape where a single kernel serves prompt chunks and single queries,
@@ -354,7 +354,7 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype.
         """
-        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         if not self.one_pass(shape):
             return None
         limits = self._attention_limit(shape.dtype, parameters.native_math)
@@ -395,7 +395,7 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype or a negative size.
         """
-        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.dtype))
+        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         if parameters.mixed == "one-pass":
             limits = self._attention_limit(shape.dtype, parameters.native_math)
             return evaluate(

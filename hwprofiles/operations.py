@@ -188,7 +188,8 @@ def _shape(kernels: KernelLibrary, op: str, read: dict[str, Any]) -> AttentionSh
         )
     dtype = read["kv_dtype"] or read["dtype"]
     kernels.chip.math_dtype(dtype)
-    return AttentionShape(heads, kv_heads, dim, dim, 2.0 * kv_heads * dim * dtype_bytes(dtype), dtype)
+    stored = 2.0 * kv_heads * dim * dtype_bytes(dtype)
+    return AttentionShape(heads, kv_heads, dim, dim, stored, dtype, windowed=read["window"] > 0)
 
 
 def _prefill(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
@@ -201,7 +202,7 @@ def _prefill(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, 
         pairs=batch * causal_pairs(SCALAR, q_len, kv_len, window),
         kv_tokens=batch * windowed_length(SCALAR, q_len, kv_len, window),
     )
-    return time, shape.dtype
+    return time, shape.kernel
 
 
 def _decode(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
@@ -209,7 +210,7 @@ def _decode(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, s
     length = windowed_length(SCALAR, read["q_len"], read["kv_len"], read["window"])
     batch = read["batch"]
     time = kernels.attention_decode(shape, seqs=batch, q_len=read["q_len"], kv_tokens=batch * length, warm=read["warm"])
-    return time, shape.dtype
+    return time, shape.kernel
 
 
 def _moe(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hwprofiles import Chip, KernelLibrary, Source
 from hwprofiles.catalogue import load_defaults
 from hwprofiles.dtypes import VARIANT, format_of
+from hwprofiles.formulas import WINDOWED
 from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit, FittedOn
@@ -38,6 +39,8 @@ FloatArray = NDArray[np.float64]
 MIN_ROWS = 5
 """Fewest rows that a family's parameters are moved for."""
 FOLDS = 4
+PLAIN_HEAD = "128"
+"""Head size of attention whose set stands for the format."""
 SCARCE_ROWS = 40
 """Fewest held-out rows whose quantiles make a 90 % interval: the 5th and the 95th percentile lie within them."""
 INTERVAL_SPLIT = Split(0.5, 90)
@@ -208,7 +211,8 @@ def calibrate(
     own = {name: {family: dict(found) for family, found in families.items()} for name, families in chip.kernels.items()}
     for family, by_dtype in sets.items():
         before = own.setdefault(library, {}).setdefault(family, {})
-        for name in [name for name in before if format_of(name) in by_dtype]:
+        heads = family.startswith("attention")  # whose kernels for other head sizes stay
+        for name in [name for name in before if not heads and format_of(name) in by_dtype]:
             del before[name]  # an earlier fit of one kernel must not come before this one of its format
         before.update(by_dtype)
     fitted = chip.model_copy(update={"kernels": own})
@@ -216,20 +220,38 @@ def calibrate(
 
 
 def _plain_where_single(found: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
-    """The rows by family and format, a kernel's name left out of the format where it is the only one for it."""
-    count = Counter((family, format_of(dtype)) for family, dtype in found)
+    """The rows by family and format, a kernel's name left out where it is the only one for the format, or for a head
+    size of attention; rows of windows with the others of their head size where the same kernel serves both."""
+    joined: dict[tuple[str, str], list[IndexArray]] = {}
+    for (family, dtype), rows in found.items():
+        dtype, *rest = dtype.split(VARIANT)
+        if family.startswith("attention") and rest[0].endswith(WINDOWED):
+            wide = VARIANT.join((dtype, rest[0].removesuffix(WINDOWED), *rest[1:]))
+            rest[0] = rest[0].removesuffix(WINDOWED) if (family, wide) in found else rest[0]
+        joined.setdefault((family, VARIANT.join((dtype, *rest))), []).append(rows)
+    named = ("moe", "attention_prefill", "attention_decode")
+    count = Counter((family, _unnamed(family, dtype)) for family, dtype in joined)
     return {
-        (family, format_of(dtype) if family == "moe" and count[family, format_of(dtype)] == 1 else dtype): rows
-        for (family, dtype), rows in found.items()
-    }
+        (family, _unnamed(family, dtype) if family in named and count[family, _unnamed(family, dtype)] == 1 else dtype):
+        np.sort(np.concatenate(rows))
+        for (family, dtype), rows in joined.items()
+    }  # fmt: skip
+
+
+def _unnamed(family: str, dtype: str) -> str:
+    """A set's name without that of one kernel of several: the format, and the head size of attention but for 128."""
+    dtype, *rest = dtype.split(VARIANT)
+    sized = family.startswith("attention") and rest and rest[0] != PLAIN_HEAD
+    return f"{dtype}{VARIANT}{rest[0]}" if sized else dtype
 
 
 def _plain_sets(sets: dict[str, dict[str, FamilyParameters]], fits: list[FamilyFit]) -> None:
     """Of several kernels for a format, let the one with most rows stand for the format itself."""
     fitted = {(one.family, one.dtype) for one in fits}
     for one in sorted(fits, key=lambda fit: fit.rows):
-        if VARIANT in one.dtype and (one.family, format_of(one.dtype)) not in fitted:
-            sets[one.family][format_of(one.dtype)] = one.parameters
+        plain = _unnamed(one.family, one.dtype)
+        if plain != one.dtype and (one.family, plain) not in fitted:
+            sets[one.family][plain] = one.parameters
 
 
 def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParameters]:

@@ -16,6 +16,7 @@ from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters, 
 from simulator.replay.predict import (
     FAMILIES,
     IndexArray,
+    attention_kernels,
     attention_rows,
     equal_rows,
     gemm_rows,
@@ -23,6 +24,7 @@ from simulator.replay.predict import (
     pass_rows,
     predict_table,
     recurrent_rows,
+    stored_attention,
     stored_format,
     stored_pass,
     stored_recurrent,
@@ -34,8 +36,6 @@ FloatArray = NDArray[np.float64]
 
 CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "gemm": {"n": (1024, 1 << 40), "k": (1024, 1 << 40)},
-    "attention_prefill": {"head_dim": (128, 128), "window": (0, 0)},
-    "attention_decode": {"head_dim": (128, 128), "window": (0, 0)},
     "collective": {"message_bytes": (1 << 20, 1 << 60)},
 }
 """Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
@@ -104,6 +104,8 @@ def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> Fit
         columns.append(table.size("world_size"))
     if family == "elementwise" or family.startswith("recurrent"):
         columns.append(table.word("name").codes)
+    if family.startswith("attention"):
+        columns.append(attention_kernels(table))
     if family == "moe":
         columns += [table.size("projections") == 2, table.size("activated_experts") > 0]
     parts = tuple((rows, _call(chip, family, table, rows)) for rows in equal_rows(columns))
@@ -142,20 +144,23 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     for operation, column in named.items():
         own = op.equals(operation)
         kernel[own] = table.word(column).codes[own]
+    attending = np.isin(op.codes, [code for code, name in enumerate(op.names) if name.startswith("attention")])
+    attention = np.where(attending, attention_kernels(table), 0)
+    kernel[attending] = table.word("source").codes[attending]
     found: dict[tuple[str, str], list[IndexArray]] = {}
-    for rows in equal_rows([op.codes, dtype.codes, kv.codes, kernel]):
+    for rows in equal_rows([op.codes, dtype.codes, kv.codes, kernel, attention]):
         name = op.names[op.codes[rows[0]]]
         if name not in FAMILIES or name == "attention_mixed":
             continue
         family = FAMILIES[name]
         stored = dtype.names[dtype.codes[rows[0]]]
         if family.startswith("attention"):
-            stored = kv.names[kv.codes[rows[0]]] or stored
+            stored = stored_attention(table, rows[0])
         if name in COLLECTIVES:
             stored = "any"
         if family in _STORED:
             stored = _STORED[family](table, rows[0])
-        found.setdefault((family, {"fp16": "bf16"}.get(stored, stored)), []).append(rows)
+        found.setdefault((family, stored.replace("fp16", "bf16", 1)), []).append(rows)
     return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
 
 
@@ -221,7 +226,7 @@ VECTOR_SHARE = 0.02
 """Share of the matrix units' peak at which a kernel on the vector units starts in a fit."""
 NESTED = "unpacked."
 """What precedes the name of a parameter of the unpacked decode kernel."""
-QUANTISE = Coordinate("quantise_s", 1e-7, 2e-5)
+QUANTISE = (Coordinate("quantise_s", 1e-7, 2e-5), Coordinate("quantise_bytes", 2.0, 24.0))
 """Free where the library quantises activations in a kernel of its own."""
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
 ROW_WAVE = Coordinate("row_wave_s", 1e-8, 1e-5)
@@ -247,7 +252,8 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
         found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
         found += CPU_EXTRA.get(parameters.family, ())
     found += EXTRA.get(parameters.family, ())
-    found += [one for one in (QUANTISE, REGROUP, ROW_WAVE, ALONE) if getattr(parameters, one.name, None)]
+    found += [one for one in (REGROUP, ROW_WAVE, ALONE) if getattr(parameters, one.name, None)]
+    found += QUANTISE if getattr(parameters, QUANTISE[0].name, None) else ()
     return tuple(found)
 
 
@@ -287,6 +293,11 @@ CPU_DECODE: dict[str, Any] = {"stream_overlap": 1.0, "row_step": 1.0}
 their own there (a vector instead of a matrix), hence the unpacked kernel is tried however few the rows."""
 
 
+ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 1e6, "max_splits": 64.0}
+"""A grid of so many parts for every sequence and KV head, however short the context: FlashAttention-4's of head size
+512 under vLLM 0.24."""
+
+
 def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[str, Any]]:
     """Ways to split the KV axis and to pack query heads; kernels beside the packed one only where rows are many."""
     tokens: list[dict[str, Any]] = [{"split_tokens": number} for number in (64.0, 128.0, 256.0, 512.0, 1024.0)]
@@ -297,7 +308,7 @@ def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[s
         return options
     beside: list[dict[str, Any]] = [{"unpacked": unpacked_start(parameters, fill)} for fill in (0.25, 0.0)]
     beside += [{"split_tokens": 128.0, "split_root": 8.0, "split_fill": 8.0}]
-    beside += [{"row_wave_s": 1e-6}, {"row_step": 8.0}]
+    beside += [{"row_wave_s": 1e-6}, {"row_step": 8.0}, ALWAYS_SPLIT]
     inner = [*tokens, *({"split_fill": fill} for fill in (1.0, 2.0, 4.0))]
     return beside + options + [{NESTED + name: value for name, value in change.items()} for change in inner]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
 from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.dtypes import VARIANT, format_of
-from hwprofiles.formulas import ARRAY
+from hwprofiles.formulas import ARRAY, HEAD_SIZES
 from hwprofiles.recurrent import RecurrentShape
 from simulator.errors import ForerunError
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
@@ -203,12 +203,12 @@ def _attention(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, res
     if uneven.any():
         result.refuse("query heads are no multiple of the KV heads", int(uneven.sum()))
         rows = rows[~uneven]
-    for part in _by(table, rows, ("op", "dtype", "kv_dtype", "cache")):
+    for part in _by(table, rows, ("op", "dtype", "kv_dtype", "cache", "source"), attention_kernels(table)):
         dtype = _text(table, "dtype", part[0])
-        kv_dtype = _text(table, "kv_dtype", part[0]) or dtype
+        stored = stored_attention(table, part[0])
         warm = _text(table, "cache", part[0]) == "warm"
         run = partial(attention_rows, table, kernels, part)
-        _guarded(result, part, run, kernels, Operand(FAMILIES[_text(table, "op", part[0])], kv_dtype, dtype, warm))
+        _guarded(result, part, run, kernels, Operand(FAMILIES[_text(table, "op", part[0])], stored, dtype, warm))
 
 
 def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
@@ -272,14 +272,28 @@ def beyond_keys(
     return beyond
 
 
+def attention_kernels(table: KernelTable) -> NDArray[np.int64]:
+    """A number for every row, the same where one attention kernel of a format serves them."""
+    size = np.searchsorted(HEAD_SIZES, np.minimum(table.size("head_dim"), HEAD_SIZES[-1]))
+    value = table.size("v_head_dim")
+    latent = (value > 0) & (value != table.size("head_dim"))
+    return np.where(latent, -1, 2 * size + (table.size("window") > 0))
+
+
+def stored_attention(table: KernelTable, row: Any) -> str:
+    """The parameter set of a row's attention."""
+    return attention_shapes(table, np.array([row])).kernel
+
+
 def attention_shapes(table: KernelTable, rows: IndexArray) -> AttentionShape:
-    """The layers of some rows, with an array for every number."""
+    """The layers of some rows that one kernel serves, with an array for every number."""
     heads, kv_heads = (_floats(table, name, rows) for name in ("num_heads", "num_kv_heads"))
     head_dim, v_dim, latent = (_floats(table, name, rows) for name in ("head_dim", "v_head_dim", "latent"))
     kv_dtype = _text(table, "kv_dtype", rows[0]) or _text(table, "dtype", rows[0])
     width = np.where(v_dim > 0, v_dim, head_dim)
     stored = kv_heads * np.where(latent > 0, head_dim, head_dim + width)
-    shape: Any = (heads, kv_heads, head_dim, width, stored * dtype_bytes(kv_dtype), kv_dtype)
+    windowed, source = bool(table.size("window")[rows[0]] > 0), _text(table, "source", rows[0])
+    shape: Any = (heads, kv_heads, head_dim, width, stored * dtype_bytes(kv_dtype), kv_dtype, windowed, source)
     return AttentionShape(*shape)
 
 

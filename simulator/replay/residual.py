@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary
-from hwprofiles.dtypes import format_of
+from hwprofiles.choice import exact_names
 from hwprofiles.parameters import FAMILIES
 from simulator.errors import ForerunError
 from simulator.replay.correction import Trees, feature_matrix, feature_names, fit_trees
@@ -113,7 +113,7 @@ class Residuals:
     def find(self, kernels: KernelLibrary, family: str, dtype: str) -> Correction | None:
         """The correction that belongs to the parameter set ``kernels`` uses, if there is one."""
         for library in dict.fromkeys((kernels.library, "generic")):
-            for name in dict.fromkeys((dtype, format_of(dtype))):
+            for name in exact_names(family, dtype):
                 if name in kernels.chip.kernels.get(library, {}).get(family, {}):
                     return self.corrections.get((library, family, name))
         return None

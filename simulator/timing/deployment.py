@@ -145,6 +145,12 @@ class Deployment:
         return "fp32" if self.weight_dtypes["attention"] == "fp32" else "bf16"
 
     @property
+    def _cache_kernels(self) -> str:
+        """Format that chooses the attention kernels: the cache's, where it is narrower than what is computed in."""
+        narrower = dtype_bytes(self.kv_dtype) < dtype_bytes(self.compute_dtype)
+        return self.kv_dtype if narrower else self.compute_dtype
+
+    @property
     def activation_bytes(self) -> float:
         """Bytes per activation element between kernels."""
         return dtype_bytes("fp32") if self.compute_dtype == "fp32" else ACTIVATION_BYTES
@@ -170,7 +176,7 @@ class Deployment:
                 qk_dim=attention.kv_lora_rank + attention.qk_rope_head_dim,
                 v_dim=attention.kv_lora_rank,
                 kv_bytes_per_token=attention.kv_elements_per_token * dtype_bytes(self.kv_dtype),
-                dtype=self.compute_dtype,
+                dtype=self._cache_kernels,
             )
         kv_heads = max(1, attention.num_kv_heads // self.tensor_parallel)
         return AttentionShape(
@@ -182,7 +188,8 @@ class Deployment:
             * kv_heads
             / attention.num_kv_heads
             * dtype_bytes(self.kv_dtype),
-            dtype=self.compute_dtype,
+            dtype=self._cache_kernels,
+            windowed=attention.window is not None,
         )
 
     def mixing(self, mixer: Mixer) -> tuple[tuple[MixingShape, int | None], ...]:

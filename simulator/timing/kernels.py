@@ -251,7 +251,8 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     priced = decode_attention(library, call.op, **sizes) if between else getattr(library, call.op)(**sizes)
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
-    fitted, named = (family, dtype or "any"), kernel_sizes(call)
+    kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
+    fitted, named = (family, kernel or "any"), kernel_sizes(call)
     basis = library.basis_code(*fitted, named)
     light_s = library.light_seconds(priced, "" if shape is not None else dtype)
     return Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s, fitted, named)

@@ -120,7 +120,8 @@ def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
     operation = frame.texts("op_name")
-    if frame.has("gemm_type") or not {"mla_context", "mla_generation"} & set(operation.names):
+    whole = frame.has("gemm_type") or "fp8_block" in frame.texts("mla_dtype").names  # with the layer's projections
+    if whole or not {"mla_context", "mla_generation"} & set(operation.names):
         return _unpredicted(frame, frame.path.stem.removesuffix("_perf"), skipped)
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
     decode = frame.texts("op_name").equals("mla_generation")
