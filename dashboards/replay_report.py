@@ -36,6 +36,7 @@ from simulator.replay import ReplayReport
 from simulator.replay.result import Replay
 from simulator.replay.tables import (
     METRIC_WORDS,
+    READINGS,
     cold_words,
     kernel_replay_tables,
     run_replay_tables,
@@ -136,7 +137,7 @@ def _header(document: Document) -> str:
     kind, held_out = kind_of(document), " held out from any fit" if document.get("split") else ""
     says = f"Measured {kind} beside predicted ones · {basis_words(document['basis'])}"
     if kind == KERNELS:
-        layer = "physics with the learned residual" if document["residual"] else "physics alone"
+        layer = READINGS[document["residual"]]
         title = f"{document['chip']}, {document['library']} kernels"
         return header(title, says, f"{document['overall']['n']:,} kernels{held_out}: {_errors(document)} ({layer}).")
     title = ", ".join(Path(source).name for source in document["sources"]) or f"Measured {kind}"

@@ -45,7 +45,7 @@ def load_chip(name_or_path: str | Path) -> Chip:
     """
     text = str(name_or_path)
     if _is_path(text):
-        return _load_file(Path(text), Chip)
+        return _load_file(Path(text), Chip).read_from(Path(text))
     return _load_chip_by_name(text)
 
 
@@ -121,7 +121,8 @@ def _names(folder: str) -> tuple[str, ...]:
 
 @cache
 def _load_chip_by_name(name: str) -> Chip:
-    return _load_named("chips", name, Chip, "chip")
+    found = _load_named("chips", name, Chip, "chip")
+    return found.read_from(Path(str(resources.files("hwprofiles"))) / "chips" / f"{name}.yaml")
 
 
 @cache

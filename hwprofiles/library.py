@@ -1,11 +1,12 @@
 """Kernel times of one chip under one kernel library: the interface the simulator calls."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, cast
 
 import numpy as np
 
-from hwprofiles.attention import alone_key_time, alone_sequences, decode_time, one_pass_time, prefill_time
+from hwprofiles.attention import WARM_FADE, alone_key_time, alone_sequences, decode_time, one_pass_time, prefill_time
 from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_link
 from hwprofiles.choice import (
     BASES,
@@ -14,9 +15,11 @@ from hwprofiles.choice import (
     PORTABLE,
     UNFITTED_INTERVALS,
     as_older_kernels_see,
+    exact_names,
     find_parameters,
     inside_ranges,
 )
+from hwprofiles.correction import Correction, Key, Pairs, load_corrections
 from hwprofiles.dtypes import VARIANT, dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import (
@@ -28,6 +31,7 @@ from hwprofiles.formulas import (
     KernelTime,
     Limits,
     Num,
+    Traced,
     all_plain,
     evaluate,
     functions_of,
@@ -65,6 +69,21 @@ LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference",
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
+CORRECTED = False
+"""Whether prices carry a profile's learned correction where nobody says so (``engine.kernel_correction``)."""
+
+
+def _heads(shape: AttentionShape) -> dict[str, Num]:
+    """Sizes of an attention layer that its corrections ask for."""
+    return {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.qk_dim}
+
+
+def _untraceable(time: KernelTime) -> None:
+    """Raise TypeError for a formula that is being traced: trees are no steps of one."""
+    if time.seconds.__class__ is Traced:
+        raise TypeError("learned corrections cannot be traced")
+
+
 class KernelLibrary:
     """Predicts kernels of ``chip`` as ``library`` runs them.
 
@@ -79,9 +98,10 @@ class KernelLibrary:
         static_scales: whether the checkpoint states the scales of 8-bit activations, so that none is searched for.
         marlin: experts stored in 4 bits of any kind go through the Marlin kernels, which widen them to 16 bits: those
             are what the ``int4`` sets were fitted on.
+        corrected: whether the profile's learned corrections are put on top of physics.
 
     Raises:
-        ProfileError: no such chip.
+        ProfileError: no such chip or library, or a damaged file of corrections.
     """
 
     def __init__(
@@ -91,6 +111,7 @@ class KernelLibrary:
         split_kv: bool = True,
         static_scales: bool = False,
         marlin: bool = False,
+        corrected: bool = CORRECTED,
     ) -> None:
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
@@ -109,6 +130,11 @@ class KernelLibrary:
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
+        self.corrected = corrected
+        self.corrections: Mapping[Key, Correction] = {}
+        """Learned corrections in use, by library, family and name of the set."""
+        if corrected and not self._older:
+            self.corrections = load_corrections(self.chip.corrections_file)
 
     def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
         """Return the parameter set used for a kernel family and the dtype of its stored operand.
@@ -166,9 +192,12 @@ class KernelLibrary:
             ProfileError: no such family or dtype.
         """
         parameters, basis = self._choose(family, dtype)
-        known = {} if parameters.fit is None or basis != BASES[CALIBRATED] else parameters.fit.intervals
+        known: Pairs = {} if parameters.fit is None or basis != BASES[CALIBRATED] else parameters.fit.intervals
         if "all" not in known:
             return UNFITTED_INTERVALS[family] if assumed else (1.0, 1.0)
+        correction = self.correction(family, dtype)
+        if correction is not None and np.all(inside_ranges(correction.ranges, sizes)):
+            known = correction.intervals or known
         inside = inside_ranges(parameters.fit.ranges, sizes) if parameters.fit is not None else True
         ends = []
         for end, nearest in ((0, np.minimum), (1, np.maximum)):
@@ -178,6 +207,45 @@ class KernelLibrary:
             outside = known.get("outside", known["all"])[end]
             ends.append(nearest(1.0, np.where(inside, found, outside)))
         return ends[0], ends[1]
+
+    def reading(self, corrected: bool) -> "KernelLibrary":
+        """The same kernels with the profile's learned corrections, or by physics alone."""
+        other = copy(self)
+        other.corrected = corrected
+        other.corrections = load_corrections(self.chip.corrections_file) if corrected and not self._older else {}
+        other._gemms = {}
+        return other
+
+    def correction(self, family: str, dtype: str) -> Correction | None:
+        """The learned correction of the parameter set used for a family and a format, where it is in use."""
+        if not self.corrections:
+            return None
+        for library in dict.fromkeys((self.library, "generic")):
+            sets = self._fitted.kernels.get(library, {}).get(family, {})
+            for name in exact_names(family, self._kernels_of(family, dtype)):
+                if name in sets:
+                    return self.corrections.get((library, family, name))
+        return None
+
+    def _corrected(self, family: str, dtype: str, time: KernelTime, held: bool = False, **sizes: Num) -> KernelTime:
+        """A time of physics with its correction; never faster than the chip's light.
+
+        Args:
+            family: of the kernel.
+            dtype: of the stored operand, with the kernel's name where it has one.
+            time: by physics.
+            held: operands may be on the chip already, so that the memory bounds nothing.
+            sizes: those of ``hwprofiles.correction.SIZES``.
+        """
+        correction = self.correction(family, dtype)
+        if correction is None:
+            return time
+        light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time)
+        seconds = time.seconds * correction.factor(family, sizes, time, float(self.chip.compute.usable_cores))
+        seconds = np.maximum(seconds, np.minimum(light, time.seconds))
+        if not isinstance(time.seconds, np.ndarray):
+            seconds = float(seconds)
+        return time._replace(seconds=seconds, launch_s=np.minimum(time.launch_s, seconds))
 
     def light_seconds(self, time: KernelTime, dtype: str = "") -> Num:
         """Least seconds of a kernel's work at the chip's peak.
@@ -217,7 +285,7 @@ class KernelLibrary:
             time = gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide)
             return with_static_scales(xp, limits, parameters, time, m, k) if self._static_scales else time
 
-        result = evaluate((m, n, k), priced)
+        result = self._corrected("gemm", dtype, evaluate((m, n, k), priced), m=m, n=n, k=k)
         if scalar:
             if len(self._gemms) >= _CACHE_ENTRIES:
                 self._gemms.clear()
@@ -241,10 +309,21 @@ class KernelLibrary:
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        return evaluate(
+        time = evaluate(
             (seqs, q_tokens, pairs, kv_tokens),
             lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
         )
+        return self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
+
+    def _corrected_prefill(
+        self, shape: AttentionShape, time: KernelTime, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
+    ) -> KernelTime:
+        if not self.corrections:
+            return time
+        _untraceable(time)
+        some, asked = np.maximum(1, seqs), np.maximum(1, q_tokens)
+        each = {"batch": seqs, "q_len": q_tokens / some, "kv_len": kv_tokens / some, "seen": pairs / asked}
+        return self._corrected("attention_prefill", shape.kernel, time, **each, **_heads(shape))
 
     def attention_decode(
         self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, beyond_kv: Num = 0.0
@@ -265,11 +344,37 @@ class KernelLibrary:
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
         if all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
-            return decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond_kv)
-        return evaluate(
-            (seqs, q_len, kv_tokens),
-            lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
-        )
+            time = decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond_kv)
+        else:
+            time = evaluate(
+                (seqs, q_len, kv_tokens),
+                lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
+            )
+        return self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, warm)
+
+    def _corrected_decode(
+        self,
+        shape: AttentionShape,
+        parameters: DecodeParameters,
+        time: KernelTime,
+        seqs: Num,
+        q_len: Num,
+        kv_tokens: Num,
+        warm: bool,
+    ) -> KernelTime:
+        """Corrections were learned on repeated calls: a cold one has none where a repeated one finds KV on the chip."""
+        if not self.corrections or not self._split_kv:
+            return time
+        _untraceable(time)
+        kept = kv_tokens * shape.kv_bytes_per_token / self.chip.on_chip.capacity_bytes
+        each = {"batch": seqs, "q_len": q_len, "kv_len": kv_tokens / np.maximum(1, seqs), "kept": kept}
+        corrected = self._corrected("attention_decode", shape.kernel, time, warm, **each, **_heads(shape))
+        if warm:
+            return corrected
+        same = kept >= WARM_FADE * parameters.warm_share
+        if isinstance(same, np.ndarray):
+            return KernelTime(*(np.where(same, *pair) for pair in zip(corrected, time, strict=True)))
+        return corrected if same else time
 
     def prefill_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num, Num], Num]:
         """Seconds over prompts of one shape as a function of (seqs, q_tokens, pairs, kv_tokens).
@@ -290,7 +395,8 @@ class KernelLibrary:
 
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
             xp = functions_of(pairs)
-            return prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens).seconds
+            time = prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens)
+            return self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens).seconds
 
         return seconds
 
@@ -313,7 +419,8 @@ class KernelLibrary:
 
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
             xp = functions_of(kv_tokens)
-            return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens).seconds
+            time = decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens)
+            return self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, False).seconds
 
         return seconds
 
@@ -474,6 +581,10 @@ class KernelLibrary:
                 xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same
             ),
         )
+        routed = {"uneven": spread.alpha if spread.kind == "power-law" else 0.0, "expert_parallel": expert_parallel}
+        routed |= {"tensor_parallel": tensor_parallel, "tokens": tokens, "num_experts": num_experts}
+        routed |= {"experts_per_token": experts_per_token, "hidden": hidden, "intermediate": intermediate}
+        time = self._corrected("moe", f"{dtype}{VARIANT}{kernel}" if kernel else dtype, time, **routed)
         if not mean_work or np.all(np.equal(expert_parallel, 1)):
             return time
         some = np.maximum(1.0, tokens)
@@ -516,7 +627,8 @@ class KernelLibrary:
         """
         parameters = cast(RecurrentPrefillParameters, self.parameters("recurrent_prefill", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
-        return evaluate((seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q))
+        time = evaluate((seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q))
+        return self._corrected_recurrent("recurrent_prefill", shape, time, seqs, q_tokens / np.maximum(1, seqs))
 
     def recurrent_decode(self, shape: RecurrentShape, *, seqs: Num, q_len: Num, warm: bool = False) -> KernelTime:
         """Time of a recurrent layer's update of the states of decoding sequences; ``q_len`` > 1 verifies tokens.
@@ -532,9 +644,16 @@ class KernelLibrary:
         """
         parameters = cast(RecurrentDecodeParameters, self.parameters("recurrent_decode", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
-        return evaluate(
+        time = evaluate(
             (seqs, q_len), lambda xp, s, q: recurrent_decode_time(xp, limits, parameters, shape, s, q, warm)
         )
+        return self._corrected_recurrent("recurrent_decode", shape, time, seqs, q_len, warm)
+
+    def _corrected_recurrent(
+        self, family: str, shape: RecurrentShape, time: KernelTime, seqs: Num, q_len: Num, held: bool = False
+    ) -> KernelTime:
+        heads = {"num_heads": shape.value_heads, "num_kv_heads": shape.key_heads}
+        return self._corrected(family, shape.dtype, time, held, batch=seqs, q_len=q_len, **heads)
 
     def _recurrent_seconds(self, shape: RecurrentShape, seqs: Num, tokens: Num, q_len: Num | None) -> Num:
         """Seconds of the short convolution of a layer, and of its recurrence: ``q_len`` tokens of each sequence that

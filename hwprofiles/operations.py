@@ -10,7 +10,7 @@ from hwprofiles.choice import BASES
 from hwprofiles.dtypes import DTYPES, dtype_bytes
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import SCALAR, AttentionShape, KernelTime
-from hwprofiles.library import KernelLibrary
+from hwprofiles.library import CORRECTED, KernelLibrary
 from hwprofiles.moe import read_routing
 from hwprofiles.movement import OPERATIONS
 from hwprofiles.schema import Chip
@@ -69,7 +69,9 @@ def operation_columns(op: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return operation.required, tuple(operation.optional)
 
 
-def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic") -> dict[str, Any]:
+def predict(
+    chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic", corrected: bool = CORRECTED
+) -> dict[str, Any]:
     """Predict one kernel.
 
     Args:
@@ -77,6 +79,7 @@ def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str =
         op: an operation of the canonical kernel trace, or ``elementwise``.
         values: its columns, numbers or text as typed on a command line.
         library: kernel library.
+        corrected: with the profile's learned correction, or by physics alone.
 
     Returns:
         ``op chip library seconds interval bound flops bytes basis launch_s compute_s memory_s``; ``interval`` holds
@@ -90,7 +93,7 @@ def predict(chip: Chip | str, op: str, values: Mapping[str, Any], library: str =
     operation = _find(op)
     profile = load_chip(chip) if isinstance(chip, str) else chip
     read = _read(op, operation, values)
-    kernels = KernelLibrary(profile, library)
+    kernels = KernelLibrary(profile, library, corrected=corrected)
     head = {"op": op, "chip": profile.name, "library": library}
     if operation.family == "collective":
         return {**head, **_collective(kernels, op, read)}

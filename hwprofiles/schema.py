@@ -1,9 +1,10 @@
 """What a chip profile and a link profile may contain: validated groups of numbers, each with its source."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from hwprofiles.dtypes import DTYPES, format_of, math_dtype
 from hwprofiles.errors import ProfileError, did_you_mean
@@ -14,6 +15,9 @@ UNCORE_SHARE = 0.25
 """Share of the TDP that no core clock lowers: memory, links, leakage. Chosen with the cube law below so that a GeForce
 RTX 5090 taken from 600 to 400 W loses 5 % of plain decoding and 18 % of verifying four draft tokens (community A/B of
 llama.cpp, 2026)."""
+
+CORRECTIONS = ".residual.npz"
+"""What a profile's file of learned corrections ends with, instead of .yaml."""
 
 KINDS = ("gpu-datacenter", "gpu-consumer", "tensix", "apple-gpu", "cpu")
 """Classes of chips; each has a file of default kernel parameters."""
@@ -145,6 +149,28 @@ class Chip(Record):
     host: Host
     kernels: dict[str, dict[str, dict[str, SerializeAsAny[FamilyParameters]]]] = Field(default_factory=dict)
     """library -> family -> dtype of the stored operand (or ``any``) -> parameters."""
+    _corrections: Path | None = PrivateAttr(default=None)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two profiles say the same, wherever each was read from."""
+        return isinstance(other, Chip) and self.__dict__ == other.__dict__
+
+    @property
+    def corrections_file(self) -> Path | None:
+        """Where learned corrections of its fits may lie: beside the profile it was read from, unless it was changed."""
+        return self._corrections
+
+    def read_from(self, profile: Path) -> "Chip":
+        """The chip as read from that file."""
+        chip = self.model_copy()
+        chip._corrections = profile.with_suffix(CORRECTIONS)
+        return chip
+
+    def with_kernels(self, kernels: Mapping[str, Any]) -> "Chip":
+        """The chip with other parameter sets, whose corrections the old ones are not."""
+        chip = self.model_copy(update={"kernels": kernels})
+        chip._corrections = None
+        return chip
 
     @field_validator("kernels", mode="before")
     @classmethod

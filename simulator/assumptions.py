@@ -52,15 +52,19 @@ class Assumptions:
         on_chip = chip.on_chip.model_copy(update={"bandwidth_bytes_per_s": bandwidth})
         return chip.model_copy(update={"on_chip": on_chip})
 
-    def kernels(
-        self, chip: Chip, library: str, split_kv: bool = True, static_scales: bool = False, marlin: bool = False
-    ) -> KernelLibrary:
-        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; what was calibrated stays as it is."""
+    def kernels(self, chip: Chip, library: str, *choices: bool) -> KernelLibrary:
+        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; what was calibrated stays as it is.
+
+        Args:
+            chip: whose.
+            library: of kernels.
+            choices: further arguments of ``KernelLibrary``, in its order.
+        """
         own = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
         moved = {name: factor for name, factor in own.items() if factor != 1.0}
         if moved:
-            return _ScaledKernels(chip, library, moved, split_kv, static_scales, marlin)
-        return _library(chip, library, split_kv, static_scales, marlin)
+            return _ScaledKernels(chip, library, moved, *choices)
+        return _library(chip, library, *choices)
 
     def _scaled(self, owner: str, values: Mapping[str, float]) -> dict[str, float]:
         found = {name: self.factors.get(f"{owner}.{name}", 1.0) for name in values}
@@ -83,10 +87,8 @@ _LATELY: deque[tuple[tuple[Any, ...], KernelLibrary]] = deque(maxlen=64)
 class _ScaledKernels(KernelLibrary):
     """Kernels whose parameters are multiplied where they were not fitted on this chip's own measurements."""
 
-    def __init__(
-        self, chip: Chip, library: str, factors: Factors, split_kv: bool, static_scales: bool, marlin: bool
-    ) -> None:
-        super().__init__(chip, library, split_kv, static_scales, marlin)
+    def __init__(self, chip: Chip, library: str, factors: Factors, *choices: bool) -> None:
+        super().__init__(chip, library, *choices)
         self._factors = dict(factors)
         self._scaled: dict[tuple[str, str], FamilyParameters] = {}
 

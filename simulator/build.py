@@ -312,7 +312,9 @@ def _machine(scenario: Scenario, assumed: Assumptions) -> _Machine:
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
     framework = framework.scheduled(engine.async_scheduling)
     scales, marlin = framework.static_activation_scales, _runs_marlin(scenario, chip)
-    kernels = assumed.kernels(chip, framework.kernel_library, engine.flash_decoding, scales, marlin)
+    kernels = assumed.kernels(
+        chip, framework.kernel_library, engine.flash_decoding, scales, marlin, engine.kernel_correction
+    )
     return _Machine(chip, link, framework, kernels)
 
 

@@ -100,7 +100,10 @@ class DraftRequest:
             tensor_parallel=draft.tensor_parallel or 1,
             chip=chip,
             kernels=KernelLibrary(
-                chip, target.framework.kernel_library, static_scales=target.framework.static_activation_scales
+                chip,
+                target.framework.kernel_library,
+                static_scales=target.framework.static_activation_scales,
+                corrected=bool(target.kernels.corrected),
             ),
             link=load_link(chip.links.scale_up) if chip.links.scale_up else None,
         )

@@ -15,7 +15,7 @@ from dashboards.app.served import Served
 from dashboards.replay_report import KERNELS, kind_of
 from hwprofiles import KernelLibrary, load_chip
 from simulator.errors import ForerunError
-from simulator.replay import ReplayReport, Split, calibrate, load_residuals, replay_kernels
+from simulator.replay import ReplayReport, Split, calibrate, replay_kernels
 from simulator.scenario import Scenario
 from traces.kernels import KernelTable, read_kernels
 
@@ -82,8 +82,10 @@ def _replayed(path: Path, modified_ns: int, chip: str, library: str, device: str
             )
         fitted = calibrate(table, profile, library, SPLIT, residual=False).chip
         return replay_kernels(table, KernelLibrary(fitted, library), SPLIT)
-    residuals = load_residuals(chip) if layer == LEARNED else None
-    return replay_kernels(table, KernelLibrary(profile, library), residuals=residuals)
+    kernels = KernelLibrary(profile, library, corrected=layer == LEARNED)
+    if layer == LEARNED and not kernels.corrections:
+        raise ForerunError(f"{chip}: this profile has no learned correction")
+    return replay_kernels(table, kernels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import JsonOption, Progress, checked_outputs, emit, printed
+from simulator.cli.output import JsonOption, Progress, ResidualOption, checked_outputs, emit, printed
 from simulator.cli.replays import DeviceOption, FilesArgument, FormatOption
 
 if TYPE_CHECKING:
@@ -41,13 +41,15 @@ def predict(
         typer.Argument(metavar="KEY=VALUE...", help="The kernel's shape and dtype.", show_default=False),
     ] = None,
     library: Annotated[str, typer.Option(help="Kernel library: generic, vllm, sglang, trtllm ...")] = "generic",
+    residual: ResidualOption = None,
     json_file: JsonOption = None,
 ) -> int:
     """Predict the time of one kernel: seconds, what bounds it, FLOPs, bytes, and what the number rests on."""
     from hwprofiles import predict as predict_kernel
+    from hwprofiles.library import CORRECTED
 
     shape = key_values(op, values or [])
-    document = predict_kernel(chip, op, shape, library)
+    document = predict_kernel(chip, op, shape, library, CORRECTED if residual is None else residual)
     seconds = document["seconds"]
     for rate, work in (("flops_per_s", "flops"), ("bytes_per_s", "bytes")):
         document[rate] = document[work] / seconds if seconds else None

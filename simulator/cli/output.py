@@ -26,6 +26,14 @@ PIPE_WIDTH = 120
 LONG_RUN_S = 1.0
 """A progress bar appears once a run takes longer than this."""
 
+ResidualOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--residual/--no-residual",
+        help="The profile's learned correction on top of the physics; default: as engine.kernel_correction.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - writes it to stdout and nothing else."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli.output import JsonOption, OutOption, SetOption, checked_outputs, emit, printed
+from simulator.cli.output import JsonOption, OutOption, ResidualOption, SetOption, checked_outputs, emit, printed
 
 EXIT_GATE_FAILED = 1
 
@@ -54,14 +54,7 @@ def kernels(
     ] = None,
     where: WhereOption = None,
     device: DeviceOption = None,
-    residual: Annotated[
-        bool | None,
-        typer.Option(
-            "--residual/--no-residual",
-            help="The profile's learned correction on top of the physics; default: where it has one.",
-            show_default=False,
-        ),
-    ] = None,
+    residual: ResidualOption = None,
     fail_above: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,13 +70,13 @@ def kernels(
     import sys
 
     from hwprofiles import KernelLibrary, load_chip
+    from hwprofiles.library import CORRECTED
+    from simulator.errors import ForerunError
     from simulator.replay import (
         exceeded,
-        load_residuals,
         parse_limit,
         parse_split,
         replay_kernels,
-        residual_path,
     )
     from simulator.replay.kernels import trace_library
     from simulator.replay.tables import cold_words
@@ -92,12 +85,13 @@ def kernels(
     limits = [parse_limit(text) for text in fail_above or []]
     held_out = parse_split(split) if split is not None else None
     with checked_outputs(out, json_file):
+        on = CORRECTED if residual is None else residual
         chosen = KernelLibrary(load_chip(chip), library)
+        if residual and not chosen.reading(True).corrections:
+            raise ForerunError(f"--residual: {chip} has no learned correction (forerun calibrate writes one)")
         table = concatenate([read_kernels(file, format, device=device) for file in files])
-        chosen = KernelLibrary(chosen.chip, trace_library(table, library))
-        learned = residual_path(chip).is_file() if residual is None else residual
-        corrections = load_residuals(chip) if learned else None
-        report = replay_kernels(table, chosen, held_out, where or [], corrections)
+        chosen = KernelLibrary(chosen.chip, trace_library(table, library), corrected=on)
+        report = replay_kernels(table, chosen, held_out, where or [])
         if out is not None:
             report.save(out)
         notes = {"notes": [words] if (words := cold_words(report.document)) else []}

@@ -3,7 +3,6 @@
 from simulator.replay.calibrate import Calibration, FamilyFit, calibrate, write_profile
 from simulator.replay.kernels import ReplayReport, replay_kernels, worst_rows
 from simulator.replay.predict import Prediction, predict_table
-from simulator.replay.residual import Residuals, load_residuals, residual_path, save_residuals
 from simulator.replay.scores import Limit, Score, exceeded, parse_limit
 from simulator.replay.split import Split, parse_split, training_rows
 
@@ -13,18 +12,14 @@ __all__ = [
     "Limit",
     "Prediction",
     "ReplayReport",
-    "Residuals",
     "Score",
     "Split",
     "calibrate",
     "exceeded",
-    "load_residuals",
     "parse_limit",
     "parse_split",
     "predict_table",
     "replay_kernels",
-    "residual_path",
-    "save_residuals",
     "training_rows",
     "worst_rows",
     "write_profile",

@@ -15,18 +15,21 @@ from numpy.typing import NDArray
 
 from hwprofiles import Chip, KernelLibrary, Source
 from hwprofiles.catalogue import load_defaults
+from hwprofiles.choice import inside_ranges
+from hwprofiles.correction import LARGEST, SIZES, Correction, Key, save_corrections
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.formulas import WINDOWED
 from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit, FittedOn
+from hwprofiles.schema import CORRECTIONS
 from simulator.errors import ForerunError
+from simulator.replay.correction import correction_inputs, learn
 from simulator.replay.evidence import conformal_intervals, interval_ends, rows_inside, seen_ranges
 from simulator.replay.fit import FEW_ROWS, FitProblem, core_rows, family_rows, fit, loss, make_problem, mixed_structure
 from simulator.replay.kernels import check_devices
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, IndexArray, predict_table
-from simulator.replay.residual import Correction, Key, Residuals, learn, save_residuals
 from simulator.replay.result import Replay
 from simulator.replay.split import Split, training_rows
 from simulator.replay.tables import calibration_tables
@@ -71,7 +74,7 @@ class Calibration(Replay):
     chip: Chip
     library: str
     fits: tuple[FamilyFit, ...]
-    residuals: Residuals
+    corrections: dict[Key, Correction]
     skipped: dict[str, int]
     source: str
     split: Split
@@ -215,8 +218,8 @@ def calibrate(
         for name in [name for name in before if not heads and format_of(name) in by_dtype]:
             del before[name]  # an earlier fit of one kernel must not come before this one of its format
         before.update(by_dtype)
-    fitted = chip.model_copy(update={"kernels": own})
-    return Calibration(fitted, library, tuple(fits), Residuals(corrections), skipped, table.source, split)
+    fitted = chip.with_kernels(own)
+    return Calibration(fitted, library, tuple(fits), corrections, skipped, table.source, split)
 
 
 def _plain_where_single(found: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
@@ -335,7 +338,9 @@ def _judged(
     kept = parameters.model_copy(update={"source": source, "fit": Fit(ranges=ranges, intervals=intervals)})
     correction, residual_mape = None, None
     if residual and not few:
-        correction, residual_mape = _learned(rows, chip, family, dtype, kept, op, training, half, held_out & core, seed)
+        correction, residual_mape = _learned(
+            rows, chip, family, dtype, kept, predicted, training, held_out & core, seed
+        )
     coverage = _coverage(ratio[judged], codes[judged], inside[judged], kept.fit) if judged.any() and not few else None
     mape, median = float(error.mean()), float(np.median(error))
     return FamilyFit(family, dtype, len(seen), len(error), mape, median, coverage, residual_mape, kept), correction
@@ -347,27 +352,25 @@ def _learned(
     family: str,
     dtype: str,
     parameters: FamilyParameters,
-    op: str,
+    predicted: FloatArray,
     training: NDArray[np.bool_],
-    half: NDArray[np.bool_],
     judged: NDArray[np.bool_],
     seed: int,
 ) -> tuple[Correction | None, float | None]:
-    from simulator.replay.fit import chip_with
-
-    kernels = KernelLibrary(chip_with(chip, family, dtype, parameters), "fit")
-    prediction = predict_table(rows, kernels)
-    correction = learn(op, family, rows.where(training), chip, prediction.where(training), seed)
+    """The correction of a fitted set, with intervals from half of the held-out rows, and its error on ``judged``."""
+    if family not in SIZES:
+        return None, None
+    matrix, sizes = correction_inputs(make_problem(chip, family, dtype, rows), parameters)
+    target = np.log(rows.measured_s / predicted)
+    correction = learn(matrix, sizes, target, training, seed)
     if correction is None:
         return None, None
-    corrected = predict_table(rows, kernels)
-    Residuals({("fit", family, dtype): correction}).apply(rows, corrected, kernels)
-    ratio = rows.measured_s / corrected.seconds
-    calibration = ~training & half
-    inside = rows_inside(parameters.fit.ranges if parameters.fit is not None else correction.ranges, rows)
-    intervals = conformal_intervals(ratio[calibration], corrected.regime[calibration], inside[calibration])
-    error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0)
-    return Correction(correction.trees, correction.names, correction.ranges, intervals), error
+    inside = np.asarray(inside_ranges(correction.ranges, sizes))
+    ratio = np.exp(target - np.where(inside, np.clip(correction.trees(matrix), -LARGEST, LARGEST), 0.0))
+    calibration = ~training & training_rows(rows, INTERVAL_SPLIT) & inside
+    intervals = conformal_intervals(ratio[calibration], np.ones(calibration.sum(), np.int8), inside[calibration])
+    error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0) if judged.any() else None
+    return correction._replace(intervals={"all": intervals["all"]} if intervals else {}), error
 
 
 def _folded(
@@ -438,9 +441,9 @@ def write_profile(calibration: Calibration, path: str | Path) -> list[Path]:
     if target.suffix not in (".yaml", ".yml"):
         raise ForerunError(f"{target}: a profile is a .yaml file")
     write_text_atomically(target, profile_text(calibration))
-    if not calibration.residuals.corrections:
+    if not calibration.corrections:
         return [target]
-    return [target, save_residuals(calibration.residuals, target)]
+    return [target, save_corrections(calibration.corrections, target.with_suffix(CORRECTIONS))]
 
 
 def profile_text(calibration: Calibration) -> str:

@@ -69,8 +69,11 @@ def _interval(ratio: FloatArray) -> tuple[float, float]:
     return float(f"{low:.4g}"), float(f"{high:.4g}")
 
 
-def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLibrary) -> None:
-    """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one."""
+def apply_evidence(
+    table: KernelTable, prediction: Prediction, kernels: KernelLibrary, corrected: NDArray[np.bool_]
+) -> None:
+    """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one:
+    the correction's where it has moved the row, else that of physics."""
     for (family, dtype), rows in stored_rows(table, prediction).items():
         fit = kernels.parameters(family, dtype).fit
         if fit is None:
@@ -79,6 +82,9 @@ def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLi
         weaker = ~inside & (prediction.basis[rows] == BASES.index("calibrated"))
         prediction.basis[rows[weaker]] = BASES.index("extrapolated")
         put_intervals(prediction, rows, fit.intervals, inside)
+        correction, moved = kernels.correction(family, dtype), corrected[rows]
+        if correction is not None:
+            put_intervals(prediction, rows[moved], correction.intervals, inside[moved])
 
 
 def put_intervals(

@@ -16,7 +16,6 @@ from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, Prediction, predict_table
-from simulator.replay.residual import Residuals
 from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.split import Split, training_rows
@@ -44,6 +43,7 @@ class ReplayReport(Replay):
         skipped: reason -> rows that are not scored.
         split: the split whose held-out part is scored; None = every row.
         residual: whether the learned correction is on.
+        beside: score over all rows of the other reading (physics alone, or with the correction); None = there is none.
     """
 
     chip: str
@@ -56,6 +56,7 @@ class ReplayReport(Replay):
     skipped: dict[str, int]
     split: Split | None
     residual: bool
+    beside: Score | None = None
 
     @property
     def basis(self) -> str:
@@ -77,6 +78,7 @@ class ReplayReport(Replay):
             "split": None if self.split is None else self.split._asdict(),
             "groups": [group._asdict() for group in self.groups],
             "overall": self.overall._asdict(),
+            "beside": None if self.beside is None else {"residual": not self.residual} | self.beside._asdict(),
             "cache": cache_states(self.rows),
             "skipped": self.skipped,
             "worst": worst_rows(self),
@@ -104,16 +106,15 @@ def replay_kernels(
     kernels: KernelLibrary,
     split: Split | None = None,
     where: Sequence[str] = (),
-    residuals: Residuals | None = None,
 ) -> ReplayReport:
     """Predict every row of a trace and score the predictions.
 
     Args:
         table: measured kernels.
-        kernels: the chip's predictions.
+        kernels: the chip's prices, by physics alone or with the profile's learned correction; the other reading, where
+            the profile has one, is scored beside it.
         split: score only the rows a fit under this split does not see.
         where: conditions such as ``n>=1024`` that a row must meet, if its operation has that column.
-        residuals: the profile's learned corrections, put on top of physics; None = physics alone.
 
     Raises:
         ForerunError: rows of several devices, a wrong unit, a bad condition, or no row left to score.
@@ -123,9 +124,11 @@ def replay_kernels(
     prediction = predict_table(table, kernels)
     _add(skipped, prediction.refused)
     out, reasons = impossible_rows(table, prediction, kernels.chip)
-    apply_evidence(table, prediction, kernels)
-    if residuals is not None:
-        residuals.apply(table, prediction, kernels)
+    on = bool(kernels.corrections)
+    other = kernels.reading(not on)
+    beside = predict_table(table, other) if on or other.corrections else prediction
+    moved = (prediction.seconds != beside.seconds) & on
+    apply_evidence(table, prediction, kernels, moved)
     _add(skipped, reasons)
     keep = np.isfinite(prediction.seconds) & ~out
     if split is not None:
@@ -146,7 +149,8 @@ def replay_kernels(
         overall_score(scored, predicted),
         skipped,
         split,
-        residuals is not None,
+        on,
+        overall_score(scored, beside.where(keep)) if beside is not prediction else None,
     )
 
 

@@ -21,6 +21,8 @@ METRIC_WORDS = {
 """Metrics of served runs and steps that are compared, with title and unit."""
 ERRORS = {"mape": "MAPE (%)", "median_ape": "median", "p90_ape": "p90", "bias": "bias"}
 SHOWN_WORST = 8
+READINGS = {True: "with the learned correction", False: "physics alone"}
+"""The two readings of a profile, by whether corrections are on."""
 SHOWN_RUNS = 40
 SHOWN_REASONS = 12
 _HIDDEN = ("op", "measured_s", "predicted_s", "ape", "regime", "basis", "library", "source", "device", "cache", "name")
@@ -35,8 +37,10 @@ def replay_heading(document: Document) -> tuple[str, str]:
     count = f"{document['overall']['n']:,}{held_out}"
     if "chip" not in document:
         return f"{count} engine steps", basis
-    layer = "with residual" if document["residual"] else "physics alone"
-    return f"{document['chip']}, {document['library']} kernels", f"{count} rows · {layer} · {basis}"
+    facts = f"{count} rows · {READINGS[document['residual']]} · {basis}"
+    if beside := document.get("beside"):
+        facts += f" · {READINGS[beside['residual']]}: {beside['mape']:.1f} % off"
+    return f"{document['chip']}, {document['library']} kernels", facts
 
 
 def cold_words(document: Document) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from hwprofiles.library import CORRECTED
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
 from simulator.settings import PositiveFloat, PositiveInt, Section, Share
 
@@ -51,6 +52,9 @@ class EngineConfig(Section):
     flash_decoding: bool = True
     """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
     are no more of them than sequences times KV heads."""
+    kernel_correction: bool = CORRECTED
+    """Whether kernel times carry the chip profile's learned correction, or are those of physics alone. A correction is
+    learned on kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""
     moe_backend: Literal["auto", "marlin", "triton"] = "auto"
     """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
     the profile was fitted on for their format. ``auto``: Marlin where vLLM runs MXFP4 experts on NVIDIA chips

@@ -183,13 +183,13 @@ ERRORS = json.dumps(
 @cache
 def corrections() -> bytes:
     """A small file of learned corrections."""
-    from simulator.replay.correction import Trees, feature_names
-    from simulator.replay.residual import Correction, Residuals, save_residuals
+    from hwprofiles.correction import Correction, Trees, save_corrections
+    from hwprofiles.schema import CORRECTIONS
 
     trees = Trees(np.array([[0, 1], [2, 0]], np.int16), np.ones((2, 2), np.float32), np.ones((2, 4), np.float32))
-    one = Correction(trees, feature_names("gemm"), {"m": (1.0, 64.0)}, {"inside": (-0.1, 0.1)})
+    one = Correction(trees, {"m": (1.0, 64.0)}, {"all": (0.9, 1.1)})
     with tempfile.TemporaryDirectory() as folder:
-        found = save_residuals(Residuals({("vllm", "gemm", "bf16"): one}), Path(folder) / "mine.yaml")
+        found = save_corrections({("vllm", "gemm", "bf16"): one}, Path(folder) / f"mine{CORRECTIONS}")
         return found.read_bytes()
 
 

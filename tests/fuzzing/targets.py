@@ -13,11 +13,11 @@ import numpy as np
 from fuzzing import seeds
 
 from hwprofiles import ProfileError, load_chip, load_link
+from hwprofiles.correction import feature_names, load_corrections
+from hwprofiles.schema import CORRECTIONS
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.llm import load_architecture
-from simulator.replay.correction import feature_names
-from simulator.replay.residual import SUFFIX, load_residuals
 from simulator.replay.validation.errors import read_errors
 from simulator.scenario import load_scenario
 from simulator.speculation import read_acceptance
@@ -82,8 +82,7 @@ def _servings(path: Path) -> None:
 
 def _corrections(path: Path) -> None:
     """What is read corrects a prediction without surprise."""
-    found = load_residuals(path.with_name(path.name.removesuffix(SUFFIX) + ".yaml"))
-    for (_, family, _), correction in found.corrections.items():
+    for (_, family, _), correction in load_corrections(path).items():
         assert np.isfinite(correction.trees(np.ones((3, len(feature_names(family)))))).all()
 
 
@@ -126,7 +125,7 @@ def _targets() -> Iterator[Target]:
     yield Target("servings-csv", ".csv", texts(*seeds.SERVINGS[:4]), _servings)
     yield Target("servings-json", ".json", texts(*seeds.SERVINGS[4:]), _servings)
     yield Target("servings-jsonl", ".jsonl", texts(*seeds.SERVINGS[4:]), _servings)
-    yield Target("corrections", SUFFIX, (seeds.corrections(),), _corrections)
+    yield Target("corrections", CORRECTIONS, (seeds.corrections(),), _corrections)
     yield Target("errors-on-record", ".json", texts(seeds.ERRORS), read_errors)
     yield Target("llama-cpp", ".log", texts(*seeds.LLAMA_CPP), read_llama_cpp)
     yield Target("engine-log", ".log", texts(*seeds.LOGS), _acceptance)

@@ -202,7 +202,7 @@ def test_unknown_names_suggest():
         ("  cores: 132", "  cores: 0", "compute.cores"),
         ("  cores: 132", "  cores: true", "compute.cores"),
         (
-            "        compute_efficiency: 0.7867",
+            "        compute_efficiency: 0.7984",
             "        compute_efficiency: 1.7",
             "generic.gemm.bf16.compute_efficiency",
         ),

@@ -241,3 +241,35 @@ def test_bound_of_arrays():
         np.array([1, 16, 8192]), np.array([64, 16384, 8192]), np.array([64, 8192, 8192])
     )
     assert time.bound.tolist() == ["latency", "memory", "compute"]
+
+
+GPUS = [
+    *(("h100-sxm", library, dtype) for library in ("generic", "vllm", "sglang", "trtllm") for dtype in ("bf16", "fp8")),
+    *(("b200-sxm", library, dtype) for library in ("vllm", "sglang", "trtllm") for dtype in ("bf16", "fp8", "fp4")),
+    *((chip, "vllm", dtype) for chip in ("a100-sxm-80gb", "l40s", "rtx-4090", "mi300x") for dtype in ("bf16", "int4")),
+]
+
+
+@pytest.mark.parametrize("scales", [False, True], ids=["searched", "stated"])
+@pytest.mark.parametrize(("chip", "library", "dtype"), GPUS)
+def test_a_larger_product_never_takes_less(chip, library, dtype, scales):
+    """Of 31,944 doublings 6,411 were faster, the worst by 1.83 times, while splits and rows of tiles let more cores
+    read the same bytes; 32 rows of 448 x 18816 on a B200 took two thirds of what 16 rows did."""
+    kernels = KernelLibrary(chip, library, static_scales=scales)
+    generator = np.random.default_rng(1)
+    rows = np.floor(2 ** generator.uniform(0, 14, (3, 2500)))
+    rows[:, 0] = 16, 448, 18816
+    before = kernels.gemm(*rows, dtype).seconds
+    for size in range(3):
+        for factor in (2.0, 1.25):
+            larger = rows.copy()
+            larger[size] = np.ceil(larger[size] * factor)
+            assert np.all(kernels.gemm(*larger, dtype).seconds >= before * (1 - 1e-9))
+
+
+def test_the_same_work_as_numbers_and_as_arrays():
+    """Tiles that cannot win are left out for single products alone."""
+    kernels = KernelLibrary("h100-sxm", "vllm")
+    sizes = np.floor(2 ** np.random.default_rng(2).uniform(0, 13, (3, 300)))
+    one_by_one = [kernels.gemm(*size, "fp8").seconds for size in sizes.T.tolist()]
+    assert_allclose(kernels.gemm(*sizes, "fp8").seconds, one_by_one, rtol=1e-12)
