@@ -293,7 +293,7 @@ CPU_DECODE: dict[str, Any] = {"stream_overlap": 1.0, "row_step": 1.0}
 their own there (a vector instead of a matrix), hence the unpacked kernel is tried however few the rows."""
 
 
-ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 1e6, "max_splits": 64.0}
+ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 128.0, "max_splits": 64.0}
 """A grid of so many parts for every sequence and KV head, however short the context: FlashAttention-4's of head size
 512 under vLLM 0.24."""
 

@@ -13,7 +13,6 @@ from simulator.errors import ForerunError
 from simulator.replay import (
     Split,
     calibrate,
-    load_residuals,
     predict_table,
     replay_kernels,
     write_profile,
@@ -99,6 +98,13 @@ def test_a_written_profile_is_a_chip_like_any_other(calibration, tmp_path, kerne
         write_profile(calibration, tmp_path / "mine.json")
 
 
+def with_corrections(calibration):
+    """The kernels of a calibration that was not written yet, with what it learned."""
+    library = KernelLibrary(calibration.chip)
+    library.corrections = calibration.corrections
+    return library
+
+
 @pytest.fixture(scope="module")
 def bent():
     """Kernels with a slow path that physics does not know: deep products on this made-up library take 40 % longer."""
@@ -112,22 +118,21 @@ def test_the_residual_learns_what_physics_cannot_say_and_can_be_switched_off(ben
     found = calibrate(bent, BARE)
     files = write_profile(found, tmp_path / "mine.yaml")
     assert [path.name for path in files] == ["mine.yaml", "mine.residual.npz"]
-    library = KernelLibrary(load_chip(files[0]))
-    physics = replay_kernels(bent, library, SPLIT)
-    corrected = replay_kernels(bent, library, SPLIT, residuals=load_residuals(files[0]))
+    physics = replay_kernels(bent, KernelLibrary(load_chip(files[0]), corrected=False), SPLIT)
+    corrected = replay_kernels(bent, KernelLibrary(load_chip(files[0]), corrected=True), SPLIT)
     assert corrected.overall.mape < 0.5 * physics.overall.mape
     assert found.fits[0].residual_mape == pytest.approx(corrected.overall.mape, rel=0.01)
     assert 82 < corrected.overall.coverage90 < 98
-    assert corrected.residual
-    assert not physics.residual
+    assert (corrected.residual, physics.residual) == (True, False)
+    assert physics.beside == corrected.overall._replace(coverage90=physics.beside.coverage90)
+    assert corrected.beside.mape == physics.overall.mape
 
 
 def test_rows_that_are_not_corrected_keep_the_interval_of_physics(bent, tmp_path):
     """A shape outside those that a correction was learned on is left alone, and so is its interval."""
     small = calibrate(bent.where(bent.size("n") <= 8192), BARE)
-    library = KernelLibrary(small.chip)
-    physics = replay_kernels(bent, library)
-    corrected = replay_kernels(bent, library, residuals=small.residuals)
+    physics = replay_kernels(bent, KernelLibrary(small.chip))
+    corrected = replay_kernels(bent, with_corrections(small))
     outside = bent.size("n") > 8192
     assert outside.sum() > 100
     for name in ("seconds", "low", "high"):
@@ -138,11 +143,10 @@ def test_rows_that_are_not_corrected_keep_the_interval_of_physics(bent, tmp_path
 
 def test_a_profile_without_corrections_says_so(calibration, tmp_path):
     write_profile(calibration, tmp_path / "mine.yaml")
-    with pytest.raises(ForerunError, match="no learned correction"):
-        load_residuals(tmp_path / "mine.yaml")
+    assert not KernelLibrary(load_chip(tmp_path / "mine.yaml"), corrected=True).corrections
     (tmp_path / "mine.residual.npz").write_bytes(b"PK")
     with pytest.raises(ForerunError, match="damaged"):
-        load_residuals(tmp_path / "mine.yaml")
+        KernelLibrary(load_chip(tmp_path / "mine.yaml"), corrected=True)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +173,7 @@ def test_no_calibrated_prediction_is_faster_than_light(too_fast, m, n, k, dtype)
     prediction = predict_table(table, library)
     light = light_seconds(prediction, CHIP)
     assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
-    too_fast.residuals.apply(table, prediction, library)
+    prediction = predict_table(table, with_corrections(too_fast))
     assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
 
 
@@ -216,13 +220,13 @@ def test_a_row_is_corrected_alike_alone_and_beside_other_operations(bent):
     found = calibrate(
         concatenate([bent, measured(attention_rows(400, np.random.default_rng(1)), "h100-sxm", "trtllm")]), BARE
     )
-    library = KernelLibrary(found.chip)
-    alone = replay_kernels(bent, library, residuals=found.residuals).prediction.seconds
+    library = with_corrections(found)
+    alone = replay_kernels(bent, library).prediction.seconds
     both = concatenate([measured(attention_rows(50, np.random.default_rng(2)), "h100-sxm", "sglang"), bent])
-    assert replay_kernels(both, library, residuals=found.residuals).prediction.seconds[50:] == pytest.approx(alone)
+    assert replay_kernels(both, library).prediction.seconds[50:] == pytest.approx(alone)
     attention = both.where(np.arange(50))
-    beside = replay_kernels(both, library, residuals=found.residuals).prediction.seconds[:50]
-    assert replay_kernels(attention, library, residuals=found.residuals).prediction.seconds == pytest.approx(beside)
+    beside = replay_kernels(both, library).prediction.seconds[:50]
+    assert replay_kernels(attention, library).prediction.seconds == pytest.approx(beside)
 
 
 def mixed_rows(count, generator):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from fuzzing.seeds import corrections
 
+from hwprofiles import correction
+from hwprofiles.correction import feature_names, load_corrections
 from simulator.cli import main
 from simulator.errors import ForerunError
-from simulator.replay import residual
-from simulator.replay.residual import load_residuals
 
 PLACE = "vllm/gemm/bf16"
 
@@ -28,16 +28,17 @@ def packed(**changes):
 def refused(tmp_path, data):
     (tmp_path / "mine.residual.npz").write_bytes(data)
     with pytest.raises(ForerunError, match=r"mine\.residual\.npz: damaged file of corrections") as caught:
-        load_residuals(tmp_path / "mine.yaml")
+        load_corrections(tmp_path / "mine.residual.npz")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_the_whole_file_is_read(tmp_path):
     (tmp_path / "mine.residual.npz").write_bytes(packed())
-    ((key, found),) = load_residuals(tmp_path / "mine.yaml").corrections.items()
+    ((key, found),) = load_corrections(tmp_path / "mine.residual.npz").items()
     assert "/".join(key) == PLACE
-    assert found.trees(np.full((2, len(found.names)), 5.0)).tolist() == [2.0, 2.0]
+    assert found.trees(np.full((2, len(feature_names("gemm"))), 5.0)).tolist() == [2.0, 2.0]
+    assert found.trees(np.full((1, len(feature_names("gemm"))), 5.0)).tolist() == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_an_array_in_place_of_an_archive(tmp_path):
         ({"leaf": np.full((2, 4), np.nan)}, "trees without a leaf for every answer"),
         ({"threshold": np.ones((1, 2))}, "trees without a leaf for every answer"),
         ({"feature": np.ones(3, np.int8)}, ""),
-        ({"names": np.array(["m", "colour"])}, "features that no kernel of the family has"),
+        ({"names": np.array(["m", "colour"])}, "other features than those of the family"),
         ({"ranges": np.ones((5, 2))}, ""),
         ({"names": np.array([{"a": 1}], dtype=object)}, "pickle"),
     ],
@@ -86,7 +87,7 @@ def test_a_key_of_another_kind(tmp_path):
 
 
 def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(residual, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(correction, "MOST_BYTES", 1 << 20)
     assert "unpacks to more than 1 MiB" in refused(tmp_path, packed(padding=np.zeros(1 << 18)))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hwprofiles import KernelLibrary, load_chip
-from simulator.replay import Split, calibrate, load_residuals, replay_kernels
+from simulator.replay import Split, calibrate, replay_kernels
 from simulator.replay.fit import core_rows, family_rows
 from simulator.replay.kernels import trace_library
 from traces.kernels import concatenate, read_kernels
@@ -59,7 +59,7 @@ def test_held_out_shapes(shared_data, chip, family, library, dtype, physics, cor
     assert plain.overall.mape <= physics
     assert 85 <= plain.overall.coverage90 <= 95
     assert plain.basis == "calibrated"
-    better = replay_kernels(table, kernels, SPLIT, where, load_residuals(chip))
+    better = replay_kernels(table, KernelLibrary(chip, library, corrected=True), SPLIT, where)
     assert better.overall.mape <= corrected
     assert 85 <= better.overall.coverage90 <= 95
 

@@ -4,8 +4,14 @@ import json
 
 import pytest
 
+from simulator.build import build_run
 from simulator.cli import main
+from simulator.scenario import Scenario
+from simulator.serving.config import EngineConfig
 from traces.kernels import write_kernels
+
+
+WORK = {"workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1}}
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def test_the_gate_fails_a_build(trace, capsys):
         (["TRACE", "--chip", "h100-sxm", "--split", "x"], "--split"),
         (["TRACE", "--chip", "h100-sxm", "--format", "vidor"], "did you mean 'vidur'"),
         (["TRACE", "--chip", "h100-sxm", "--library", "none"], "no kernel library 'none'"),
-        (["TRACE", "--chip", "mi300x", "--residual"], "mi300x: this profile has no learned correction"),
+        (["TRACE", "--chip", "mi300x", "--residual"], "mi300x has no learned correction"),
     ],
 )
 def test_bad_input_is_one_line(trace, arguments, told, capsys):
@@ -85,20 +91,28 @@ def test_calibrate_then_replay(trace, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))["basis"] == "calibrated"
 
 
-def test_a_learned_correction_is_on_where_the_profile_has_one(tmp_path, capsys):
-    """The physics of an H100 is corrected, that of an L4 is not; either can be told."""
+def test_one_price_for_replay_prediction_and_run(tmp_path, capsys):
+    """Every surface reads the same default and the same correction; an L4 has none."""
     trace = tmp_path / "gemm.csv"
     trace.write_text("op,m,n,k,dtype,measured_s\ngemm,512,4096,4096,bf16,2e-4\n")
 
     def told(chip, *options):
-        assert (
-            main(["replay", "kernels", str(trace), "--chip", chip, "--library", "vllm", *options, "--json", "-"]) == 0
-        )
+        at = ["--chip", chip, "--library", "vllm", *options, "--json", "-"]
+        assert main(["replay", "kernels", str(trace), *at]) == 0
         found = json.loads(capsys.readouterr().out)
-        return found["residual"], found["worst"][0]["predicted_s"]
+        assert main(["predict", "gemm", "m=512", "n=4096", "k=4096", *at]) == 0
+        assert json.loads(capsys.readouterr().out)["seconds"] == found["worst"][0]["predicted_s"]
+        return found["residual"], found["worst"][0]["predicted_s"], found["beside"]
 
     usual, corrected, physics = told("h100-sxm"), told("h100-sxm", "--residual"), told("h100-sxm", "--no-residual")
-    assert usual == corrected
-    assert (usual[0], physics[0]) == (True, False)
-    assert usual[1] != physics[1]
+    assert usual == (corrected if EngineConfig().kernel_correction else physics)
+    assert (corrected[0], physics[0]) == (True, False)
+    assert corrected[1] != physics[1]
+    assert (corrected[2]["residual"], physics[2]["residual"]) == (False, True)
     assert told("l4") == told("l4", "--no-residual")
+    assert told("l4")[2] is None
+    for corrected_run, (_, seconds, _) in ((True, corrected), (False, physics)):
+        engine = {"kernel_correction": corrected_run}
+        scenario = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "engine": engine}
+        kernels = build_run(Scenario.model_validate(scenario | WORK)).main.target.kernels
+        assert kernels.gemm(512, 4096, 4096).seconds == seconds
