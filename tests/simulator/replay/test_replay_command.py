@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from simulator.build import build_run
+from simulator import build
+from simulator.assumptions import Assumptions
 from simulator.cli import main
 from simulator.scenario import Scenario
 from simulator.serving.config import EngineConfig
 from traces.kernels import write_kernels
-
 
 WORK = {"workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1}}
 
@@ -114,5 +114,5 @@ def test_one_price_for_replay_prediction_and_run(tmp_path, capsys):
     for corrected_run, (_, seconds, _) in ((True, corrected), (False, physics)):
         engine = {"kernel_correction": corrected_run}
         scenario = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "engine": engine}
-        kernels = build_run(Scenario.model_validate(scenario | WORK)).main.target.kernels
+        kernels = build._machine(Scenario.model_validate(scenario | WORK), Assumptions({})).kernels
         assert kernels.gemm(512, 4096, 4096).seconds == seconds
