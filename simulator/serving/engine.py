@@ -213,6 +213,18 @@ class StepPlan:
             self.least = min(self.least, sequence.output_tokens - sequence.generated_tokens)
             self.counted += 1
 
+    @cython.ccall
+    def leave(self) -> None:
+        """The batch has left a pipeline; a prompt is done when none of its chunks is in flight any more."""
+        sequence: Sequence
+        place: cython.longlong
+        for place in range(len(self.decodes)):
+            sequence = cython.cast(Sequence, self.decodes[place])
+            sequence.in_flight -= 1
+        for sequence, _ in self.chunks:
+            sequence.in_flight -= 1
+        self.chunks = [(sequence, 0) for sequence, _ in self.chunks if not sequence.in_flight]
+
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
 
@@ -407,6 +419,16 @@ class Prices:
     def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
         """Seconds of one step in which a policy decides what the drafter does."""
         return self.timer.seconds(work.step_work(), draft)
+
+    @cython.ccall
+    def stage_seconds(self, work: Work) -> list[Any]:
+        """Seconds that a batch keeps each stage of a pipeline busy, its hand-over included."""
+        return self.timer.stage_seconds(work.step_work())
+
+    @cython.ccall
+    def host_seconds(self, work: Work) -> cython.double:
+        """Seconds of the scheduler before a batch enters the first stage."""
+        return self.timer.host_seconds(work.step_work())
 
 
 @cython.final
@@ -895,6 +917,10 @@ class TabulatedPrices(Prices):
     """A step's seconds from tables: target, drafter and host as ``ModelTimer.seconds`` adds them up."""
 
     target: ModelPrices
+    later: list[Any]
+    """Stages of a pipeline after the first."""
+    sent: cython.double[::1]
+    """Seconds from one to the next by tokens."""
     draft: DraftPrices
     overlap: cython.double
     step_s: cython.double
@@ -906,6 +932,8 @@ class TabulatedPrices(Prices):
     def __init__(self, timer: Any, tables: Any, draft: Any) -> None:
         Prices.__init__(self, timer)
         self.target = ModelPrices(tables.target)
+        self.later = [ModelPrices(stage) for stage in tables.later]
+        self.sent = array("d", tables.sent)
         self.draft = draft
         self.overlap = tables.overlap
         self.step_s, self.per_sequence_s, self.per_prompt_s = tables.step_s, tables.per_sequence_s, tables.per_prompt_s
@@ -920,8 +948,7 @@ class TabulatedPrices(Prices):
         drafting: cython.double
         rows: cython.longlong = work.decode_seqs * work.query_len + work.sampled_prefills
         target_s: cython.double = self.target.seconds(work, rows)
-        exposed: cython.double = self.step_s + self.per_sequence_s * sequences + self.per_prompt_s * work.prefill_seqs
-        total: cython.double = target_s + exposed
+        total: cython.double = target_s + self.host_seconds(work)
         if self.draft is not None:
             drafting = self.draft.seconds(work)
             total += drafting
@@ -930,6 +957,31 @@ class TabulatedPrices(Prices):
         if self.beside_s or self.beside_per_sequence_s:
             return max(total, self.beside_s + self.beside_per_sequence_s * sequences)
         return total
+
+    @cython.ccall
+    def stage_seconds(self, work: Work) -> list[Any]:
+        """Seconds that a batch keeps each stage of a pipeline busy, its hand-over included; the last also drafts."""
+        if work.slowest is not None:
+            work = work.slowest
+        sequences: cython.longlong = work.decode_seqs + work.prefill_seqs
+        rows: cython.longlong = work.decode_seqs * work.query_len + work.sampled_prefills
+        sent: cython.double = self.sent[work.prefill_tokens + work.decode_seqs * work.query_len]
+        stages = [self.target, *self.later]
+        found = [cython.cast(ModelPrices, stage).seconds(work, rows) + sent for stage in stages]
+        last: cython.double = found[len(found) - 1]
+        last -= sent
+        if self.draft is not None:
+            last += self.draft.seconds(work)
+        found[len(found) - 1] = max(last, self.beside_s + self.beside_per_sequence_s * sequences)
+        return found
+
+    @cython.ccall
+    def host_seconds(self, work: Work) -> cython.double:
+        """Seconds of the scheduler before the device begins."""
+        if work.slowest is not None:
+            work = work.slowest
+        sequences: cython.longlong = work.decode_seqs + work.prefill_seqs
+        return self.step_s + self.per_sequence_s * sequences + self.per_prompt_s * work.prefill_seqs
 
 
 @cython.final
@@ -952,15 +1004,29 @@ class ScaledPrices(Prices):
         self.with_prompts = with_prompts
         self.without = without
 
+    @cython.cfunc
+    def _factor(self, work: Work) -> cython.double:
+        return self.with_prompts if work.prefill_seqs else self.without
+
     @cython.ccall
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step."""
-        return self.inner.seconds(work) * (self.with_prompts if work.prefill_seqs else self.without)
+        return self.inner.seconds(work) * self._factor(work)
+
+    @cython.ccall
+    def stage_seconds(self, work: Work) -> list[Any]:
+        """Seconds that a batch keeps each stage of a pipeline busy."""
+        return [seconds * self._factor(work) for seconds in self.inner.stage_seconds(work)]
+
+    @cython.ccall
+    def host_seconds(self, work: Work) -> cython.double:
+        """Seconds of the scheduler before a batch enters the first stage."""
+        return self.inner.host_seconds(work) * self._factor(work)
 
     @cython.ccall
     def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
         """Seconds of one step in which a policy decides what the drafter does."""
-        return self.inner.seconds_drafting(work, draft) * (self.with_prompts if work.prefill_seqs else self.without)
+        return self.inner.seconds_drafting(work, draft) * self._factor(work)
 
 
 @cython.final
@@ -1981,7 +2047,7 @@ class Engine:
     """When the latest planned step begins."""
     end = cython.declare(cython.double, visibility="public")
     feed: Any
-    prices: Prices
+    prices = cython.declare(Prices, visibility="public")
     limits: Any
     draws: Draws
     log: Any
@@ -2326,9 +2392,11 @@ class Engine:
 
     @cython.cfunc
     def _tells(self) -> cython.bint:
-        """Whether the planned step has something that others must hear of: an answer or a prompt that is done."""
+        """Whether the planned step may have something that others must hear of: an answer or a prompt that is done, or
+        room for prompts that wait elsewhere."""
         sequence: Sequence
-        if self.handover is not None or self.drafting is not None:
+        if self.handover is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
+            # Prompts are done, or other prompts may find room.
             return True
         ends: cython.bint = self._plan.least <= (1 if self.draws is None else self.draws.positions + 1)
         for sequence, _ in self._plan.chunks:

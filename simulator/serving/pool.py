@@ -17,7 +17,7 @@ from simulator.serving.host_cache import HostCache, OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
-from simulator.serving.prices import ScaledStages, prices_of
+from simulator.serving.prices import prices_of
 from simulator.serving.replica import Handover, PipelinedReplica, Replica
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.serving.swap import SwapSpace
@@ -134,8 +134,7 @@ class Pool:
             counted=oracle,
         )
         if isinstance(timer, StagedTimer):
-            stages = ScaledStages(timer, *self.step_factors) if scaled else timer
-            return PipelinedReplica(env, core, feed, make_scheduler, stages, log)
+            return PipelinedReplica(env, core, feed, make_scheduler, timer.stages, log)
         return Replica(env, core, feed, make_scheduler)
 
     @property

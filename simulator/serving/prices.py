@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from simulator.timing import (
-    Costs,
     Drafter,
     EngineTimer,
     HeadsDrafter,
@@ -15,10 +13,7 @@ from simulator.timing import (
     ModelTimer,
     ParallelDrafter,
     SequentialDrafter,
-    StagedTimer,
-    StepWork,
 )
-from simulator.timing.drafters import DraftStep
 
 
 def prices_of(timer: EngineTimer, engine: Any) -> Any:
@@ -28,7 +23,7 @@ def prices_of(timer: EngineTimer, engine: Any) -> Any:
         timer: the timing model.
         engine: the engine's module.
     """
-    tables = timer.tables if isinstance(timer, ModelTimer) and not isinstance(timer, StagedTimer) else None
+    tables = timer.tables if isinstance(timer, ModelTimer) else None
     if tables is None:
         return engine.Prices(timer)
     assert isinstance(timer, ModelTimer)
@@ -66,41 +61,3 @@ def _draft_prices(drafter: Drafter, windows: tuple[int | None, ...], engine: Any
         drafter.depth if drafter.reads_target_cache else len(drafter.pass_tokens),
         list(drafter.pass_groups),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledStages:
-    """The stages of a pipeline times one factor for batches with prompt chunks and another for the rest."""
-
-    inner: StagedTimer
-    with_prompts: float
-    without: float
-
-    @property
-    def stages(self) -> int:
-        """Pipeline stages."""
-        return self.inner.stages
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Distinct attention windows."""
-        return self.inner.windows
-
-    def stage_seconds(self, work: StepWork[Any]) -> list[float]:
-        """Seconds that a batch keeps each stage busy."""
-        return [seconds * self._factor(work) for seconds in self.inner.stage_seconds(work)]
-
-    def host_seconds(self, work: StepWork[Any]) -> float:
-        """Seconds of the scheduler before a batch enters the first stage."""
-        return self.inner.host_seconds(work) * self._factor(work)
-
-    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
-        """Seconds of one batch that has the pipeline to itself."""
-        return self.inner.seconds(work, draft) * self._factor(work)
-
-    def costs(self, work: StepWork[Any], draft: DraftStep[Any] | None = None) -> Costs:
-        """Costs of many batches, as they are priced without the factors."""
-        return self.inner.costs(work, draft)
-
-    def _factor(self, work: StepWork[Any]) -> float:
-        return self.with_prompts if work.prefill_seqs else self.without

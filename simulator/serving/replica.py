@@ -14,7 +14,6 @@ from simulator.serving.clock import PLAN, Phase, on_grid
 from simulator.serving.feed import Feed
 from simulator.serving.log import RunLog
 from simulator.serving.prefix_cache import NoPrefixCache
-from simulator.timing import StagedTimer
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, Scheduler, Sequence, StepPlan, Work
@@ -155,6 +154,8 @@ class _Batch:
     plan: StepPlan
     work: Work
     start: float
+    host_s: float
+    """Of the scheduler before it enters the first stage."""
     end: float
     """When its tokens leave the last stage."""
     blocks: int
@@ -172,7 +173,7 @@ class PipelinedReplica(Replica):
 
     Args:
         env, engine, feed, make_scheduler: as ``Replica``.
-        timer: seconds of a batch in each stage.
+        stages: of the pipeline.
         log: where the stages' times go.
 
     Source: ``EngineCore.step_with_batch_queue`` of vLLM V1.
@@ -184,13 +185,13 @@ class PipelinedReplica(Replica):
         engine: Engine,
         feed: Feed,
         make_scheduler: Callable[[], Scheduler],
-        timer: StagedTimer,
+        stages: int,
         log: RunLog,
     ) -> None:
         super().__init__(env, engine, feed, make_scheduler)
-        self._stages = timer
+        self._stages = stages
         self._log = log
-        self._free_s = [0.0] * timer.stages
+        self._free_s = [0.0] * stages
         """When each stage is done with what it was given."""
         self._recorded_s = 0.0
         """End of the latest step record."""
@@ -209,10 +210,10 @@ class PipelinedReplica(Replica):
             if self._feed.shared:
                 yield from self._until(Phase(env, PLAN))
             self.engine.collect(now)
-            batch = self._send(now) if scheduler.has_work and len(in_flight) < self._stages.stages else None
+            batch = self._send(now) if scheduler.has_work and len(in_flight) < self._stages else None
             if batch is not None:
                 in_flight.append(batch)
-                now = min(batch.end, now + on_grid(self._stages.host_seconds(batch.work.step_work())))
+                now = min(batch.end, now + batch.host_s)
             elif in_flight:
                 batch = in_flight.popleft()
                 now = max(now, batch.end)
@@ -238,28 +239,25 @@ class PipelinedReplica(Replica):
             return None
         batch = self.engine.fresh_work()
         batch.measure(plan, scheduler.query_len, 0)
-        work = batch.step_work()
         for sequence, tokens in plan.chunks:
             if isnan(log.scheduled_s[sequence.index]):
                 log.scheduled_s[sequence.index] = now
                 log.cached_tokens[sequence.index] = sequence.cached_tokens
             sequence.computed_tokens += tokens
-        end = now + on_grid(self._stages.host_seconds(work))
-        for stage, seconds in enumerate(self._stages.stage_seconds(work)):
+        host_s = on_grid(self.engine.prices.host_seconds(batch))
+        end = now + host_s
+        for stage, seconds in enumerate(self.engine.prices.stage_seconds(batch)):
             end = max(end, self._free_s[stage]) + on_grid(seconds)
             log.stage_busy_s += seconds
             self._free_s[stage] = end
         used, running, waiting = scheduler.used_blocks, len(scheduler.running), len(scheduler.waiting)
-        return _Batch(plan, batch, now, end, used, running, waiting)
+        return _Batch(plan, batch, now, host_s, end, used, running, waiting)
 
     def _take_out(self, batch: _Batch, now: float) -> None:
-        """Hand out a batch's tokens; a prompt is done when none of its chunks is in flight any more."""
-        plan = batch.plan
-        for sequence in (*plan.decodes, *(sequence for sequence, _ in plan.chunks)):
-            sequence.in_flight -= 1
-        plan.chunks = [(sequence, 0) for sequence, _ in plan.chunks if not sequence.in_flight]
-        tokens = self.engine.deliver(plan, nan, now)
+        """Hand out a batch's tokens."""
+        batch.plan.leave()
+        tokens = self.engine.deliver(batch.plan, nan, now)
         start = max(batch.start, self._recorded_s)
         self._recorded_s = now
-        self._log.stage_open_s += (now - start) * self._stages.stages
+        self._log.stage_open_s += (now - start) * self._stages
         self.engine.record(batch.work, start, now - start, tokens, batch.running, batch.waiting, batch.blocks)

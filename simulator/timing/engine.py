@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -65,6 +65,10 @@ class EngineTables(NamedTuple):
     beside_s: float
     """Host work beside the device: a step lasts at least as long."""
     beside_per_sequence_s: float
+    later: tuple[StepTables, ...] = ()
+    """Stages of a pipeline after the first, which is ``target``."""
+    sent: Sequence[float] = ()
+    """Seconds from a stage to the next, by tokens."""
 
 
 @dataclass(slots=True)
@@ -334,6 +338,13 @@ class PipelineTimer(ModelTimer):
     def stages(self) -> int:
         """Pipeline stages."""
         return 1 + len(self.later)
+
+    @property
+    def tables(self) -> EngineTables | None:
+        """What ``stage_seconds`` and ``host_seconds`` add up beside drafting."""
+        found = ModelTimer.tables.__get__(self)
+        later = tuple(stage.tables for stage in self.later)
+        return None if found is None else found._replace(later=later, sent=self._send_list)
 
     def stage_seconds(self, work: StepWork[Any]) -> list[Any]:
         """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded.
