@@ -1,11 +1,13 @@
-"""Redraw the pictures of the README from real runs: python docs/pictures.py (needs chromium and the dev extra).
+"""Redraw the pictures from real runs: python docs/pictures.py [gallery] (needs chromium and the dev extra).
 
-``report`` is the HTML report of a shipped example; the others are pages of the dashboard.
+``report`` is the HTML report of a shipped example, ``dash-*`` are pages of the dashboard; ``gallery`` runs the blocks
+of docs/gallery.md and keeps the figure of each.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -90,9 +92,34 @@ def photograph(opened: Any, address: str, name: str, width: int, height: int, fi
         sys.exit(f"{path}: larger than {LARGEST_BYTES / 1e3:.0f} kB")
 
 
+PICTURED = re.compile(r"(?:!\[[^]]*\]\((pictures/gallery/[\w-]+\.png)\)\n\n)?```python\n(.*?)```", re.S)
+"""A block of the gallery, with the picture above it."""
+
+
+def gallery(opened: Any) -> None:
+    """The figure of each block of the gallery, under the name above it."""
+    from dashboards.page import page_html
+
+    names: dict[str, Any] = {"__name__": "gallery"}
+    for picture, block in PICTURED.findall((ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")):
+        exec(compile(block, picture, "exec"), names)
+        if picture:
+            body = '<div id="figure-one" class="figure"></div>'
+            with tempfile.TemporaryDirectory() as folder:
+                page = Path(folder) / "figure.html"
+                page.write_text(page_html(picture, body, {"figure-one": names["figure"]}), encoding="utf-8")
+                height = int(names["figure"].layout.height or 420) + 60
+                (PICTURES / "gallery").mkdir(exist_ok=True)
+                name = picture.removeprefix("pictures/").removesuffix(".png")
+                photograph(opened, page.as_uri(), name, 860, height, 1, None)
+
+
 def main() -> None:
-    """Draw every picture."""
+    """Draw every picture, or those of the gallery alone."""
     with browser() as opened:
+        gallery(opened)
+        if "gallery" in sys.argv[1:]:
+            return
         for name, (scenario, width, height) in REPORTS.items():
             with tempfile.TemporaryDirectory() as folder:
                 result = simulate(load_scenario(ROOT / scenario))

@@ -46,6 +46,7 @@ class Scenario(Section):
     weights_dtype: str | dict[str, str] | None = None
     """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
     kv_cache_dtype: str = "bf16"
+    """Format of keys and values in the cache: bf16, fp8 and the others of the catalogue."""
     hardware: HardwareConfig
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()

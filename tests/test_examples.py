@@ -124,19 +124,42 @@ def test_scenarios(name):
     assert not result.requests.failed.any()
 
 
-def test_the_notebook_runs_from_top_to_bottom(monkeypatch, tmp_path):
-    """Cell by cell, as a kernel would: what a cell ends with renders itself, and no file is written."""
-    cells = json.loads((EXAMPLES / "what_if.ipynb").read_text(encoding="utf-8"))["cells"]
-    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert len(codes) == 10
-    monkeypatch.chdir(tmp_path)
+def run_notebook(name):
+    """Cell by cell, as a kernel would: the names at its end, and what cells ended with."""
+    cells = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))["cells"]
     names, shown = {}, []
-    for source in codes:
+    for source in ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]:
         tree = ast.parse(source)
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, "cell", "exec"), names)
         if last is not None:
             shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
+    return names, shown
+
+
+def test_speculation_for_my_model(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names, shown = run_notebook("speculation_for_my_model.ipynb")
+    assert "eagle3 is best" in shown[0]
+    assert "--speculative-config" in names["tuned"].flags
+    assert len(names["tuned"].to_arrow()) >= 8
+    assert [variant["name"] for variant in names["found"].document["variants"]][1] == "EAGLE-3, K = 3"
+    assert all("<div" in value._repr_html_() for value in shown if hasattr(value, "_repr_html_"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_my_chip(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names, shown = run_notebook("my_chip.ipynb")
+    assert names["run"].basis == "datasheet"
+    table = next(value for value in shown if hasattr(value, "loc"))
+    assert (table["my-chip.yaml"] < table["h100-sxm"]).all(), "twice the bandwidth writes faster at every load"
+    assert names["beside"].conclusion.startswith("my chip")
+
+
+def test_what_if(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names, shown = run_notebook("what_if.ipynb")
     assert not list(tmp_path.iterdir())
     pages = [value._repr_html_() for value in shown if hasattr(value, "_repr_html_")]
     assert len(pages) >= 5

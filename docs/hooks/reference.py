@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -20,33 +21,241 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def scenario_page() -> Iterator[str]:
-    """Every field of a scenario, from the schema that validates it."""
+    """Every field of a scenario, from the schema that validates it, in the order in which a file would have them."""
     from simulator.scenario import Scenario
 
     schema = Scenario.model_json_schema(by_alias=True)
-    yield from _section("The scenario", schema, schema)
-    for name, part in sorted(schema.get("$defs", {}).items()):
-        yield from _section(name, part, schema)
+    examples, flags = _examples(), _flags()
+    sections = {"": ["Scenario"]}
+    for path, name in _nested(schema, schema):
+        sections.setdefault(name, []).append(path)
+    for name, paths in sections.items():
+        part = schema["$defs"][name] if name else schema
+        title = ", ".join(f"`{path}`" for path in paths) if name else "The whole"
+        yield f"## {title} {{#{name.lower() or 'whole'}}}"
+        yield ""
+        yield from _section(name or "Scenario", "" if not name else paths[0], part, schema, examples, flags)
 
 
-def _section(title: str, part: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
-    if "properties" not in part:
-        return
-    yield f"## {title}"
-    yield ""
+def _nested(part: dict[str, Any], schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted path and schema name of every section inside a part, each before its own."""
+    for name, field in part.get("properties", {}).items():
+        many = "NAME." if "additionalProperties" in str(field.get("anyOf", field)) and "Config" in str(field) else ""
+        for inner in re.findall(r"#/\$defs/(\w+)", str(field)):
+            yield f"{place}{name}{'.' + many.rstrip('.') if many else ''}", inner
+            yield from _nested(schema["$defs"][inner], schema, f"{place}{name}.{many}")
+
+
+def _section(
+    title: str,
+    place: str,
+    part: dict[str, Any],
+    schema: dict[str, Any],
+    examples: dict[str, str],
+    flags: dict[str, str],
+) -> Iterator[str]:
     if part.get("description"):
         yield " ".join(part["description"].split("\n\n")[0].split()).replace("``", "`")
         yield ""
     meanings = _meanings(title)
-    yield "| field | values | default | meaning |"
-    yield "|---|---|---|---|"
+    prefix = f"{place}." if place else ""
+    flagged = any(prefix + name in flags for name in part["properties"])
+    yield "| field | values | unit | default | example | meaning |" + (" engine's flag |" if flagged else "")
+    yield "|---|---|---|---|---|---|" + ("---|" if flagged else "")
     for name, field in part["properties"].items():
         needed = name in part.get("required", ())
-        shown = f"**`{name}`**" if needed else f"`{name}`"
         default = "" if needed else _default(field.get("default"), "default" in field)
         meaning = meanings.get(name) or field.get("description") or _summary(field, schema)
-        yield f"| {shown} | {_kind(field)} | {default} | {_cell(meaning)} |"
+        example = EXAMPLES.get(prefix + name) or examples.get(prefix + name) or _made_up(field)
+        cells = [f"**`{name}`**" if needed else f"`{name}`", _kind(field), unit_of(name), default]
+        cells += [f"`{_cell(example)}`" if example else "", _cell(meaning)]
+        yield f"| {' | '.join(cells)} |" + (f" {flags.get(prefix + name, '')} |" if flagged else "")
     yield ""
+
+
+UNITS = {"_s": "s", "_ms": "ms", "_bytes": "bytes", "_tokens": "tokens", "_w": "W", "_hour": "USD/h", "rate": "1/s",
+         "_blocks": "blocks", "block_size": "tokens", "max_model_len": "tokens", "_lambda": ""}  # fmt: skip
+"""The unit that a field's name ends with."""
+
+
+def unit_of(name: str) -> str:
+    """Unit of a field by its name; empty where it is a count, a share or a word."""
+    plain = {"hit_rate", "mtp", "burstiness"}
+    return "" if name in plain else next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+
+
+EXAMPLES = {
+    "hardware.expert_routing": "power-law-1.2",
+    "hardware.power_limit_w": "500",
+    "hardware.link": "nvlink4",
+    "hardware.pipeline_link": "infiniband-ndr",
+    "engine": "{framework: vllm, max_num_seqs: 128}",
+    "engine.framework": "sglang",
+    "engine.max_model_len": "32768",
+    "engine.gpu_memory_utilization": "0.85",
+    "engine.num_kv_blocks": "29205",
+    "engine.kv_watermark": "0.01",
+    "engine.cuda_graph_sizes": "[1, 2, 4, 8, 16]",
+    "engine.swap_space_bytes": "8.0e9",
+    "engine.kv_offloading_bytes": "1.0e11",
+    "engine.host_link": "pcie5-x16",
+    "router": "{max_outstanding: 64, when_full: refuse}",
+    "faults.mtbf_s": "86400",
+    "faults.mttr_s": "600",
+    "faults.events.replica": "0",
+    "faults.events.at_s": "20",
+    "faults.events.down_s": "30",
+    "pools": "{prefill: {role: prefill}, decode: {role: decode}}",
+    "pools.hardware": "{chip: h200-sxm, replicas: 2}",
+    "pools.engine": "{max_num_batched_tokens: 16384}",
+    "pools.usd_per_chip_hour": "3.5",
+    "speculation": "{method: eagle3, num_speculative_tokens: 3}",
+    "speculation.tree.name": "eagle-25",
+    "speculation.tree.choices": "[[0], [1], [0, 0]]",
+    "speculation.draft.weights_dtype": "fp8",
+    "speculation.draft.chip": "n150",
+    "speculation.draft.link": "pcie5-x16",
+    "speculation.draft.tensor_parallel": "1",
+    "speculation.draft.kv_tokens": "2048",
+    "speculation.draft.num_layers": "1",
+    "speculation.draft.intermediate_size": "14336",
+    "speculation.draft.num_attention_heads": "32",
+    "speculation.draft.head_dim": "128",
+    "speculation.draft.draft_vocab_size": "32000",
+    "speculation.draft.step_s": "0.0002",
+    "speculation.draft.pass_s": "0.00005",
+    "speculation.draft.per_sequence_s": "0.00001",
+    "speculation.draft.per_context_token_s": "1.0e-9",
+    "speculation.acceptance.per_position": "[0.73, 0.52, 0.35]",
+    "speculation.acceptance.curve": "eagle3-llama-3.1-8b-mt-bench",
+    "speculation.acceptance.log": "engine.log",
+    "speculation.acceptance.method": "eagle3",
+    "speculation.acceptance.model": "llama-3.1-8b",
+    "speculation.acceptance.instead_of": "{method: eagle3, acceptance: {alpha: 0.7}}",
+    "speculation.acceptance.other_ranks": "[0.4, 0.2]",
+    "speculation.acceptance.decay": "0.95",
+    "speculation.acceptance.spread": "0.1",
+    "speculation.acceptance.context_decay": "0.97",
+    "speculation.acceptance.context_from": "2048",
+    "speculation.policy.name": "disable-above-batch",
+    "speculation.policy.table": "[[1, 32, 4], [33, 64, 2]]",
+    "speculation.policy.candidates": "[1, 3, 7]",
+    "attention_speculation": "{hit_rate: 0.875}",
+    "attention_speculation.task": "gsm8k",
+    "attention_speculation.hit_rate": "0.875",
+    "attention_speculation.hit_rate_by_context": "[[1024, 0.9], [131072, 0.8]]",
+    "attention_speculation.hit_rate_by_layer": "[0.9, 0.85, 0.8]",
+    "workload.arrivals.max_concurrency": "32",
+    "workload.arrivals.rate_scale": "4",
+    "workload.input_tokens.value": "512",
+    "workload.input_tokens.min": "64",
+    "workload.input_tokens.max": "4096",
+    "workload.input_tokens.values": "[128, 512, 2048]",
+    "workload.input_tokens.file": "lengths.txt",
+    "workload.priorities": "[0, 0, 1]",
+    "workload.sessions.system_prompts": "6",
+    "workload.sessions": "{turns: 4, think_time_s: 5.0}",
+    "workload.columns": "{arrival: ts, input: prompt_toks}",
+    "workload.format": "mooncake",
+}
+"""Values of fields that no example of the repository has, or one that tells less."""
+
+
+def _examples() -> dict[str, str]:
+    """A value of each field that stands in an example or a page, by dotted path."""
+    import yaml
+
+    root = Path(__file__).resolve().parents[2]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(root.glob("examples/*.yaml"))]
+    for page in sorted(root.glob("docs/**/*.md")):
+        texts += re.findall(r"```yaml title=[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    found: dict[str, str] = {}
+
+    def walk(data: Any, place: str) -> None:
+        if not isinstance(data, dict):
+            return
+        for name, value in data.items():
+            path = f"{place}NAME" if place == "pools." else f"{place}{name}"
+            text = yaml.safe_dump(value, default_flow_style=True, width=1000).replace("...", "").strip()
+            if len(text) <= LONGEST_EXAMPLE:
+                found.setdefault(path, text)
+            walk(value, f"{path}.")
+
+    for text in texts:
+        data = yaml.safe_load(text)
+        walk(data.get("scenario") if isinstance(data.get("scenario"), dict) else data, "")
+    return found
+
+
+LONGEST_EXAMPLE = 60
+UNSAID = 1e9
+"""Limits from which on a table does not say them."""
+
+
+def _made_up(field: dict[str, Any]) -> str:
+    """A value that a field can have, where no example has one."""
+    options = [field, *field.get("anyOf", ()), *field.get("oneOf", ())]
+    for option in options:
+        others = [value for value in option.get("enum", ()) if value != field.get("default")]
+        if others:
+            return str(others[0])
+    kinds = {option.get("type") for option in options}
+    default = field.get("default")
+    if "boolean" in kinds:
+        return str(not default).lower()
+    if "integer" in kinds:
+        return str(2 * default) if isinstance(default, int) and default else "8"
+    if "number" in kinds:
+        most = min((option.get("maximum", 1e9) for option in options), default=1e9)
+        return f"{min(2 * default, most):g}" if isinstance(default, int | float) and default else "0.5"
+    return ""
+
+
+def _flags() -> dict[str, str]:
+    """What a field becomes on each engine's command line, by dotted path: a command with it against one without."""
+    from simulator.scenario import Scenario
+    from simulator.studies.engine_flags import launch_flags
+
+    plain = Scenario.model_validate(
+        {
+            "model": "llama-3.1-8b",
+            "hardware": {"chip": "h100-sxm"},
+            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+        }
+    )
+    changes = {
+        "weights_dtype": "fp8",
+        "kv_cache_dtype": "fp8",
+        "hardware.tensor_parallel": 2,
+        "hardware.pipeline_parallel": 2,
+        "engine.scheduler": "priority",
+        "engine.max_num_seqs": 64,
+        "engine.max_num_batched_tokens": 4096,
+        "engine.max_model_len": 4096,
+        "engine.block_size": 32,
+        "engine.gpu_memory_utilization": 0.8,
+        "engine.enable_chunked_prefill": False,
+        "engine.enable_prefix_caching": False,
+        "engine.cuda_graphs": False,
+        "speculation": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.5}},
+    }
+    before = {engine: _options(command) for engine, command in launch_flags(plain).items()}
+    found = {}
+    for path, value in changes.items():
+        after = {engine: _options(text) for engine, text in launch_flags(plain.with_values({path: value})).items()}
+        said = []
+        for engine, options in after.items():
+            new = [name for name, given in options.items() if before[engine].get(name) != given]
+            if new:
+                said.append(f"{engine}: {' '.join(f'`{name}`' for name in new)}")
+        found[path] = "; ".join(said)
+    return found
+
+
+def _options(command: str) -> dict[str, str]:
+    """Options of a command with their values."""
+    words = command.partition(" # ")[0].split(" --")[1:]
+    return {f"--{name}": value for name, _, value in (word.partition(" ") for word in words)}
 
 
 def _summary(field: dict[str, Any], schema: dict[str, Any]) -> str:
@@ -65,9 +274,8 @@ def _meanings(title: str) -> dict[str, str]:
     from simulator.scenario import Scenario
     from simulator.settings import Section
 
-    wanted = "Scenario" if title == "The scenario" else title
     classes = [Scenario, *_subclasses(Section)]
-    model = next((cls for cls in classes if cls.__name__ == wanted), None)
+    model = next((cls for cls in classes if cls.__name__ == title), None)
     if model is None:
         return {}
     body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0].body  # type: ignore[attr-defined]
@@ -96,7 +304,7 @@ def _default(value: Any, known: bool) -> str:
 def _kind(field: dict[str, Any]) -> str:
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[-1]
-        return f"[{name}](#{name.lower()})"
+        return f"[fields](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in field:
             kinds = [_kind(option) for option in field[key] if option.get("type") != "null"]
@@ -118,7 +326,7 @@ def _kind(field: dict[str, Any]) -> str:
             ("exclusiveMaximum", "&lt;"),
             ("maximum", "&le;"),
         )
-        if key in field
+        if key in field and abs(field[key]) < UNSAID
     ]
     return " ".join([words.get(str(field.get("type")), "any"), *limits])
 
@@ -217,4 +425,30 @@ def catalogue_page() -> Iterator[str]:
         yield f"| `{name}` | {_cell(load_curve(name).source)} |"
 
 
-GENERATED = {"scenario": scenario_page, "commands": commands_page, "catalogue": catalogue_page}
+def traces_page() -> Iterator[str]:
+    """Formats of request traces that are read, and the names by which columns are known."""
+    from traces import FORMATS
+    from traces.requests.formats import PLAIN
+    from traces.requests.layout import MAPPED
+
+    yield "| format | what it is |"
+    yield "|---|---|"
+    for name, title in FORMATS.items():
+        yield f"| `{name}` | {_cell(title)} |"
+    yield ""
+    yield "## Columns of a plain table {#columns}"
+    yield ""
+    yield "| column | `--map` word | names that are recognised |"
+    yield "|---|---|---|"
+    words = {canonical: word for word, canonical in MAPPED.items()}
+    for canonical, candidates in PLAIN.columns.items():
+        names = ", ".join(f"`{column.name}`" for column in candidates)
+        yield f"| `{canonical}` | {f'`{words[canonical]}`' if canonical in words else ''} | {names} |"
+
+
+GENERATED = {
+    "scenario": scenario_page,
+    "commands": commands_page,
+    "catalogue": catalogue_page,
+    "traces": traces_page,
+}

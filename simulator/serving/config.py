@@ -38,7 +38,9 @@ class EngineConfig(Section):
     kv_watermark: Share = 0.0
     """Share of the blocks that admission leaves free (vLLM V1 has none; V0 kept 0.01)."""
     enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed in parts over several steps."""
     enable_prefix_caching: bool = True
+    """Whether blocks of equal content are shared between requests and kept after them."""
     prefix_cache: Literal["blocks", "radix"] = "blocks"
     """``blocks``: KV is allocated and shared in blocks of ``block_size`` (vLLM). ``radix``: token by token, whatever
     the block size (SGLang's RadixAttention at its default page size of 1)."""
@@ -46,6 +48,7 @@ class EngineConfig(Section):
     """Whether a step is scheduled while the one before it runs (an arrival then waits one step longer), or after it;
     default: as the framework does by itself."""
     cuda_graphs: bool = True
+    """Whether steps of decoding are captured and launched as one; off, every kernel is launched by the host."""
     cuda_graph_sizes: tuple[PositiveInt, ...] | None = Field(default=None, strict=False)
     """Sizes of captured graphs, counted as the framework counts them (vLLM: tokens; SGLang and TensorRT-LLM:
     sequences); default: the framework's own."""

@@ -76,13 +76,16 @@ class FaultEvent(Section):
     replica: Annotated[int, Field(ge=0)]
     """Number of the replica, from 0, counted through the pools in their order."""
     at_s: Annotated[float, Field(ge=0, le=LONGEST_S)]
+    """When it fails, in simulated time."""
     down_s: PositiveSeconds
+    """How long it is down."""
 
 
 class FaultsConfig(Section):
     """Replica failures; what a replica was working on starts again elsewhere, its delivered tokens kept."""
 
     events: tuple[FaultEvent, ...] = Field(default=(), strict=False)
+    """Failures by list; random ones may come on top."""
     mtbf_s: PositiveSeconds | None = None
     """Mean time between failures of one replica, exponentially distributed; default: none but ``events``."""
     mttr_s: PositiveSeconds | None = None

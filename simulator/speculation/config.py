@@ -93,6 +93,7 @@ class PolicyConfig(Section):
     """A policy with its parameters; what is not given takes the policy's documented default."""
 
     name: PolicyName
+    """Which policy."""
     batch: PositiveInt | None = None
     """disable-above-batch: draft only in steps of at most so many requests; default 32 (assumed)."""
     table: list[list[int]] | None = None
@@ -255,9 +256,13 @@ class DraftConfig(Section):
     num_layers: PositiveInt | None = None
     """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
     intermediate_size: PositiveInt | None = None
+    """Head: width of its feed-forward layer; default: the target's."""
     num_attention_heads: PositiveInt | None = None
+    """Head: attention heads; default: the target's."""
     num_key_value_heads: PositiveInt | None = None
+    """Head: KV heads; default: the target's."""
     head_dim: PositiveInt | None = None
+    """Head: size of an attention head; default: the target's."""
     draft_vocab_size: PositiveInt | None = None
     """Tokens that the head can propose; default 32000 for EAGLE-3, the target's for a parallel drafter."""
     modules: Literal["shared", "separate"] | None = None

@@ -21,6 +21,7 @@ class ArrivalsConfig(Section):
     """
 
     process: Literal["poisson", "gamma", "constant", "burst", "closed-loop", "trace"]
+    """Which arrival process."""
     request_rate: PositiveFloat | None = None
     """Mean arrival rate, requests per second."""
     burstiness: PositiveFloat | None = None
@@ -55,6 +56,7 @@ class LengthConfig(Section):
     """A distribution of token counts; draws are rounded, at least 1, and cut to ``max`` where that is given."""
 
     distribution: Literal["constant", "uniform", "lognormal", "empirical"]
+    """Which distribution."""
     value: PositiveInt | None = None
     """Tokens of every request (constant)."""
     min: PositiveInt | None = None

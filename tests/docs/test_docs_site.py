@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, needs no network to read, and covers what it promises."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,29 @@ def test_nothing_is_fetched(site):
         assert "url(http" not in sheet.read_text(encoding="utf-8").replace('"', "").replace("'", ""), sheet
 
 
+def test_search_works_from_disk(site):
+    """As a reader would who unpacked the site: no server, no network."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on the path")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.locator("input.md-search__input").click()
+        page.wait_for_function("() => document.querySelector('.md-search-result__meta').innerText.includes('Type')")
+        page.keyboard.type("watermark")
+        page.wait_for_selector(".md-search-result__item")
+        found = page.locator(".md-search-result__item").all_inner_texts()
+        browser.close()
+    assert any("watermark" in text.lower() for text in found)
+    assert all(address.startswith(("file:", "data:", "blob:", "about:")) for address in asked), asked
+
+
 def test_reference_is_whole(site):
     from typer.main import get_command
 
@@ -46,6 +70,13 @@ def test_reference_is_whole(site):
     fields = (site / "reference/scenario.html").read_text(encoding="utf-8")
     for name in Scenario.model_fields:
         assert f"<code>{name}</code>" in fields
+    for row in re.findall(r"<tr>(.*?)</tr>", fields, re.S):
+        cells = [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)]
+        assert not cells or cells[4], f"{cells[0]}: no example"
+        assert not cells or cells[5], f"{cells[0]}: no meaning"
+    assert "--max-num-batched-tokens" in fields
+    assert "--chunked-prefill-size" in fields
+    assert "prompt_tokens" in (site / "reference/traces.html").read_text(encoding="utf-8")
     api = (site / "reference/api.html").read_text(encoding="utf-8")
     for name in re.findall(r"^::: (\S+)", (ROOT / "docs/reference/api.md").read_text(encoding="utf-8"), re.M):
         assert f'id="{name}"' in api, name

@@ -41,6 +41,7 @@ class AttentionSpeculationConfig(Section):
     window_tokens: PositiveInt = WINDOW_TOKENS
     """S: tokens of the first and of the last chunk, 2 S in all; hit rates belong to the default and move likewise."""
     reading: Reading = "next-attention"
+    """Where the groups wait for one another: the next attention kernel, the same layer, or never (``pipelined``)."""
     verification: Literal["joint", "every-query"] = "joint"
     """Whether one norm decides for the whole batch, or every query has to pass."""
     send_s: Cost | None = None
