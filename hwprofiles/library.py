@@ -97,7 +97,8 @@ class KernelLibrary:
         split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
         static_scales: whether the checkpoint states the scales of 8-bit activations, so that none is searched for.
         marlin: experts stored in 4 bits of any kind go through the Marlin kernels, which widen them to 16 bits: those
-            are what the ``int4`` sets were fitted on.
+            are what the ``int4`` sets were fitted on. (The one set of Marlin kernels on MXFP4, of 896 experts and 63 us
+            a launch, makes gpt-oss as served 18 % slower than it is; under ``int4`` it is 2 % off.)
         corrected: whether the profile's learned corrections are put on top of physics.
 
     Raises:

@@ -335,7 +335,7 @@ def _target(scenario: Scenario, architecture: Architecture, machine: _Machine) -
         cuda_graphs=scenario.engine.cuda_graphs,
         expert_parallel=hardware.expert_parallel,
         attention_data_parallel=hardware.attention_data_parallel,
-        expert_routing=hardware.expert_routing,
+        expert_routing=hardware.expert_routing or architecture.expert_routing or "uniform",
     )
 
 
@@ -422,6 +422,7 @@ def _limits(
         intake_per_token_s=framework.intake_per_token_s,
         groups=groups,
         in_turn=framework.group_choice == "in-turn",
+        patience_steps=framework.group_patience_steps,
         schedules_ahead=framework.schedules_ahead,
     )
 
@@ -431,6 +432,12 @@ def _notes(
 ) -> Iterator[str]:
     """What is to be said of replicas before they run."""
     yield from (f"{architecture.name}: {note}" for note in architecture.notes)
+    if architecture.expert_routing is not None and scenario.hardware.expert_routing is None:
+        least, most = architecture.expert_routing_range
+        yield (
+            f"experts: {architecture.name}'s router is taken for {architecture.expert_routing}, as in served runs of "
+            f"random tokens; other text may spread them as {least} or {most} do (hardware.expert_routing)"
+        )
     if scenario.speculation is not None:
         yield from drafting_notes(scenario.speculation)
     if borrowed is not None:

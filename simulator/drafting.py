@@ -17,6 +17,7 @@ from simulator.llm import (
     mtp_architecture,
     parallel_head,
     published_head,
+    usual_head,
 )
 from simulator.serving import DraftingRule
 from simulator.speculation import DraftConfig, PolicyFactory, Proposal, SpeculationConfig, policy_factory
@@ -84,6 +85,7 @@ class DraftRequest:
             _given(draft.step_s, known.step_s),
             _given(draft.pass_s, known.pass_s),
             _given(draft.per_sequence_s, known.per_sequence_s),
+            known.sequence_pass_s if draft.per_sequence_s is None else 0.0,
         )
 
     def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> Deployment:
@@ -341,6 +343,8 @@ def _head_sizes(request: DraftRequest) -> HeadSizes:
     sizes = HeadSizes()
     if draft.model is not None:
         sizes = published_head(draft.model, request.config.method, request.target.architecture).sizes
+    elif (usual := usual_head(request.config.method, request.target.architecture)) is not None:
+        sizes = usual.sizes
     given = {field.name: getattr(draft, field.name) for field in fields(HeadSizes)}
     return replace(sizes, **{name: value for name, value in given.items() if value is not None})
 

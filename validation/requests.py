@@ -9,7 +9,7 @@ from pathlib import Path
 from hwprofiles import weakest
 from simulator.errors import ForerunError
 from simulator.replay.requests import RequestReplay, Start, replay_requests
-from simulator.replay.rerun import framework_name, framework_of_version
+from simulator.replay.rerun import framework_name, framework_of_version, model_name
 from simulator.replay.split import Split
 from simulator.replay.validation.errors import ErrorRow
 from simulator.replay.validation.facts import fitted_words
@@ -101,9 +101,10 @@ def _reasons(replay: RequestReplay) -> Counter[str]:
 
 
 def engine_constants(runs: Sequence[MeasuredRun]) -> set[str]:
-    """Host costs that simulations of some runs take, as facts name them."""
+    """Host costs and routers that simulations of some runs take, as facts name them."""
     named = [(framework_name(run.framework or ""), run.framework_version) for run in runs]
-    return {f"frameworks.yaml: {framework_of_version(name, version)}" for name, version in named if name is not None}
+    engines = {f"frameworks.yaml: {framework_of_version(name, version)}" for name, version in named if name is not None}
+    return engines | {f"{model_name(run.model or '')}.yaml: expert_routing" for run in runs}
 
 
 def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:

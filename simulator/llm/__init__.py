@@ -18,7 +18,7 @@ from simulator.llm.load import (
     published_parameters,
     published_repositories,
 )
-from simulator.llm.published_heads import PublishedHead, published_head, published_head_names
+from simulator.llm.published_heads import PublishedHead, published_head, published_head_names, usual_head
 
 __all__ = [
     "PARTS",
@@ -49,4 +49,5 @@ __all__ = [
     "published_head_names",
     "published_parameters",
     "published_repositories",
+    "usual_head",
 ]

@@ -84,6 +84,10 @@ class Architecture:
     """Type of the model as its config names it; empty for Forerun's own fields."""
     model_tensors: tuple[Tensor, ...] = ()
     """Matrices outside the layers that every token passes, embedding and LM head apart."""
+    expert_routing: str | None = None
+    """How its router spreads tokens, as ``hardware.expert_routing`` names it; None where nothing is known of it."""
+    expert_routing_range: tuple[str, str] = ("uniform", "uniform")
+    """Least and most uneven routing that what is known leaves open."""
     side_embedding: int = 0
     """Weights of tables beside the embedding, of which a token gathers rows (Gemma 3n's per-layer embeddings)."""
 

@@ -26,7 +26,7 @@ _SUFFIXES = (".json", ".yaml", ".yml")
 _GGUF = ".gguf"
 _CONFIG_NAME, _QUANT_NAME = "config.json", "hf_quant_config.json"
 """A model's config, and the file beside it in which NVIDIA's ModelOpt states what it converted."""
-_ENTRY_FIELDS = ("name", "aliases", "source", "published_parameters", "config")
+_ENTRY_FIELDS = ("name", "aliases", "source", "published_parameters", "expert_routing", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,11 @@ def _from_entry(entry: Fields, name: str | None) -> Architecture:
     found = from_hf_config(config.values, name=name, source=f"{entry.source}: config")
     published = _published(entry)
     counts = published.active_counts if published and published.active else found.active_counts
+    if entry.has("expert_routing"):
+        routing = entry.section("expert_routing")
+        routing.refuse_others(("typical", "least", "most", "source"))
+        typical, *ends = (str(routing.require(key)) for key in ("typical", "least", "most"))
+        found = replace(found, expert_routing=typical, expert_routing_range=(ends[0], ends[1]))
     return replace(found, source=reference, active_counts=counts)
 
 

@@ -21,6 +21,8 @@ class PublishedHead(NamedTuple):
     hidden_size: int
     sizes: HeadSizes
     source: str
+    default_for: str | None = None
+    """Target that it is the usual head of."""
 
 
 def published_head_names() -> tuple[str, ...]:
@@ -55,6 +57,11 @@ def published_head(name: str, method: str, target: Architecture) -> PublishedHea
     return head
 
 
+def usual_head(method: str, target: Architecture) -> PublishedHead | None:
+    """The public head that runs beside a target where nobody names one; None where its sizes are derived."""
+    return next((h for h in _heads().values() if (h.method, h.default_for) == (method, target.name)), None)
+
+
 @cache
 def _heads() -> dict[str, PublishedHead]:
     text = (resources.files("simulator.llm") / "draft_heads.yaml").read_text(encoding="utf-8")
@@ -62,7 +69,11 @@ def _heads() -> dict[str, PublishedHead]:
     known = [field.name for field in fields(HeadSizes)]
     return {
         name: PublishedHead(
-            row["method"], row["hidden_size"], HeadSizes(**{k: row[k] for k in known if k in row}), row["source"]
+            row["method"],
+            row["hidden_size"],
+            HeadSizes(**{k: row[k] for k in known if k in row}),
+            row["source"],
+            row.get("default_for"),
         )
         for name, row in rows.items()
     }

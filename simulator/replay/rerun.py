@@ -12,7 +12,7 @@ import numpy as np
 from hwprofiles import chip_names, load_chip
 from simulator.build import build_alone
 from simulator.errors import ForerunError, did_you_mean
-from simulator.llm.load import architecture_aliases, architecture_names
+from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.metrics.summary import summarise
 from simulator.run import simulate
 from simulator.scenario import Scenario, scenario_from
@@ -179,7 +179,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if "model" in found:
         data["model"] = found["model"]
         data.pop("weights_dtype", None)
-    if "weights" in found and not _own_format(found["weights"]):
+    if "weights" in found and not _own_format(data["model"], found["weights"]):
         data["weights_dtype"] = found["weights"]
     if "kv" in found:
         data["kv_cache_dtype"] = found["kv"]
@@ -245,9 +245,10 @@ def _known(key: str, text: str) -> str:
     return f" (one of {known})" if known else ""
 
 
-def _own_format(dtype: str) -> bool:
-    """Whether a format is one that only checkpoints themselves come in, so that the catalogue's own entry has it."""
-    return dtype == "mxfp4"
+def _own_format(model: Any, dtype: str) -> bool:
+    """Whether a format is that of the published checkpoint, of which the catalogue's own entry knows each part: tables
+    call gpt-oss, whose experts alone are in MXFP4, FP4."""
+    return dtype == "mxfp4" or (dtype == "fp4" and load_architecture(model).checkpoint_dtypes["expert"] == "mxfp4")
 
 
 def _put(section: dict[str, Any], **values: object) -> None:

@@ -735,7 +735,9 @@ class DraftPrices:
         self.seen = Work(windows)
         self.scratch = Work(windows)
         self.step_s = 0.0 if overhead is None else overhead.step_s + passes * overhead.pass_s
-        self.per_sequence_s = 0.0 if overhead is None else overhead.per_sequence_s
+        self.per_sequence_s = 0.0
+        if overhead is not None:
+            self.per_sequence_s = overhead.per_sequence_s + passes * overhead.sequence_pass_s
 
     @cython.cfunc
     def seconds(self, work: Work) -> cython.double:
@@ -1141,6 +1143,8 @@ class Scheduler:
     held = cython.declare(list, visibility="public")
     """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
     cache = cython.declare(object, visibility="public")
+    closed = cython.declare(cython.bint, visibility="public")
+    """Whether new requests wait, though there may be room for them."""
     _held_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks of all running sequences; a block that several share is counted by each."""
     _caching: cython.bint
@@ -1167,6 +1171,7 @@ class Scheduler:
         self.seen_s = 0.0
         self.held = []
         self.cache = cache
+        self.closed = False
         self._caching = isinstance(cache, PrefixCache)
         self._held_blocks = 0
         self._block_size = limits.block_size
@@ -1406,7 +1411,7 @@ class Scheduler:
             if self.swapped:
                 # Nothing new is admitted while host memory holds any (vLLM V0's rule).
                 return
-        while budget > 0 and self.waiting and len(self.running) < self._max_num_seqs:
+        while budget > 0 and self.waiting and len(self.running) < self._max_num_seqs and not self.closed:
             sequence = self.waiting[0]
             known = sequence.input_tokens + sequence.generated_tokens
             if self._caching:
@@ -1781,12 +1786,16 @@ class GroupedScheduler(Scheduler):
     groups = cython.declare(list, visibility="public")
     _in_turn: cython.bint
     _next: cython.longlong
+    _patience: cython.longlong
+    """Steps that prompts wait for prompts of the other groups."""
+    _waited: cython.longlong
 
     def __init__(self, limits: Any, groups: list[Any], swap: Any = None) -> None:
         Scheduler.__init__(self, limits, groups[0].cache, swap)
         self.groups = groups
         self._in_turn = limits.in_turn
-        self._next = 0
+        self._next = self._waited = 0
+        self._patience = limits.patience_steps
 
     @cython.ccall
     def add(self, sequence: Sequence) -> None:
@@ -1848,7 +1857,9 @@ class GroupedScheduler(Scheduler):
         plan: StepPlan = StepPlan()
         self.preempted = []
         self.running = []
+        closed: cython.bint = self._patience > 0 and self._waits()
         for group in self.groups:
+            group.closed = closed
             group.seen_s, group.query_len = self.seen_s, self.query_len
             part = group.plan()
             plan.parts.append(part)
@@ -1860,6 +1871,28 @@ class GroupedScheduler(Scheduler):
             self.preempted += group.preempted
             self.running += group.running
         return plan
+
+    @cython.cfunc
+    def _waits(self) -> cython.bint:
+        """Whether prompts wait until every group has one, so that no group idles while another computes its prompts;
+        not where a group has nothing to decode meanwhile, and not for ever.
+
+        Source: ``_balance_adp_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.0).
+        """
+        group: Scheduler
+        some: cython.bint = False
+        every: cython.bint = True
+        busy: cython.bint = True
+        for group in self.groups:
+            asks: cython.bint = len(group.waiting) > 0
+            some |= asks
+            every &= asks
+            busy &= len(group.running) > 0
+        if every or not some or not busy or self._waited >= self._patience:
+            self._waited = 0
+            return False
+        self._waited += 1
+        return True
 
     @cython.ccall
     def in_step(self, plan: StepPlan) -> list[Any]:

@@ -33,6 +33,8 @@ class EngineLimits:
     """Attention groups that step together, each with these sequences, tokens and blocks of its own."""
     in_turn: bool = False
     """Whether requests go to the groups in turn, not to the one with the fewest."""
+    patience_steps: int = 0
+    """Steps that prompts of a group wait at most until every group has some."""
     schedules_ahead: bool = False
     """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
 

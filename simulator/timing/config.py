@@ -25,9 +25,10 @@ class HardwareConfig(Section):
     the experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and
     steps with the others. ``engine.max_num_seqs``, ``max_num_batched_tokens`` and ``num_kv_blocks`` are those of one
     group, as the engines' flags are; SGLang divides the first two among the groups."""
-    expert_routing: str = "uniform"
+    expert_routing: str | None = None
     """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
-    (NVIDIA's aiconfigurator measures 1.01 and 1.2) or ``zipf-ALPHA`` (popular experts by rank; smooth in the batch)."""
+    (NVIDIA's aiconfigurator measures 1.01 and 1.2) or ``zipf-ALPHA`` (popular experts by rank; smooth in the batch);
+    default: what the model's catalogue entry says of it, else ``uniform``."""
     speculative_parallel: PositiveInt = 1
     """Device groups of attention-level speculation."""
     replicas: Annotated[int, Field(gt=0, le=10_000)] = 1

@@ -212,11 +212,14 @@ class HostOverhead:
     pass_s: float = 0.0
     """Per sequential pass."""
     per_sequence_s: float = 0.0
+    sequence_pass_s: float = 0.0
+    """For each pass of each drafting sequence."""
     """Per drafting sequence and step."""
 
     def part(self, drafting: Any, passes: Any) -> Part:
         """Host work of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""
-        return host_part(self.step_s + passes * self.pass_s + self.per_sequence_s * drafting, drafting > 0)
+        each_s = self.per_sequence_s + passes * self.sequence_pass_s
+        return host_part(self.step_s + passes * self.pass_s + each_s * drafting, drafting > 0)
 
 
 NO_OVERHEAD = HostOverhead()

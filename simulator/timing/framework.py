@@ -56,6 +56,8 @@ class Framework(BaseModel):
     schedules_ahead: bool = False
     group_choice: Literal["fewest", "in-turn"] = "fewest"
     """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
+    group_patience_steps: int = Field(default=0, ge=0)
+    """Steps that a prompt waits at most until every attention group has one."""
     divides_limits: bool = False
     """Whether limits on sequences and tokens are those of all attention groups together."""
     scheduling_s: float = Field(default=0.0, ge=0)
@@ -200,6 +202,8 @@ class DraftOverhead(BaseModel):
     """Per sequential pass."""
     per_sequence_s: float = Field(default=0.0, ge=0)
     """Per drafting sequence and step; of a look-up on the host, its own time."""
+    sequence_pass_s: float = Field(default=0.0, ge=0)
+    """Per drafting sequence and sequential pass: its token verified and sampled again where it is refused."""
     per_context_token_s: float = Field(default=0.0, ge=0)
     """Per context token scanned in each step: look-ups on the host."""
     gate_s: float = Field(default=0.0, ge=0)

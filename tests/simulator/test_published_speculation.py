@@ -130,7 +130,7 @@ def test_public_drafters_of_the_catalogued_curves_are_known():
     from simulator.llm import published_head_names
 
     named = {load_curve(name).drafter for name in curve_names() if load_curve(name).method == "eagle3"} - {None}
-    assert named - set(published_head_names()) == {"nvidia/gpt-oss-120b-Eagle3-v3"}, "no config.json of it at hand"
+    assert named <= set(published_head_names())
     assert np.all([name.count("/") == 1 for name in published_head_names()])
 
 

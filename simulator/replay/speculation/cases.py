@@ -149,7 +149,11 @@ def _closed_case(
         },
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     }
-    used = [f"frameworks.yaml: {framework}", *(f"constants.yaml: {name}" for name in constants)]
+    used = [
+        f"frameworks.yaml: {framework}",
+        f"{model}.yaml: expert_routing",
+        *(f"constants.yaml: {name}" for name in constants),
+    ]
     overheads = framework
     if row.engine.startswith("vLLM V1 2025") and speculation["method"] in ("eagle", "eagle3"):
         speculation["draft"], overheads = _overheads(VLLM_2025, speculation["method"]), VLLM_2025
@@ -161,8 +165,6 @@ def _closed_case(
         if chip in entry.get("profiles", {}):
             plain["hardware"]["chip"] = str(FOLDER.joinpath(entry["profiles"][chip]))
             used.append(entry["profiles"][chip])
-        plain["hardware"] |= {key: entry[key] for key in ("expert_routing",) if key in entry}
-        plain["engine"] |= {key: entry[key] for key in ("moe_backend",) if key in entry}
     if row.model in WEIGHTS:
         plain["weights_dtype"] = WEIGHTS[row.model]
     prompt, output = row.input_tokens or CHAT_TOKENS[0], row.output_tokens or CHAT_TOKENS[1]

@@ -13,6 +13,7 @@ PLACES = (
     ("hwprofiles", "chips"),
     ("simulator.timing", ""),
     ("simulator.llm", ""),
+    ("simulator.llm", "catalogue"),
     ("simulator.speculation", ""),
     ("simulator.speculation.attention_level", ""),
     ("simulator.replay.speculation", ""),

@@ -20,11 +20,11 @@ def gptoss():
     return compared
 
 
-def test_gptoss_grid_from_its_plain_column_and_one_cell(gptoss):
-    """Speedup within 5, 10 and 15 % for K = 1, 3 and 7 up to 128 at a time; the side of 1 is right in 9 of 10 rows."""
+def test_gptoss_grid_with_what_users_get(gptoss):
+    """No profile, routing or head of its own: speedup within 10 % everywhere, 4 % on average."""
     for item in gptoss:
-        if int(item.row.load) <= 128:
-            assert abs(item.error) < {"1": 0.05, "3": 0.10, "7": 0.15}[item.row.tokens], item.row.id
+        assert abs(item.error) < 0.10, item.row.id
+    assert group_scores(gptoss)[0].mape < 4
     assert group_scores(gptoss)[0].right_sign >= 90
 
 

@@ -108,3 +108,29 @@ def test_the_step_is_that_of_the_slowest_group():
     four = simulate(grouped(workload={"num_requests": 4}), 0).steps
     assert one.seconds[0] <= four.seconds[0] < 2 * one.seconds[0]
     assert one.flops[0] * 4 == pytest.approx(four.flops[0], rel=1e-6)
+
+
+def test_prompts_wait_for_prompts_of_the_other_groups():
+    """TensorRT-LLM's balance: with both groups decoding, a prompt of one waits for one of the other, for so many steps
+    at most; vLLM's start at once."""
+    engine = {"framework": "trtllm", "max_num_batched_tokens": 4096}
+    scheduler = build_scheduler(grouped(2, engine=engine, workload={"output_tokens": 300}))
+    sequences = [engine_module(interpreted=True).Sequence(i, 64, 300) for i in range(5)]
+
+    def step():
+        plan = scheduler.plan()
+        for sequence, tokens in plan.chunks:
+            sequence.computed_tokens += tokens
+            sequence.decoding = True
+            sequence.generated_tokens += 1
+        return [sequence.index for sequence, _ in plan.chunks]
+
+    for sequence in sequences[:2]:
+        scheduler.add(sequence)
+    assert step() == [0, 1], "nothing decodes yet"
+    scheduler.add(sequences[2])
+    assert step() == []
+    scheduler.add(sequences[3])
+    assert step() == [2, 3], "every group has one"
+    scheduler.add(sequences[4])
+    assert [step() for _ in range(51)] == [[]] * 50 + [[4]]
