@@ -11,10 +11,13 @@ from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Bytes, Count, Flops, Hertz, NonNegative, Positive, Rate, Record, Source
 
+CLOCK_POWER = 2.0
+"""Power of the clock that a core's draw goes with, down from the top of its voltage curve. With the share below, a
+GeForce RTX 5090 taken from 600 to 400 W loses 5 % of plain decoding, as measured, and 9 % of verifying four draft
+tokens, where 18 % were (community A/B of llama.cpp, 2026): a governor that sees heavier kernels draw more lowers their
+clock further."""
 UNCORE_SHARE = 0.25
-"""Share of the TDP that no core clock lowers: memory, links, leakage. Chosen with the cube law below so that a GeForce
-RTX 5090 taken from 600 to 400 W loses 5 % of plain decoding and 18 % of verifying four draft tokens (community A/B of
-llama.cpp, 2026)."""
+"""Share of the TDP that no core clock lowers: memory, links, leakage (assumed)."""
 
 CORRECTIONS = ".residual.npz"
 """What a profile's file of learned corrections ends with, instead of .yaml."""
@@ -186,8 +189,9 @@ class Chip(Record):
     def at_power_limit(self, limit_w: float) -> "Chip":
         """The chip under a board power limit: cores, on-chip store and what counts cycles slow down, memory does not.
 
-        Dynamic power goes with the cube of the clock (``C V^2 f``, the voltage in step with the clock);
-        ``UNCORE_SHARE`` of the TDP stays. A limit at or above the TDP changes nothing but the power that may be drawn.
+        Dynamic power goes with the clock to the power of ``CLOCK_POWER`` (``C V^2 f``: 3 where the voltage falls in
+        step with the clock, 1 where it has reached its floor); ``UNCORE_SHARE`` of the TDP stays. A limit at or above
+        the TDP changes nothing but the power that may be drawn.
 
         Args:
             limit_w: of the whole board, in watts.
@@ -195,8 +199,8 @@ class Chip(Record):
         Raises:
             ProfileError: a limit that memory, links and leakage alone take up.
 
-        Source: cube law as in T. Mudge, "Power: A First-Class Architectural Design Constraint" (IEEE Computer, 2001);
-        P. Patel et al., "POLCA" (arXiv:2308.12908): 20 % less peak power costs LLM inference up to 7 %, here 7 to 9 %.
+        Source: T. Mudge, "Power: A First-Class Architectural Design Constraint" (IEEE Computer, 2001); P. Patel et al.,
+        "POLCA" (arXiv:2308.12908): 20 % less peak power costs LLM inference, mostly decoding, up to 7 %.
         """
         tdp, kept = self.power.tdp_w, max(self.power.idle_w, UNCORE_SHARE * self.power.tdp_w)
         if limit_w <= kept:
@@ -204,7 +208,7 @@ class Chip(Record):
                 f"{limit_w:g} W is too little for {self.name}: memory, links and leakage alone draw about {kept:.0f} W "
                 f"of its {tdp:g} W"
             )
-        ratio = min(1.0, ((limit_w - kept) / (tdp - kept)) ** (1 / 3))
+        ratio = min(1.0, ((limit_w - kept) / (tdp - kept)) ** (1 / CLOCK_POWER))
         power = self.power.model_copy(update={"tdp_w": limit_w})
         if ratio == 1.0:
             return self.model_copy(update={"power": power})

@@ -59,6 +59,8 @@ SHORT = 2100
 FORMATS = ("16-bit", "q8_0", "q4_0", "q4_k", "q6_k", "q3_k", "iq")
 _GROUPS = {"q4_1": "q4_0", "q5_0": "q4_0", "q5_1": "q4_0", "iq4_nl": "q4_0", "iq4_xs": "q4_0", "mxfp4": "q4_0",
            "q5_k": "q4_k", "q2_k": "q3_k"}  # fmt: skip
+REFERENCE_HZ = {"apple": 1.398e9, "nvidia": 2.3e9}
+"""Clock at which a maker's launch times are stated; AMD's are taken alike at every clock."""
 START = {"apple": (5, 10, 14, 18, 18, 22, 25), "nvidia": (4, 6, 5, 7, 8, 9, 10), "amd": (4, 8, 8, 14, 14, 16, 16)}
 """Operations per weight and row from which a fit starts, and to which formats that no row holds return."""
 
@@ -86,8 +88,8 @@ class Step:
     other_s: float
     products: tuple[tuple[float, float, float, str], ...]
     """(times, weights, bytes, format)."""
-    limits: tuple[float, float, float]
-    """Operations of the vector units, bandwidth, cores times clock."""
+    limits: tuple[float, float, float, float]
+    """Operations of the vector units, bandwidth, cores times clock, cycles of a launch over those at this clock."""
 
 
 @cache
@@ -190,6 +192,7 @@ def step_of(rate: Rate) -> Step:
         timer.target.deployment.kernels.limits("fp32").vector_flops,
         chip.memory.bandwidth_bytes_per_s,
         chip.compute.usable_cores * (chip.compute.clock_hz or 0.0),
+        REFERENCE_HZ.get(chip.vendor, chip.compute.clock_hz or 1.0) / (chip.compute.clock_hz or 1.0),
     )
     maker = "cpu" if chip.kind == "cpu" else chip.vendor
     return Step(rate, maker, total, total - in_products, tuple(products), limits)
@@ -199,13 +202,13 @@ def fitted_s(step: Step, x: FloatArray) -> float:
     """Seconds under parameters in logarithms: launch, efficiency (logit), overlap - 1, core bytes, host; a row's
     operations of each format."""
     launch, overlap, core, host = np.exp(x[0]), 1.0 + np.exp(x[2]), np.exp(x[3]), np.exp(x[4])
-    vector, bandwidth, cycles = step.limits
+    vector, bandwidth, cycles, slower = step.limits
     reach = min(bandwidth / (1.0 + np.exp(-x[1])), core * cycles) if cycles else bandwidth / (1.0 + np.exp(-x[1]))
     total = step.other_s - 3.0e-4 + host
     for times, weights, moved, kind in step.products:
         busy = weights * (1.0 + np.exp(x[5 + FORMATS.index(kind)]) * step.rate.rows) / vector
         stream = moved / reach
-        total += times * (launch + (busy**overlap + stream**overlap) ** (1.0 / overlap))
+        total += times * (launch * slower + (busy**overlap + stream**overlap) ** (1.0 / overlap))
     return float(total)
 
 
