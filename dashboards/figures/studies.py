@@ -562,7 +562,7 @@ def drafting_data(document: dict[str, Any]) -> DraftingData:
             plain[streams] = row
             continue
         gate = f"p-min {row['p_min']:g}" if row["p_min"] else "ungated"
-        name = f"{gate}, {streams} streams" if several else gate
+        name = f"{gate}, {streams} stream{'s' if streams > 1 else ''}" if several else gate
         lines.setdefault(name, [plain[streams]]).append(row)
     columns = ("num_speculative_tokens", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
     tokens, rates, low, high = ([[row[key] for row in line] for line in lines.values()] for key in columns)

@@ -15,7 +15,7 @@ class EngineConfig(Section):
     """The serving engine: its kernels and host costs, its scheduler and the limits it runs under."""
 
     framework: str = "vllm"
-    """Kernel library and host costs: vllm, sglang, trtllm or generic."""
+    """Kernel library and host costs: vllm, sglang, trtllm, llama.cpp, mlx or generic."""
     scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its

@@ -1,4 +1,4 @@
-"""A scenario as the command that starts the engine it describes: vLLM and SGLang."""
+"""A scenario as the command that starts the engine it describes: vLLM, SGLang or llama.cpp."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ SGLANG_METHODS = {
     "ngram": "NGRAM",
 }
 """``--speculative-algorithm`` of SGLang (v0.5, docs/advanced_features/speculative_decoding)."""
+LLAMA_METHODS = {
+    "mtp": "--spec-type draft-mtp",
+    "draft-model": "--model-draft DRAFT.gguf",
+    "ngram": "--spec-type ngram-simple",
+}
+"""Flags of llama-server by method (2026)."""
+LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
+"""Engines of one machine, for which llama-server's command is written."""
 VLLM_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "compressed-tensors"}
 SGLANG_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "w8a8_int8"}
 KV_DTYPES = {"fp8": {"vllm": "fp8", "sglang": "fp8_e4m3"}}
@@ -36,7 +44,36 @@ KV_DTYPES = {"fp8": {"vllm": "fp8", "sglang": "fp8_e4m3"}}
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
     """One replica's command for each engine, and what it cannot say as a remark behind ``#``."""
+    if scenario.engine.framework in LOCAL_FRAMEWORKS:
+        return {"llama.cpp": llama_command(scenario)}
     return {"vllm": vllm_command(scenario), "sglang": sglang_command(scenario)}
+
+
+def llama_command(scenario: Scenario) -> str:
+    """``llama-server`` with the flags of 2026: slots, batches, the KV cache's format, the split over cards."""
+    hardware, engine = scenario.hardware, scenario.engine
+    words = ["llama-server", "--model", f"{model_name(scenario)}.gguf", "--gpu-layers", "all"]
+    remarks: list[str] = []
+    words += ["--parallel", str(engine.max_num_seqs), "--ubatch-size", str(engine.max_num_batched_tokens)]
+    if engine.max_model_len is not None:
+        words += ["--ctx-size", str(engine.max_model_len * engine.max_num_seqs)]
+    kv = {"bf16": "f16", "fp16": "f16"}.get(scenario.kv_cache_dtype, scenario.kv_cache_dtype)
+    if kv in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"):
+        words += ["--cache-type-k", kv, "--cache-type-v", kv]
+    elif kv != "f16":
+        remarks.append(f"no flag is known for kv_cache_dtype {kv}")
+    if hardware.tensor_parallel > 1:
+        words += ["--split-mode", "tensor"]
+    speculation = scenario.speculation
+    if speculation is not None and speculation.method != "none":
+        method = LLAMA_METHODS.get(speculation.method)
+        if method is None:
+            remarks.append(f"llama.cpp has no {speculation.method}")
+        else:
+            words += [*method.split(), "--spec-draft-n-max", str(speculation.depth)]
+    if isinstance(scenario.weights_dtype, str):
+        remarks.insert(0, f"a file of type {scenario.weights_dtype}")
+    return _line(words, remarks, scenario)
 
 
 def vllm_command(scenario: Scenario) -> str:

@@ -25,6 +25,7 @@ from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.config import CONCENTRATION
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_lengths
+from simulator.studies.engine_flags import LLAMA_METHODS, LOCAL_FRAMEWORKS
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice, draft_choices
@@ -46,13 +47,7 @@ ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0
 since those of one answer are alike (codes are accepted at 0.9, prose at 0.5)."""
 P_MINS = (0.0, 0.6, 0.75)
 """Gates that are tried: a draft ends at the first token that the drafter is less sure of."""
-LLAMA_METHODS = {
-    "mtp": "--spec-type draft-mtp",
-    "draft-model": "--model-draft DRAFT.gguf",
-    "ngram": "--spec-type ngram-simple",
-}
-"""Flags of llama-server by method (2026)."""
-LOCAL_ENGINE, LOCAL_FRAMEWORKS = "llama.cpp", ("llama.cpp", "mlx")
+LOCAL_ENGINE = "llama.cpp"
 LEVEL = 1.645
 """Standard deviations of a 90 % interval."""
 

@@ -43,5 +43,5 @@ def test_a_name_that_is_format_and_file_type_is_the_file():
 def test_q4_k_is_short_for_q4_k_m_and_others_are_refused():
     architecture = load_architecture("llama-2-7b")
     assert recipe_dtypes(architecture, "q4_k") == recipe_dtypes(architecture, "q4_k_m")
-    with pytest.raises(ForerunError, match="no dtype 'q4_k_x'"):
+    with pytest.raises(ForerunError, match=r"no format or GGUF file type 'q4_k_x'; did you mean 'q4_k_"):
         resolve_weight_dtypes(architecture, "q4_k_x")

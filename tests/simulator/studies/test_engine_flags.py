@@ -142,3 +142,30 @@ def test_the_scheduler_has_its_flag_or_a_remark():
         assert ("no scheduler like static" in remark) == (scheduler == "static")
     assert "SGLang has no scheduler like priority" in flags("sglang", engine={"scheduler": "priority"})[1]
     assert "no scheduler" not in flags("sglang", engine={"scheduler": "sglang"})[1]
+
+
+def test_a_local_engine_has_the_command_of_llama_server():
+    """Each slot has the context of one request; draft tokens and their method as the server names them."""
+    data = {
+        "model": "qwen2.5-14b",
+        "weights_dtype": "q4_k_m",
+        "kv_cache_dtype": "q8_0",
+        "hardware": {"chip": "rtx-4090", "tensor_parallel": 2},
+        "engine": {"framework": "llama.cpp", "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 8192},
+        "speculation": {
+            "method": "draft-model",
+            "num_speculative_tokens": 3,
+            "draft": {"model": "qwen2.5-0.5b"},
+            "acceptance": {"alpha": 0.7},
+        },
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
+    }
+    found = launch_flags(scenario_from(data, "test"))
+    assert list(found) == ["llama.cpp"]
+    command, _, remark = found["llama.cpp"].partition("  # ")
+    assert remark == "a file of type q4_k_m"
+    words = shlex.split(command)
+    flags = dict(zip(words[1::2], words[2::2], strict=True))
+    assert words[0] == "llama-server"
+    assert (flags["--ctx-size"], flags["--parallel"], flags["--cache-type-k"]) == ("32768", "4", "q8_0")
+    assert (flags["--split-mode"], flags["--model-draft"], flags["--spec-draft-n-max"]) == ("tensor", "DRAFT.gguf", "3")
