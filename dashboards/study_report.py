@@ -22,6 +22,8 @@ from dashboards.figures.studies import (
     load_curve_data,
     load_curve_figure,
     pareto_data,
+    race_data,
+    race_figure,
     strain_figure,
     sweep_data,
     sweep_figure,
@@ -73,7 +75,13 @@ def study_figures(kind: str, document: Document) -> list[StudyFigure]:
     Raises:
         ForerunError: there are none of this kind of study.
     """
-    makers = {"compare": _compare_figures, "plan": _plan_figures, "tune": _tune_figures, "sweep": _sweep_figures}
+    makers = {
+        "compare": _compare_figures,
+        "plan": _plan_figures,
+        "race": _race_figures,
+        "sweep": _sweep_figures,
+        "tune": _tune_figures,
+    }
     if kind not in makers:
         raise ForerunError(f"{kind}: no figures and no report of such a result")
     return makers[kind](document)
@@ -168,6 +176,16 @@ def _plan_figures(document: Document) -> list[StudyFigure]:
     if any(point.max_rate is not None for point in data.points):
         figures.append(StudyFigure("front", front_figure(data), front_text(data)))
     return figures
+
+
+def _race_figures(document: Document) -> list[StudyFigure]:
+    data = race_data(document)
+    rows = [
+        (name, min(values), sum(values) / len(values), max(values))
+        for name, values in zip(data.controllers, data.regret, strict=True)
+    ]
+    text = "latency over that of the best fixed K: least, mean and most over the patterns, | = 0\n"
+    return [StudyFigure("regret", race_figure(data), text + text_intervals(rows, 0.0))]
 
 
 def _tune_figures(document: Document) -> list[StudyFigure]:

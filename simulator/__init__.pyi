@@ -11,6 +11,7 @@ from simulator.scenario import Scenario as Scenario
 from simulator.scenario import load_scenario as load_scenario
 from simulator.studies.compare.comparison import compare as compare
 from simulator.studies.plan.document import plan as plan
+from simulator.studies.race.race import race as race
 from simulator.studies.sweep.study import sweep as sweep
 from simulator.studies.tune.document import tune as tune
 from simulator.studies.tune.machine import tune_machine as tune_machine

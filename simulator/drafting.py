@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 from hwprofiles import KernelLibrary, load_chip, load_link
 from simulator.errors import ForerunError
@@ -36,14 +37,18 @@ from simulator.timing import (
     ParallelDrafter,
     RemoteDrafter,
     SequentialDrafter,
-    StepWork,
+    causal_pairs,
+    decode_step,
     fusion_table,
+    keys_read,
     layer_weight_bytes,
     load_draft_overhead,
     resolve_weight_dtypes,
     step_timer,
 )
 
+PRICED_STEPS = 100_000
+"""Prices of steps that policies have asked for and that are remembered."""
 DrafterFactory = Callable[["DraftRequest"], Drafter]
 """A plug-in: builds the drafter of a run."""
 
@@ -158,19 +163,25 @@ def drafting_rule(
         make_policy: a policy of one's own.
     """
     policy, most = named(config.policy), config.depth
+    none = (0,) * len(timer.windows)
 
+    @lru_cache(maxsize=PRICED_STEPS)
     def step_seconds(seqs: int, tokens: int, context: int) -> float:
         """Seconds of a decode step in which each sequence verifies, and drafts, ``tokens`` tokens."""
-        query_len = tokens + 1
-        keys = tuple(
-            seqs * (context + query_len if w is None else min(context + query_len, w + query_len - 1))
-            for w in timer.windows
-        )
-        none = (0,) * len(keys)
-        work = StepWork(0, 0, none, none, 0, none, seqs, query_len, keys)
+        work = decode_step(timer.windows, seqs, tokens + 1, context)
         return float(timer.seconds(work, DraftStep(tokens, 0, 0, 0, none, none)))
 
-    factory = make_policy or policy_factory(policy, most, step_seconds)
+    @lru_cache(maxsize=PRICED_STEPS)
+    def switch_seconds(seqs: int, skipped: int) -> float:
+        """Seconds that a decode step lasts longer where K has changed and the drafter has that much to catch up on."""
+        each = max(1, skipped // seqs)
+        pairs = tuple(seqs * causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
+        keys = tuple(seqs * keys_read(each, each, w) if skipped else 0 for w in timer.windows)
+        work = decode_step(timer.windows, seqs, 2, each)
+        changed = DraftStep(1, 1, seqs if skipped else 0, skipped, pairs, keys)
+        return float(timer.seconds(work, changed) - timer.seconds(work, DraftStep(1, 0, 0, 0, none, none)))
+
+    factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
     return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
 
 

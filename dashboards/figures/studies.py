@@ -10,6 +10,7 @@ from plotly.subplots import make_subplots
 
 from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, captioned, gain_scale
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
+from simulator.studies.race.race import is_fixed
 from simulator.studies.sweep.study import point_value
 
 FOREST_METRICS = (
@@ -135,6 +136,53 @@ def forest_figure(data: ForestData) -> go.Figure:
     figure.update_layout(showlegend=len(names) > 1, hovermode="closest")
     height = 210 + max(26, 16 * len(names)) * len(metrics)
     return captioned(figure, "Speedup over the baseline", "95 % intervals of paired runs", data.basis, height)
+
+
+class RaceData(NamedTuple):
+    """Regret of every controller on every pattern, least in the mean first."""
+
+    controllers: tuple[str, ...]
+    regret: tuple[tuple[float, ...], ...]
+    """By controller; shares of the latency of the best fixed K."""
+    winner: str
+    basis: str
+
+
+def race_data(document: dict[str, Any]) -> RaceData:
+    """The latencies of a race against the best fixed K of each pattern."""
+    names = tuple(row["name"] for row in document["controllers"])
+    fixed = [name for name in names if is_fixed(name)]
+    best = [min(row["latency_s"][name] for name in fixed) for row in document["patterns"]]
+    regret = tuple(
+        tuple(row["latency_s"][name] / least - 1.0 for row, least in zip(document["patterns"], best, strict=True))
+        for name in names
+    )
+    return RaceData(names, regret, document["winner"], document["basis"])
+
+
+def race_figure(data: RaceData) -> go.Figure:
+    """A box and a dot a pattern for each controller; left of 0 it beats every fixed K."""
+    figure = go.Figure()
+    for name, values in zip(data.controllers, data.regret, strict=True):
+        colour = GREEN if name == data.winner else GREY if is_fixed(name) else BLUE
+        figure.add_box(
+            x=[100.0 * value for value in values],
+            y=[name] * len(values),
+            orientation="h",
+            boxpoints="all",
+            jitter=0.5,
+            pointpos=0,
+            marker={"size": 4, "color": colour},
+            line={"color": colour, "width": 1.5},
+            name=name,
+            hovertemplate="pattern: %{x:.1f} %",
+        )
+    figure.add_vline(x=0.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.update_xaxes(title="latency over that of the best fixed K in hindsight (%)")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_layout(showlegend=False)
+    caption = "one dot a traffic pattern; left of 0 beats every fixed K"
+    return captioned(figure, "Regret of each controller", caption, data.basis, 220 + 34 * len(data.controllers))
 
 
 def tornado_data(document: dict[str, Any], variant: str | None = None) -> TornadoData | None:

@@ -47,6 +47,11 @@ def register(app: typer.Typer) -> None:
         "forerun tune laptop.yaml --from-log server.log --measured 43",
     )(tune)
     app.command(
+        "race",
+        epilog="Examples: forerun race chat.yaml  |  forerun race chat.yaml --controller goodput --controller "
+        "mine:policy --patterns 100 --out out/race  |  forerun race chat.yaml --replay out/race/closest.csv",
+    )(race)
+    app.command(
         "sweep",
         epilog="Examples: forerun sweep chat.yaml --vary hardware.tensor_parallel=1,2,4 --vary "
         "engine.max_num_seqs=64,256 --store chat.sweep  |  forerun sweep chat.yaml --vary "
@@ -115,6 +120,57 @@ def compare(
                 crossover=crossover,
                 sensitivity=not no_sensitivity,
                 interval=not no_interval,
+                jobs=jobs,
+                progress=progress.update,
+            )
+        show(found, json_file, out)
+    return 0
+
+
+def race(
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="Scenario or study file with a drafter, YAML or JSON.", show_default=False
+        ),
+    ],
+    controller: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A policy, or module:factory of your own; repeatable. Default: all policies."
+        ),
+    ] = None,
+    patterns: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Patterns of traffic, half of them searched for.")
+    ] = 24,
+    requests: Annotated[int, typer.Option(min=8, max=100_000, help="Requests of a pattern.")] = 160,
+    set_values: SetOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the patterns.")] = 0,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run the pattern that an earlier race wrote (closest.csv).")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write race.json, study.yaml, closest.csv, report.html and report.md."),
+    ] = None,
+    json_file: JsonOption = None,
+    jobs: JobsOption = None,
+    no_progress: NoProgressOption = False,
+) -> int:
+    """Race controllers of speculation over the same traffic, searched for what hurts them: regret and a certificate."""
+    from simulator.studies.race.race import race as run_race
+    from simulator.studies.study_file import load_study
+
+    study = load_study(scenario, tuple(set_values or ()), ())
+    with checked_outputs(out, json_file):
+        with Progress(not no_progress, "racing") as progress:
+            found = run_race(
+                study,
+                controllers=tuple(controller or ()),
+                patterns=patterns,
+                requests=requests,
+                seed=seed,
+                replay=replay,
                 jobs=jobs,
                 progress=progress.update,
             )

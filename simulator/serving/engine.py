@@ -1054,6 +1054,9 @@ class Draws:
     drift_start: cython.double
     cells: dict[Any, Any]
     usual: Thresholds
+    told: cython.bint
+    """Whether the class of each request is given; else it is drawn."""
+    class_of: cython.longlong[::1]
     positions: cython.longlong
     key: cython.ulonglong
     class_key: cython.ulonglong
@@ -1069,6 +1072,8 @@ class Draws:
         self.usual = Thresholds(sampler.thresholds(-1))
         self.cells = {-1: self.usual}
         self.key, self.class_key = sampler.key, sampler.class_key
+        self.told = sampler.class_of is not None
+        self.class_of = np.ascontiguousarray(sampler.class_of if self.told else [0], dtype=np.int64)
         self.golden, self.first_mix, self.second_mix = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
         self.mask = 0xFFFFFFFFFFFFFFFF
 
@@ -1082,7 +1087,9 @@ class Draws:
         bits: cython.ulonglong
         if self.drift is not None:
             table = self._of_cell(self.drift.cell(context))
-        if table.classes > 1:
+        if self.told:
+            row = self.class_of[request]
+        elif table.classes > 1:
             bits = self._bits(self.class_key, request, 0)
             row = int((bits >> 11) * 2.0**-53 * table.classes)
         bits = self._bits(self.key, request, step)

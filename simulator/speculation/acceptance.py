@@ -256,17 +256,26 @@ class AcceptanceSampler:
         seed: the run's seed.
         spread: standard deviation of the first position's rate across requests; see ``request_classes``.
         drift: how rates fall with the context of a verify step, or None.
+        class_of: class of each request by its number, where ``survival`` has a row for each class; None: one for all.
     """
 
-    def __init__(self, survival: FloatArray, seed: int, spread: float = 0.0, drift: ContextDrift | None = None) -> None:
-        self.num_speculative_tokens = len(survival)
+    def __init__(
+        self,
+        survival: FloatArray,
+        seed: int,
+        spread: float = 0.0,
+        drift: ContextDrift | None = None,
+        class_of: IntArray | None = None,
+    ) -> None:
+        self.num_speculative_tokens = int(np.shape(survival)[-1])
+        self.class_of = class_of
         self.key = int(np.random.SeedSequence([seed, 0x5EC]).generate_state(1, np.uint64)[0])
         self.drift = drift
         self._rates = request_classes(survival, spread) if spread else survival
         self._cells = {-1: _shares_of_range(self._rates)}
         """Acceptance thresholds by cell of the drift; one row per class of requests where they differ."""
         self._spread = bool(spread)
-        self._steps_per_token = 1.15 / (1.0 + float(np.sum(survival)))
+        self._steps_per_token = 1.15 / (1.0 + float(np.mean(np.sum(survival, axis=-1))))
         """Verify steps drawn at first per token needed: somewhat more than the mean."""
         self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
@@ -334,9 +343,12 @@ class AcceptanceSampler:
     def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
         """Those of a request."""
         thresholds = self.thresholds(cell)
-        if not self._spread:
+        if self.class_of is None and not self._spread:
             return thresholds
-        row = int(counter_uniforms(self.class_key, request, 0, 1)[0] * CLASSES)
+        if self.class_of is not None:
+            row = int(self.class_of[request])
+        else:
+            row = int(counter_uniforms(self.class_key, request, 0, 1)[0] * CLASSES)
         own: NDArray[np.uint64] = thresholds[row]
         return own
 

@@ -74,7 +74,7 @@ class TreeConfig(Section):
         return static.depth if static is not None else min(self.depth or 0, self.nodes or 0)
 
 
-PolicyName = Literal["fixed", "disable-above-batch", "batch-table", "goodput", "ema"]
+PolicyName = Literal["fixed", "disable-above-batch", "batch-table", "goodput", "ema", "p-min", "entropy", "forerun"]
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
 COMMON_FIELDS = ("name", "while_off", "switch_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
@@ -82,6 +82,9 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "disable-above-batch": ("batch",),
     "batch-table": ("table",),
     "goodput": ("prior", "window", "hysteresis", "interval"),
+    "p-min": ("least", "prior", "window"),
+    "entropy": ("least", "prior", "window"),
+    "forerun": ("prior", "window"),
     "ema": ("candidates", "ema_alpha", "update_interval", "warmup_batches", "up_hysteresis", "down_hysteresis"),
 }
 """Policies, and the parameters that each takes beside those of all that change K."""
@@ -100,9 +103,14 @@ class PolicyConfig(Section):
     """batch-table: [first batch, last batch, draft tokens] as vLLM's ``num_speculative_tokens_per_batch_size`` (a name
     that is accepted too); default: the example of vLLM's documentation, K to 64 requests, 1 to 128, none beyond."""
     prior: Share | None = None
-    """goodput: chance that a draft token is accepted, believed before any was seen; default 0.7 (assumed)."""
+    """goodput, gates, forerun: chance that a draft token is accepted, believed before any was seen; default 0.7 for
+    goodput, else 0.5 (assumed)."""
     window: PositiveInt | None = None
-    """goodput: verify steps after which an observation has lost 1/e of its weight; default 100 (assumed)."""
+    """The same: verify steps after which an observation has lost 1/e of its weight; default 100 for goodput, else 20
+    (assumed)."""
+    least: Share | None = None
+    """p-min: chance of being accepted below which a position is not drafted; default 0.5. entropy: the same of AdaEDL's
+    lower bound; default 0.3 (assumed)."""
     hysteresis: Annotated[float, Field(ge=0, lt=10, allow_inf_nan=False)] | None = None
     """goodput: share by which another K must be better before it replaces the present one; default 0.02 (assumed)."""
     interval: PositiveInt | None = None

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import exp
+from math import exp, log, log2, sqrt
 from typing import Protocol, runtime_checkable
 
 from simulator.errors import ForerunError
@@ -27,6 +27,20 @@ CONTEXT_CELL = 256
 
 StepSeconds = Callable[[int, int, int], float]
 """Seconds of a decode step by (sequences, draft tokens of each, mean context), drafting included."""
+
+
+SwitchSeconds = Callable[[int, int], float]
+"""Seconds of a change of K by (sequences, tokens in all that the drafter has not seen)."""
+PRIOR_DRAFTS = 2.0
+"""Drafts that a belief counts for beside those seen."""
+ENTROPY_WEIGHT = 0.4
+PATIENCE = 0.25
+"""Share of what a change costs by which the present K must have fallen behind."""
+MARGIN = 0.02
+"""Share of the tokens that each draft token must gain beyond its price in a decode step: steps that compute prompts pay
+for it in full, and requests whose drafts fail are in the batch longer than they are in the mean."""
+LEAST_SWITCH_S = 1e-4
+"""A change of K that costs nothing still waits for so much to be gained: noise alone moves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +119,12 @@ def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
     return BatchTable(tuple(tokens))
 
 
+def priced(step_seconds: StepSeconds, batch: Batch, tokens: int) -> float:
+    """Seconds of a decode step of a batch, at the middle of its mean context's cell."""
+    cell = batch.context_tokens // (batch.seqs * CONTEXT_CELL)
+    return step_seconds(batch.seqs, tokens, cell * CONTEXT_CELL + CONTEXT_CELL // 2)
+
+
 @dataclass(slots=True)
 class Goodput:
     """The K with the most expected tokens per second, from the acceptance seen and the timing model.
@@ -128,7 +148,6 @@ class Goodput:
     _tried: float = field(init=False)
     _present: int = field(init=False)
     _asked: int = field(init=False, default=0)
-    _seconds: dict[tuple[int, int, int], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tried = float(self._prior_weight)
@@ -169,13 +188,163 @@ class Goodput:
     def _goodput(self, batch: Batch, tokens: int) -> float:
         rate = self.acceptance
         expected = sum(rate**i for i in range(tokens + 1))
-        cell = batch.context_tokens // (batch.seqs * CONTEXT_CELL)
-        key = (batch.seqs, tokens, cell)
-        seconds = self._seconds.get(key)
-        if seconds is None:
-            seconds = self.step_seconds(batch.seqs, tokens, cell * CONTEXT_CELL + CONTEXT_CELL // 2)
-            self._seconds[key] = seconds
-        return batch.seqs * expected / seconds
+        return batch.seqs * expected / priced(self.step_seconds, batch, tokens)
+
+
+@dataclass(slots=True)
+class PositionRates:
+    """Chance that each draft position is accepted given those before it, from verify steps that lose weight with age.
+
+    What was seen long ago stays as a belief that weighs little: without drafts the estimate goes back to it.
+    """
+
+    most: int
+    prior: float = 0.5
+    window: int = 20
+    """Verify steps after which an observation has lost 1/e of its weight; twenty times as many for the belief."""
+    _recent: list[list[float]] = field(init=False)
+    """Accepted and tried drafts of each position."""
+    _belief: list[list[float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._recent = [[0.0, 0.0] for _ in range(self.most)]
+        self._belief = [[self.prior * PRIOR_DRAFTS, PRIOR_DRAFTS] for _ in range(self.most)]
+
+    def observe(self, drafted: int, accepted: Sequence[int]) -> None:
+        """Age what is known and add a step's drafts."""
+        for counts, kept in ((self._recent, exp(-1.0 / self.window)), (self._belief, exp(-0.05 / self.window))):
+            for place, count in enumerate(counts):
+                count[0] *= kept
+                count[1] *= kept
+                if place < drafted:
+                    count[0] += sum(1 for tokens in accepted if tokens > place)
+                    count[1] += sum(1 for tokens in accepted if tokens >= place)
+
+    def conditional(self) -> list[float]:
+        """The estimates, first position first: the belief of each, all times what the latest drafts say of its level.
+
+        So positions that are not drafted now follow those that are: rates fall by level, not by position.
+        """
+        beliefs = [(accepted + self.prior) / (tried + 1.0) for accepted, tried in self._belief]
+        accepted = sum(count[0] for count in self._recent) + PRIOR_DRAFTS
+        expected = sum(count[1] * one for count, one in zip(self._recent, beliefs, strict=True)) + PRIOR_DRAFTS
+        return [min(1.0, one * accepted / expected) for one in beliefs]
+
+    def tokens(self) -> list[float]:
+        """Expected tokens of a verify step of one sequence by draft tokens, 0 to all; the bonus token included."""
+        reached, found = 1.0, [1.0]
+        for rate in self.conditional():
+            reached *= rate
+            found.append(found[-1] + reached)
+        return found
+
+
+@dataclass(slots=True)
+class Gate:
+    """Drafts as deep as a position's chance of being accepted stays at or above ``least``; at least one token.
+
+    The batch form of a drafter that stops where its confidence falls: the rates are those seen, not those of a token.
+
+    Source: ``--spec-draft-p-min`` of llama.cpp.
+    """
+
+    rates: PositionRates
+    least: float
+    by_batch_alone: bool = field(init=False, default=False)
+
+    def choose(self, batch: Batch) -> int:
+        """The depth up to which every position passes."""
+        depth = 0
+        for rate in self.rates.conditional():
+            if self.bound(rate) < self.least:
+                break
+            depth += 1
+        return max(1, depth)
+
+    def bound(self, rate: float) -> float:
+        """What is held against ``least``."""
+        return rate
+
+    def observe(self, drafted: int, accepted: Sequence[int]) -> None:
+        """Learn from a step."""
+        self.rates.observe(drafted, accepted)
+
+
+@dataclass(slots=True)
+class EntropyGate(Gate):
+    """The same by AdaEDL's lower bound of acceptance from the drafter's entropy, ``1 - sqrt(ENTROPY_WEIGHT * H)``.
+
+    No distribution is seen here: ``H`` is the entropy of accepted against rejected, continued beyond one half so that
+    it rises as the rate falls.
+
+    Source: Agrawal et al., "AdaEDL: Early Draft Stopping for Speculative Decoding", 2024, arXiv:2410.18351.
+    """
+
+    def bound(self, rate: float) -> float:
+        """The lower bound."""
+        p = min(max(rate, 1e-9), 1.0 - 1e-9)
+        entropy = -p * log(p) - (1.0 - p) * log(1.0 - p)
+        return 1.0 - sqrt(ENTROPY_WEIGHT * (entropy if p >= 0.5 else 2.0 * log(2.0) - entropy))
+
+
+LEAST_BOUND: Mapping[type, float] = {Gate: 0.5, EntropyGate: 0.3}
+"""Where the gates stop unless told; assumed (llama.cpp's example servers run 0.5 to 0.9)."""
+
+
+@dataclass(slots=True)
+class Forerun:
+    """Follows the best K only as fast as changing it has been paid for: a work function over K.
+
+    Each step adds to every K the time by which it falls short of the best one for that batch, by the rates seen and the
+    timing model. No K lies further behind the leader than a change to it costs (graphs of another size, a drafter that
+    catches up); once the present one does, the leader replaces it. So changes never cost more than staying has, however
+    the load swings about a threshold.
+
+    Source: the work function algorithm for metrical task systems; A. Borodin, N. Linial, M. Saks, "An optimal on-line
+    algorithm for metrical task system", Journal of the ACM 39 (1992), doi:10.1145/146585.146588.
+    """
+
+    rates: PositionRates
+    step_seconds: StepSeconds
+    switch_seconds: SwitchSeconds
+    by_batch_alone: bool = field(init=False, default=False)
+    _present: int = field(init=False)
+    _behind: list[float] = field(init=False)
+    """Seconds by which each K lies behind the leader."""
+    _skipped: int = field(init=False, default=0)
+    """Tokens that the drafter has not seen while it rested."""
+    _context: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._present = self.rates.most
+        self._behind = [0.0] * (self.rates.most + 1)
+
+    def choose(self, batch: Batch) -> int:
+        """The present K, or the leader once the present one lies behind it by what the change costs."""
+        grown, self._context = max(0, batch.context_tokens - self._context), batch.context_tokens
+        if not batch.seqs:
+            return self._present
+        self._skipped = 0 if self._present else min(self._skipped + max(grown, batch.seqs), batch.context_tokens)
+        seconds = [priced(self.step_seconds, batch, tokens) for tokens in range(self.rates.most + 1)]
+        expected = self.rates.tokens()
+        speeds = [expected[k] * (1.0 - MARGIN * k) / one for k, one in enumerate(seconds)]
+        best, unit = max(speeds), seconds[self._present]
+        cost = self._cost(batch.seqs)
+        behind = [was + unit * (1.0 - speed / best) for was, speed in zip(self._behind, speeds, strict=True)]
+        ahead = min(behind)
+        self._behind = [min(one - ahead, cost) for one in behind]
+        if self._behind[self._present] >= PATIENCE * cost:
+            self._present = self._behind.index(0.0)
+        return self._present
+
+    def observe(self, drafted: int, accepted: Sequence[int]) -> None:
+        """Learn from a step."""
+        self.rates.observe(drafted, accepted)
+
+    def _cost(self, seqs: int) -> float:
+        """Seconds of a change of K now; skipped tokens in steps of a quarter doubling."""
+        skipped = 0 if not self._skipped else round(2.0 ** (round(4 * log2(self._skipped)) / 4))
+        return max(LEAST_SWITCH_S, self.switch_seconds(seqs, skipped))
 
 
 @dataclass(slots=True)
@@ -259,13 +428,20 @@ class MovingAverage:
         return self.slots[self._sizes[max(0, bisect_right(self._sizes, seqs) - 1)]]
 
 
-def policy_factory(config: PolicyConfig, most: int, step_seconds: StepSeconds) -> PolicyFactory | None:
+def free_switch(seqs: int, skipped: int) -> float:
+    """A change of K that takes no time."""
+    return 0.0
+
+
+def policy_factory(
+    config: PolicyConfig, most: int, step_seconds: StepSeconds, switch_seconds: SwitchSeconds = free_switch
+) -> PolicyFactory | None:
     """What makes the policy that a scenario names; None where K never changes.
 
     Args:
         config: the policy.
         most: draft tokens of a full proposal.
-        step_seconds: the timing model, for policies that ask it.
+        step_seconds, switch_seconds: the timing model, for policies that ask it.
 
     Raises:
         ForerunError: no candidate of ``ema`` is at most ``most``.
@@ -282,8 +458,18 @@ def policy_factory(config: PolicyConfig, most: int, step_seconds: StepSeconds) -
     if config.name == "goodput":
         given = {name: getattr(config, name) for name in ("prior", "window", "hysteresis", "interval")}
         return partial(Goodput, most, step_seconds, **{k: v for k, v in given.items() if v is not None})
-    slots = _slots(config, most)
-    return lambda: MovingAverage(slots())
+    if config.name == "ema":
+        slots = _slots(config, most)
+        return lambda: MovingAverage(slots())
+
+    def rates() -> PositionRates:
+        given = {name: getattr(config, name) for name in ("prior", "window")}
+        return PositionRates(most, **{name: value for name, value in given.items() if value is not None})
+
+    if config.name == "forerun":
+        return lambda: Forerun(rates(), step_seconds, switch_seconds)
+    gate = Gate if config.name == "p-min" else EntropyGate
+    return lambda: gate(rates(), LEAST_BOUND[gate] if config.least is None else config.least)
 
 
 def _slots(config: PolicyConfig, most: int) -> Callable[[], dict[int, MovingAverageSlot]]:

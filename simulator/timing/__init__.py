@@ -28,7 +28,7 @@ from simulator.timing.framework import VLLM_2025, DraftOverhead, Framework, load
 from simulator.timing.kernels import Costs, Evidence, Kernel, running
 from simulator.timing.memory import MemoryPlan, fit_apart, plan_memory
 from simulator.timing.step import StepTables, StepTimer, step_timer
-from simulator.timing.work import StepWork, causal_pairs, keys_read, one_step, some_steps, usual_steps
+from simulator.timing.work import StepWork, causal_pairs, decode_step, keys_read, one_step, some_steps, usual_steps
 
 __all__ = [
     "ACTIVATION_BYTES",
@@ -63,6 +63,7 @@ __all__ = [
     "StepWork",
     "causal_pairs",
     "check_drafter",
+    "decode_step",
     "drafting_costs",
     "drafting_seconds",
     "fit_apart",

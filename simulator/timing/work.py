@@ -167,6 +167,15 @@ USUAL_BATCH, USUAL_TOKENS = 32, 1024
 """Sequences of a usual step, and tokens of each."""
 
 
+def decode_step(windows: tuple[int | None, ...], seqs: int, query_len: int, context: int) -> StepWork[int]:
+    """A step in which ``seqs`` sequences with ``context`` tokens in the cache verify ``query_len`` tokens each."""
+    keys = tuple(
+        seqs * (context + query_len if w is None else min(context + query_len, w + query_len - 1)) for w in windows
+    )
+    none = (0,) * len(keys)
+    return StepWork(0, 0, none, none, 0, none, seqs, query_len, keys)
+
+
 def usual_steps(
     windows: tuple[int | None, ...], query_len: int, most_seqs: int, most_tokens: int
 ) -> StepWork[IntArray]:

@@ -1,0 +1,477 @@
+"""The race: every controller on every pattern, regret against the best fixed number of draft tokens, a certificate."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import fsum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulator.build import Build, build_alone
+from simulator.errors import ArgumentError, ForerunError, did_you_mean
+from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.reports import request_records
+from simulator.result import StudyResult, Summary
+from simulator.scenario import Scenario
+from simulator.speculation import DraftPolicy, check_policy, draft_survival
+from simulator.speculation.acceptance import AcceptanceSampler
+from simulator.speculation.config import POLICY_FIELDS, named
+from simulator.speculation.policies import MARGIN, Forerun
+from simulator.studies.race.patterns import (
+    Pattern,
+    Traffic,
+    changed,
+    drawn,
+    read_traffic,
+    survival_by_level,
+    traffic_of,
+    worst_of,
+)
+from simulator.studies.runs import ProgressCall
+from simulator.studies.study_file import Source, study_of, yaml_text
+from simulator.tables import Cell, Table, Value, percent
+from simulator.timing import ModelTimer, decode_step
+from simulator.workers import Workers, cores
+
+OFF, FIXED, OWN = "off", "fixed", "forerun"
+CONTROLLERS = ("batch-table", "ema", "goodput", "p-min", "entropy", OWN)
+"""Policies that run unless others are named, beside off and every fixed K."""
+REQUESTS = 160
+"""Of a pattern."""
+SEARCHED = 0.5
+"""Share of the patterns that are searched for from the worst so far; the others are drawn."""
+ROUNDS = 4
+PARENTS = 4
+"""Worst patterns of a round from which the next are made."""
+SWITCH_S = 0.02
+"""Host seconds of a change of K where the scenario does not say: another set of captured graphs; assumed."""
+
+
+TABLE_CONTEXT, TABLE_GAIN = 1024, 1.01
+"""Context of an emitted table; what a smaller K must gain to replace a larger one as batches grow: a table that went up
+and down with the sizes of captured graphs would change K all the time."""
+
+
+class Outcome(NamedTuple):
+    """One controller on one pattern."""
+
+    latency_s: float
+    """Mean end-to-end latency."""
+    switches: int
+    """Steps in which K changed."""
+    tokens_per_s: float
+
+
+def race(
+    scenario: Source,
+    *,
+    controllers: Sequence[str] = (),
+    patterns: int = 24,
+    requests: int = REQUESTS,
+    seed: int = 0,
+    replay: str | Path | None = None,
+    jobs: int | None = None,
+    progress: ProgressCall | None = None,
+) -> RaceResult:
+    """Run controllers of speculation over the same traffic and say how far each falls behind the best fixed K.
+
+    Half of the patterns are drawn, the others searched for: what hurt some controller most is changed a little and run
+    again. All controllers see the same requests and the same acceptance draws.
+
+    Args:
+        scenario: with a drafter; its own arrivals and lengths are not used, its policy sets the costs of switching.
+        controllers: policies by name, or one of your own as ``module:factory``; default: all. Off and every fixed K
+            always run.
+        patterns: how many.
+        requests: of each.
+        seed: of the patterns.
+        replay: a pattern that an earlier race wrote, in place of patterns of its own.
+        jobs: processes; default: one per core. Results do not depend on it.
+        progress: called with (patterns done, patterns).
+
+    Raises:
+        ForerunError: a scenario without a drafter, or an unknown controller.
+    """
+    study = study_of(scenario, None)
+    base = drafting_scenario(study.scenario)
+    names = checked_controllers(controllers or CONTROLLERS)
+    text = None if replay is None else Path(replay).read_text(encoding="utf-8")
+    if patterns < 1 or requests < 8:
+        raise ArgumentError("patterns" if patterns < 1 else "requests", "a race needs a pattern of 8 requests or more")
+    with Workers(jobs or cores() if jobs != 1 else 0) as workers:
+        if text is not None:
+            given = read_traffic(text, str(replay))
+            found: dict[Pattern | None, dict[str, Outcome]] = {None: run_pattern(base, names, given)}
+        else:
+            found = dict(_searched(base, names, patterns, requests, seed, workers, progress))
+    document = _document(base, names, found, seed)
+    files = {"study.yaml": yaml_text({"scenario": document["scenario"]})}
+    closest = document["certificate"]
+    if text is None and closest is not None:
+        traffic = traffic_of(_patterns(found)[closest["pattern"]], steps_of(base))
+        files["closest.csv"] = traffic.csv
+    words = ["forerun race study.yaml --seed", str(seed), "--patterns", str(patterns), "--requests", str(requests)]
+    return RaceResult(jsonable(document), " ".join([*words, *(f"--controller {name}" for name in controllers)]), files)
+
+
+def drafting_scenario(scenario: Scenario) -> Scenario:
+    """The scenario with what a race needs: chain drafts of a fixed number, and a price on changing it.
+
+    Raises:
+        ForerunError: it has no drafter, a tree, or attention-level speculation.
+    """
+    speculation = scenario.speculation
+    if speculation is None or speculation.method == "none" or speculation.num_speculative_tokens is None:
+        raise ForerunError("speculation: a race needs a drafter with num_speculative_tokens, the most it may draft")
+    policy = named(speculation.policy)
+    given = policy.model_dump(exclude_none=True) if policy.name != FIXED else {"name": OWN}
+    return scenario.with_values({"speculation.policy": {"switch_s": SWITCH_S, **given}})
+
+
+def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
+    """Policies by name, each once; what is neither one nor ``module:factory`` is refused.
+
+    Raises:
+        ForerunError: an unknown name.
+    """
+    known = [name for name in POLICY_FIELDS if name != FIXED]
+    for name in names:
+        if ":" not in name and name not in known:
+            hint = did_you_mean(name, known)
+            raise ArgumentError("controller", f"no controller '{name}'{hint} ({', '.join(known)}, or module:factory)")
+    return tuple(dict.fromkeys(names))
+
+
+def most_tokens(scenario: Scenario) -> int:
+    """The largest K."""
+    assert scenario.speculation is not None
+    return scenario.speculation.depth
+
+
+def with_controller(scenario: Scenario, name: str) -> Scenario:
+    """The scenario under a policy that changes K at its costs; ``fixed-K`` and ``off`` are the fixed ones.
+
+    The scenario's own policy keeps its parameters, others have their defaults.
+    """
+    assert scenario.speculation is not None
+    if name == OFF:
+        return scenario.with_values({"speculation": None})
+    if name.startswith(f"{FIXED}-"):
+        tokens = int(name.partition("-")[2])
+        values = {"speculation.policy": FIXED, "speculation.num_speculative_tokens": tokens}
+        rates = [float(rate) for rate in draft_survival(scenario.speculation)][:tokens]
+        return scenario.with_values({**values, "speculation.acceptance": {"per_position": rates}})
+    if ":" in name:
+        return scenario
+    policy = named(scenario.speculation.policy)
+    if name == policy.name:
+        return scenario
+    kept = {key: getattr(policy, key) for key in ("switch_s", "while_off") if getattr(policy, key) is not None}
+    return scenario.with_values({"speculation.policy": {"name": name, **kept}})
+
+
+def plug_in(name: str, most: int) -> Callable[[], DraftPolicy]:
+    """A policy of one's own, ``module:factory``; the factory takes the largest K.
+
+    Raises:
+        ForerunError: there is no such thing, or it breaks a rule of ``check_policy``.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError("controller", f"{name}: {error}") from None
+
+    def make() -> DraftPolicy:
+        made: DraftPolicy = factory(most)
+        return made
+
+    check_policy(make, most)
+    return make
+
+
+def steps_of(scenario: Scenario) -> Callable[[int, int, int], float]:
+    """Seconds of a plain decode step of the target by (sequences, draft tokens, context); tokens must be 0."""
+    timer = build_alone(with_controller(scenario, OFF)).main.timer
+    assert isinstance(timer, ModelTimer)
+
+    def seconds(seqs: int, tokens: int, context: int) -> float:
+        return float(timer.seconds(decode_step(timer.windows, seqs, tokens + 1, context)))
+
+    return seconds
+
+
+def run_pattern(scenario: Scenario, names: Sequence[str], traffic: Traffic, seed: int = 0) -> dict[str, Outcome]:
+    """Every controller, off and every fixed K on one stream of requests; what a worker process does."""
+    fixed = [f"{FIXED}-{tokens}" for tokens in range(1, most_tokens(scenario) + 1)]
+    return {name: run_controller(scenario, name, traffic, seed) for name in (OFF, *fixed, *names)}
+
+
+def run_controller(scenario: Scenario, name: str, traffic: Traffic, seed: int = 0) -> Outcome:
+    """One controller on one stream of requests."""
+    build = controlled(scenario, name, traffic, seed)
+    log = build.fleet.run(traffic.stream)
+    requests = request_records(log, build.main)
+    if requests.failed.any():
+        raise ForerunError(f"{name}: {int(requests.failed.sum())} requests are longer than can be served")
+    latency = requests.finished_s - requests.arrival_s
+    draft = log.steps.draft(slice(None)) if build.main.rule is not None else None
+    span = float(requests.finished_s.max() - requests.arrival_s.min())
+    switches = 0 if draft is None else int(draft.switched.sum())
+    return Outcome(float(latency.mean()), switches, float(traffic.output_tokens.sum()) / span)
+
+
+def controlled(scenario: Scenario, name: str, traffic: Traffic, seed: int = 0) -> Build:
+    """The replicas under a controller, with the acceptance of each request as the traffic has it."""
+    build = _built(scenario.model_dump_json(exclude_unset=True), name, seed)
+    if build.main.sampler is None:
+        return build
+    assert scenario.speculation is not None
+    # All controllers draw from the thresholds of the longest drafts, so that their first positions agree.
+    rates = survival_by_level([float(rate) for rate in draft_survival(scenario.speculation)])
+    depth = build.main.sampler.num_speculative_tokens
+    sampler = AcceptanceSampler(rates[:, :depth], seed, class_of=traffic.level)
+    pools = tuple(replace(pool, sampler=sampler) for pool in build.pools)
+    return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
+
+
+@lru_cache(maxsize=64)
+def _built(text: str, name: str, seed: int) -> Build:
+    """The replicas of a scenario, as JSON, under a controller; made once in a process, with the prices of its steps."""
+    scenario = Scenario.model_validate_json(text)
+    own = plug_in(name, most_tokens(scenario)) if ":" in name else None
+    return build_alone(with_controller(scenario, name), seed, make_policy=own)
+
+
+def is_fixed(name: str) -> bool:
+    """Whether a controller never changes K: off, or a fixed number of draft tokens."""
+    return name == OFF or name.startswith(f"{FIXED}-")
+
+
+def regret(outcomes: Mapping[str, Outcome], name: str) -> float:
+    """Share by which a controller's latency exceeds that of the best fixed K, off included."""
+    best = min(one.latency_s for other, one in outcomes.items() if is_fixed(other))
+    return outcomes[name].latency_s / best - 1.0
+
+
+def speed_over_off(outcomes: Mapping[str, Outcome], name: str) -> float:
+    """Latency without drafts over that of a controller."""
+    return outcomes[OFF].latency_s / outcomes[name].latency_s
+
+
+def _searched(
+    scenario: Scenario,
+    names: Sequence[str],
+    count: int,
+    requests: int,
+    seed: int,
+    workers: Workers,
+    progress: ProgressCall | None,
+) -> list[tuple[Pattern, dict[str, Outcome]]]:
+    """Patterns and outcomes: the first drawn, the others from what hurt the controllers most so far."""
+    rng = np.random.default_rng([seed, 0xACE])
+    first = max(1, round(count * (1 - SEARCHED)))
+    wanted = [first, *(len(part) for part in np.array_split(np.arange(count - first), ROUNDS) if len(part))]
+    seconds = steps_of(scenario)
+    found: list[tuple[Pattern, dict[str, Outcome]]] = []
+    for number, size in enumerate(wanted):
+        if number == 0:
+            asked = [drawn(rng, requests) for _ in range(size)]
+        else:
+            parents = _hurt(found, names)
+            asked = [changed(rng, parents[n % len(parents)]) for n in range(size)]
+        started = [workers.start(run_pattern, scenario, names, traffic_of(one, seconds)) for one in asked]
+        for pattern, outcome in zip(asked, started, strict=True):
+            found.append((pattern, outcome()))
+            if progress is not None:
+                progress(len(found), count)
+    return found
+
+
+def _hurt(found: Sequence[tuple[Pattern, Mapping[str, Outcome]]], names: Sequence[str]) -> list[Pattern]:
+    """Patterns on which some controller falls furthest behind: of our own first, then of any."""
+    aimed = [name for name in names if name == OWN] or list(names)
+    chosen = worst_of({pattern: max(regret(o, name) for name in aimed) for pattern, o in found}, PARENTS)
+    return chosen + worst_of({pattern: max(regret(o, name) for name in names) for pattern, o in found}, PARENTS // 2)
+
+
+def _patterns(found: Mapping[Any, Any]) -> list[Any]:
+    return list(found)
+
+
+def _document(
+    scenario: Scenario, names: Sequence[str], found: Mapping[Pattern | None, Mapping[str, Outcome]], seed: int
+) -> dict[str, Any]:
+    runs = list(found.values())
+    fixed = [name for name in runs[0] if is_fixed(name)]
+    rows = [_controller_row(name, runs) for name in (*names, *fixed)]
+    rows.sort(key=lambda row: row["regret_mean"])
+    winner = min((row for row in rows if row["name"] in names), key=lambda row: row["regret_mean"])
+    document = {
+        "controllers": rows,
+        "winner": winner["name"],
+        "patterns": [
+            {
+                "pattern": None if pattern is None else pattern.document(),
+                "says": None if pattern is None else pattern.words,
+                "latency_s": {name: one.latency_s for name, one in outcomes.items()},
+                "switches": {name: one.switches for name, one in outcomes.items() if one.switches},
+            }
+            for pattern, outcomes in found.items()
+        ],
+        "certificate": {
+            "controller": winner["name"],
+            "against": OFF,
+            "at_least": winner["speed_over_off_worst"],
+            "patterns": len(runs),
+            "pattern": winner["closest_pattern"],
+        },
+        "switch_s": named(scenario.speculation.policy).switch_s if scenario.speculation else None,
+        "emit": {"vllm": vllm_table(scenario)},
+        "scenario": scenario_document(scenario),
+        "seed": seed,
+        "version": forerun_version(),
+        "basis": build_alone(scenario).basis,
+        "notes": [
+            "acceptance is drawn by request: its factor multiplies the scenario's conditional rates",
+            "gates see rates, not confidences: where a drafter's own probabilities tell more, they do better than here",
+        ],
+        "conclusion": "",
+    }
+    document["conclusion"] = _sentence(document)
+    return document
+
+
+def _controller_row(name: str, runs: Sequence[Mapping[str, Outcome]]) -> dict[str, Any]:
+    regrets = [regret(outcomes, name) for outcomes in runs]
+    speeds = [speed_over_off(outcomes, name) for outcomes in runs]
+    return {
+        "name": name,
+        "regret_mean": fsum(regrets) / len(regrets),
+        "regret_worst": max(regrets),
+        "worst_pattern": int(np.argmax(regrets)),
+        "speed_over_off_mean": float(np.exp(np.mean(np.log(speeds)))),
+        "speed_over_off_worst": min(speeds),
+        "closest_pattern": int(np.argmin(speeds)),
+        "switches": fsum(outcomes[name].switches for outcomes in runs) / len(runs),
+    }
+
+
+def vllm_table(scenario: Scenario) -> str:
+    """Our controller's choice by batch at the scenario's own acceptance, as vLLM's speculative config writes it."""
+    build = build_alone(with_controller(scenario, OWN))
+    assert scenario.speculation is not None
+    assert build.main.rule is not None
+    survival = [1.0, *(float(rate) for rate in draft_survival(scenario.speculation))]
+    policy = build.main.rule.make_policy()
+    assert isinstance(policy, Forerun)
+    expected = np.cumsum(survival) * (1.0 - MARGIN * np.arange(len(survival)))
+    rows: list[list[int]] = []
+    best = len(survival) - 1
+    for batch in range(1, build.main.limits.max_num_seqs + 1):
+        speeds = expected / [policy.step_seconds(batch, tokens, TABLE_CONTEXT) for tokens in range(len(survival))]
+        fewer = int(np.argmax(speeds[: best + 1]))
+        if speeds[fewer] > TABLE_GAIN * speeds[best]:
+            best = fewer
+        if rows and rows[-1][2] == best:
+            rows[-1][1] = batch
+        else:
+            rows.append([batch, batch, best])
+    return json.dumps({"num_speculative_tokens": len(survival) - 1, "num_speculative_tokens_per_batch_size": rows})
+
+
+def _sentence(document: Mapping[str, Any]) -> str:
+    rows = {row["name"]: row for row in document["controllers"]}
+    best, proof = rows[document["winner"]], document["certificate"]
+    worst = max((row for row in rows.values() if not is_fixed(row["name"])), key=lambda row: row["regret_worst"])
+    text = (
+        f"{best['name']} wins: {best['regret_mean']:+.1%} latency against the best fixed K in hindsight in the mean "
+        f"over {proof['patterns']} patterns, {best['regret_worst']:+.1%} at worst; it never runs below "
+        f"{proof['at_least']:.0%} of off on any of them"
+    )
+    if worst["name"] != best["name"]:
+        text += f". {worst['name']} falls behind by up to {worst['regret_worst']:.0%}"
+    return text + "."
+
+
+class RaceResult(StudyResult):
+    """Controllers, the least regret first; its data frame has a row for each."""
+
+    kind = "race"
+
+    @property
+    def title(self) -> str:
+        """Model and what races."""
+        chip = self.document["scenario"]["hardware"]["chip"]
+        return f"{self.model} on {chip}: {len(self.document['controllers'])} controllers of speculation"
+
+    @property
+    def facts(self) -> str:
+        """Basis and patterns."""
+        return f"{super().facts} · {len(self.document['patterns'])} patterns"
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Patterns and the price of a change."""
+        switch = self.document["switch_s"] or 0.0
+        return f"{len(self.document['patterns'])} patterns", f"a change of K costs {1e3 * switch:g} ms of host time"
+
+    @property
+    def summary(self) -> Summary:
+        """The winner in figures, and the conclusion."""
+        row = next(row for row in self.document["controllers"] if row["name"] == self.document["winner"])
+        return Summary({**row, "answer": self.conclusion})
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each controller."""
+        return list(self.document["controllers"])
+
+    def tables(self) -> list[Table]:
+        """Controllers; the patterns on which the winner does worst; the table to paste."""
+        return [_controller_table(self.document), _pattern_table(self.document), _emit_table(self.document)]
+
+
+def _controller_table(document: Mapping[str, Any]) -> Table:
+    rows: list[list[Value]] = []
+    for row in document["controllers"]:
+        tone = "good" if row["name"] == document["winner"] else ""
+        rows.append(
+            [
+                Cell(row["name"], tone=tone),  # type: ignore[arg-type]
+                Cell(f"{row['regret_mean']:+.1%}", value=row["regret_mean"]),
+                Cell(f"{row['regret_worst']:+.1%}", value=row["regret_worst"]),
+                Cell(f"{row['speed_over_off_mean']:.2f}x", value=row["speed_over_off_mean"]),
+                Cell(percent(row["speed_over_off_worst"]), value=row["speed_over_off_worst"]),
+                Cell(f"{row['switches']:.1f}", value=row["switches"]),
+            ]
+        )
+    columns = ("", "mean regret", "worst", "over off", "worst of off", "changes of K")
+    return Table("Latency against the best fixed K in hindsight", columns, rows, name="controllers")
+
+
+def _pattern_table(document: Mapping[str, Any]) -> Table:
+    """Patterns by how far the winner falls behind, worst first."""
+    winner = document["winner"]
+    rows: list[tuple[float, list[Value]]] = []
+    for number, row in enumerate(document["patterns"]):
+        latency = row["latency_s"]
+        fixed = {name: one for name, one in latency.items() if is_fixed(name)}
+        best = min(fixed, key=fixed.__getitem__)
+        behind = latency[winner] / fixed[best] - 1
+        over = latency[OFF] / latency[winner]
+        rows.append((-behind, [number, row["says"], best, Cell(f"{behind:+.1%}"), Cell(percent(over))]))
+    title = f"Patterns on which {winner} falls furthest behind"
+    columns = ("", "traffic", "best fixed", "regret", "of off")
+    ranked = [row for _, row in sorted(rows, key=lambda one: one[0])]
+    return Table(title, columns, ranked, left=True, shown=5, name="patterns")
+
+
+def _emit_table(document: Mapping[str, Any]) -> Table:
+    rows: list[list[Value]] = [["vllm", document["emit"]["vllm"]]]
+    return Table("To paste", ("engine", "speculative config"), rows, True, 2, "commands")
