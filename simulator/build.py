@@ -281,6 +281,7 @@ def _replicas(
         assumed=bool(groups or borrowed),
         notes=(),
         groups=groups,
+        hits=None if groups is None else groups.drawn(seed),
     )
     return replace(pool, notes=tuple(_notes(scenario, architecture, pool, drafter, borrowed)))
 

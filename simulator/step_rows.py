@@ -168,7 +168,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     for number, pool in enumerate(build.pools):
         timer = pool.timer
         own = np.flatnonzero(pool_of[steps.integers("replica")] == number)
-        shared[own] |= isinstance(timer, StagedTimer)
+        shared[own] |= isinstance(timer, StagedTimer) or pool.hits is not None
         for start in range(0, len(own), PRICED_TOGETHER):
             rows: Any = own[start : start + PRICED_TOGETHER]
             if len(build.pools) == 1:

@@ -85,6 +85,19 @@ def test_study_of_attention_level_speculation(project_root):
     assert sentence in " ".join((project_root / "docs" / "trust.md").read_text(encoding="utf-8").split())
 
 
+def test_atlas_of_attention_level_speculation(project_root, tmp_path):
+    """A stopped run goes on where it was; today's n150 pays from 64K on, an H100 nowhere."""
+    lines, page = tmp_path / "atlas.jsonl", tmp_path / "atlas.html"
+    few = ("--models", "llama-3.1-8b", "--groups", "8", "--output", lines)
+    output_of("alspec_atlas.py", "--chips", "n150", *few, root=project_root)
+    before = lines.read_text("utf-8")
+    text = output_of("alspec_atlas.py", "--chips", "n150", "h100-sxm", *few, "--page", page, root=project_root)
+    assert lines.read_text("utf-8").startswith(before)
+    assert "llama-3.1-8b on 8 x n150, lambda 0.1, S 128: batch 1: pays from 64K" in text
+    assert "llama-3.1-8b on 8 x h100-sxm, lambda 0.1, S 128: batch 1: pays nowhere" in text
+    assert "atlas-8-01-128-plain" in page.read_text("utf-8")
+
+
 def test_hit_rates_of_a_model_s_own_attention():
     """The recipe on a made-up model: attention is causal and exact, and a chunk that covers the text misses nothing."""
     spec = importlib.util.spec_from_file_location("alspec_hit_rates", EXAMPLES / "alspec_hit_rates.py")

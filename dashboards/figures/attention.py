@@ -348,6 +348,25 @@ def attention_map_figure(data: AttentionMapData) -> go.Figure:
     return captioned(figure, "TP 4 x SP 2 over TP 8", f"reading: {data.reading}", data.basis, 420)
 
 
+class AtlasData(NamedTuple):
+    """``speedup[layout, context]`` of two groups over one of all chips; NaN where the KV does not fit."""
+
+    layouts: tuple[str, ...]
+    contexts: tuple[int, ...]
+    speedup: FloatArray
+    title: str
+    caption: str
+
+
+def atlas_figure(data: AtlasData) -> go.Figure:
+    """A heat map with the gain of every layout at every context; 1 is neutral."""
+    hover = "%{y}, %{x} tokens: %{z:.3f} x<extra></extra>"
+    figure = gain_map([tokens(context) for context in data.contexts], data.layouts, data.speedup, "speedup", hover)
+    figure.update_xaxes(title="context (tokens)", type="category", showgrid=False)
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
+    return captioned(figure, data.title, data.caption, "extrapolated", 140 + 24 * len(data.layouts))
+
+
 LANES = ("link", "group 1", "group 0")
 WORK_COLOURS = {
     "before attention": SKY,

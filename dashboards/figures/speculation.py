@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.theme import METHODS, FloatArray, captioned, gain_scale
@@ -17,11 +18,11 @@ def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: s
 
     Args:
         x, y: of the columns and rows.
-        gain: speedup per row and column.
+        gain: speedup per row and column; NaN where there is none.
         title: of the colour bar.
         hover: Plotly's hover template.
     """
-    low, high = min(0.5, float(gain.min())), max(1.5, float(gain.max()))
+    low, high = min(0.5, float(np.nanmin(gain))), max(1.5, float(np.nanmax(gain)))
     return go.Figure(
         go.Heatmap(
             x=x,
@@ -30,7 +31,7 @@ def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: s
             colorscale=gain_scale(low, 1.0, high),
             zmin=low,
             zmax=high,
-            text=[[f"{cell:.2f}" for cell in row] for row in gain],
+            text=[["" if np.isnan(cell) else f"{cell:.2f}" for cell in row] for row in gain],
             texttemplate="%{text}",
             textfont={"size": 11},
             xgap=1,

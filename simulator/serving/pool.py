@@ -22,10 +22,11 @@ from simulator.serving.replica import Handover, PipelinedReplica, Replica
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer, StagedTimer, longest_asked
+from simulator.timing import EngineTimer, ModelTimer, StagedTimer, longest_asked
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, Scheduler, Sequence
+    from simulator.speculation.attention_level.drawn import DrawnHits, DrawnTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Pool:
     """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
     step_factors: tuple[float, float] = (1.0, 1.0)
     """On the seconds of steps with prompt chunks, and of the others: what if prices were off by so much."""
+    hits: DrawnHits | None = None
+    """How each replica draws what passes attention-level speculation; None: steps take the mean, or there is none."""
 
     @property
     def rules(self) -> SchedulerFacts:
@@ -110,16 +113,21 @@ class Pool:
                 found = log.shared[what, engine.SOURCE, id(owner)] = make()
             return found
 
+        asked: EngineTimer | DrawnTimer = timer
+        if self.hits is not None:
+            assert isinstance(timer, ModelTimer)
+            asked = self.hits.timer(timer, index)
+
         def make_prices() -> Any:
             # The oracle asks the timing model itself, so that the tables are held against it too.
-            found = engine.Prices(timer) if oracle else prices_of(timer, engine)
+            found = engine.Prices(asked) if oracle or asked is not timer else prices_of(timer, engine)
             return engine.ScaledPrices(found, *self.step_factors) if scaled else found
 
         core: Engine = engine.Engine(
             index=index,
             feed=feed,
             scheduler=make_scheduler(),
-            prices=shared("prices", timer, make_prices),
+            prices=shared("prices", asked, make_prices),
             limits=self.limits,
             draws=shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler)),
             log=log,

@@ -8,19 +8,22 @@ from pydantic import Field
 
 from simulator.settings import PositiveInt, Section
 
+Chips = Annotated[int, Field(gt=0, le=4096)]
+"""More than any one replica has been built of; tables grow with it."""
+
 
 class HardwareConfig(Section):
     """The chips that serve the model and how the model is spread over them."""
 
     chip: str
     """Catalogue name or path of a chip profile."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: Chips = 1
     """Chips that share every layer's attention and dense matrices."""
-    pipeline_parallel: PositiveInt = 1
+    pipeline_parallel: Chips = 1
     """Stages that the layers are split into, each on chips of its own."""
-    expert_parallel: PositiveInt = 1
+    expert_parallel: Chips = 1
     """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert."""
-    attention_data_parallel: PositiveInt = 1
+    attention_data_parallel: Chips = 1
     """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own;
     the experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and
     steps with the others. ``engine.max_num_seqs``, ``max_num_batched_tokens`` and ``num_kv_blocks`` are those of one

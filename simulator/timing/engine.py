@@ -144,7 +144,7 @@ class ModelTimer:
     @property
     def tables(self) -> EngineTables | None:
         """What ``seconds`` adds up beside drafting; None where it takes more than tables."""
-        if self._expands:
+        if self._expands or self.target.shares_prompts:
             return None
         exposed = (self._step_s, self._per_sequence_s, self._per_prompt_s)
         return EngineTables(self.target.tables, self._overlap, *exposed, self._beside_s, self._beside_per_sequence_s)

@@ -33,7 +33,7 @@ from simulator.timing.kernels import (
     reduction_calls,
     shared_expert_calls,
 )
-from simulator.timing.work import StepWork, slowest_group
+from simulator.timing.work import StepWork, context_parallel_part, slowest_group
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -47,6 +47,13 @@ class DecodeOverlap(Protocol):
 
     ``window`` is the attention window of the layers meant, None for full attention.
     """
+
+    @property
+    def prompt_groups(self) -> int:
+        """Groups that compute each prompt together; 1: each computes it whole."""
+
+    def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
+        """Seconds of one layer in which each group sends the KV of its ``tokens`` prompt tokens to the others."""
 
     def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
         """Seconds of all layers of that kind as a function of (sequences, queries per sequence, keys in all)."""
@@ -252,7 +259,7 @@ class StepTimer:
 
     @property
     def tables(self) -> StepTables:
-        """What single steps are made of."""
+        """What single steps are made of, but for prompts that several groups compute together."""
         return StepTables(
             self._layers[1],
             self._layer_table if self._routed else None,
@@ -341,7 +348,7 @@ class StepTimer:
             logit_rows: as ``kernels`` takes them.
         """
         seen, everyone = work, 0
-        if self._experts is not None:
+        if self._experts is not None or self.shares_prompts:
             seen, everyone, logit_rows = self._seen(work, logit_rows)
         decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
         tokens = seen.tokens
@@ -367,6 +374,16 @@ class StepTimer:
         one.add(_sum(reduction_calls(self.deployment, layer, tokens), self.deployment, len(tokens)))
         return one
 
+    @property
+    def overlap(self) -> DecodeOverlap | None:
+        """What prices decode attention beside the rest of its layer."""
+        return self._overlap
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether groups compute prompts together."""
+        return self._overlap is not None and self._overlap.prompt_groups > 1
+
     def _seen(self, work: StepWork[Any], logit_rows: Any) -> tuple[StepWork[Any], Any, Any]:
         """The part of a step that the slowest attention group does, the tokens of all groups, its rows of logits."""
         seen = slowest_group(work, self.deployment.attention_data_parallel)
@@ -374,7 +391,11 @@ class StepTimer:
             logit_rows = seen.decode_seqs * seen.query_len + seen.sampled_prefills
         elif seen is not work:
             logit_rows = -(-logit_rows // self.deployment.attention_data_parallel)
-        return seen, seen.everyone, logit_rows
+        everyone = seen.everyone
+        if self.shares_prompts:
+            assert self._overlap is not None
+            seen = context_parallel_part(seen, self._overlap.prompt_groups)
+        return seen, everyone, logit_rows
 
     def _even(self, everyone: IntArray, own: IntArray) -> FloatArray | None:
         """Work of the mean attention group over that of the slowest; None where there is one."""
@@ -434,6 +455,13 @@ class StepTimer:
                 yield from self._exposed(kernel, kind, work)
             else:
                 yield kernel
+        if self.shares_prompts:
+            assert self._overlap is not None
+            assert isinstance(kind.shape, AttentionShape)
+            exchange = elsewhere_s(
+                "KV exchange", "collective", self._overlap.exchange_s(kind.shape, work.prefill_tokens)
+            )
+            yield exchange._replace(basis=EXTRAPOLATED)
 
     def _exposed(self, kernel: Kernel, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """What is exposed of decode attention in steps that only decode, and what crosses the link between the groups;
@@ -500,6 +528,10 @@ class StepTimer:
                     total += layers * fresh[prompt]
                 else:
                     total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
+            if self.shares_prompts:
+                assert self._overlap is not None
+                assert isinstance(kind.shape, AttentionShape)
+                total += layers * self._overlap.exchange_s(kind.shape, prompt)
         return total
 
     def _alone_s(self, seqs: int, query_len: int) -> float:

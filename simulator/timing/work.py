@@ -125,6 +125,19 @@ def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
     return own._replace(all_over_own=_ratio(work.tokens, own.tokens))
 
 
+def context_parallel_part(work: StepWork[Any], groups: int) -> StepWork[Any]:
+    """What one of ``groups`` does of a step whose prompts they compute together, an equal share of tokens and pairs
+    each, over all keys; decoding stays whole.
+
+    Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, arXiv:2310.01889; that early and late tokens
+    of the causal mask are dealt out evenly: Brandon et al., "Striped Attention", 2023, arXiv:2311.09431.
+    """
+    return work._replace(
+        prefill_tokens=_share(work.prefill_tokens, groups),
+        prefill_pairs=tuple(_share(pairs, groups) for pairs in work.prefill_pairs),
+    )
+
+
 def _ratio(total: Any, own: Any) -> Any:
     if isinstance(own, np.ndarray):
         return np.divide(total, own, out=np.ones(own.shape), where=own > 0)

@@ -11,6 +11,8 @@ from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.speculation.attention_level import READINGS, mechanism_costs, pass_seconds, simulate_pass
+from simulator.speculation.attention_level.drawn import OutcomeDraws
+from simulator.speculation.attention_level.hit_rates import batch_hit_rate
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
 from simulator.studies.alspec import StepPricer, at_range_end, gains, layout
 from simulator.timing import StepWork
@@ -90,13 +92,16 @@ def test_a_miss_costs_verification_and_synchronisation_alone():
 
 
 def test_prompts_run_on_both_groups_one_kernel_after_the_other():
-    step, plain = (target(build_alone(s, 0)) for s in (scenario(), serial()))
+    whole = scenario({"hit_rate": 0.875, "prefill": "replicated"})
+    step, plain = (target(build_alone(s, 0)) for s in (whole, serial()))
     mixed = StepWork(1, 500, (125250,), (500,), 1, (501,), 3, 1, (30000,))
     assert step.seconds(mixed) == plain.seconds(mixed)
 
 
 def test_bounds_add_up_to_the_seconds_of_the_step():
-    step, plain = (target(build_alone(s, 0)) for s in (scenario(), serial()))
+    step, plain = (
+        target(build_alone(s, 0)) for s in (scenario({"hit_rate": 0.875, "prefill": "replicated"}), serial())
+    )
     seqs, keys = np.array([0, 1, 4, 3]), np.array([0, 65536, 32768, 3072])
     zero, one = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
     chunk = np.array([64, 0, 0, 128])
@@ -304,3 +309,79 @@ def test_kernels_of_v055_give_the_table_of_v055(shared_data):
     assert len(errors) == 13
     assert np.sqrt(np.mean(np.square(errors))) < 0.03
     assert np.abs(errors).max() < 0.06
+
+
+def drawn(seed=0, engine=None, **block):
+    """One request at 40K: steps differ by their draws alone."""
+    load = {"arrivals": {"process": "burst"}, "input_tokens": 40_000, "output_tokens": 400, "num_requests": 1}
+    engine = ENGINE | {"max_num_batched_tokens": 8192} | (engine or {})
+    return simulate(scenario({"hit_rate": 0.8, "hits": "drawn"} | block, engine=engine, workload=load), seed)
+
+
+@pytest.mark.parametrize("reading", ["next-attention", "same-layer"])
+def test_drawn_hits_have_the_mean_of_the_closed_form_and_tails(reading):
+    """Correlated layers and steps: the variance of the mean is that of the whole series."""
+    mean = drawn(hits="mean", reading=reading).steps
+    found = drawn(reading=reading, token_correlation=0.0).steps
+    decoding = (mean.prefill_seqs == 0) & (mean.steps == 1)
+    assert_array_equal(decoding, (found.prefill_seqs == 0) & (found.steps == 1))
+    apart = found.seconds[decoding] - mean.seconds[decoding]
+    assert apart.std() > 0
+    assert abs(apart.mean()) < 3 * apart.std() / len(apart) ** 0.5
+    summary = drawn(reading=reading).summary
+    assert summary["p99_itl_ms"] > 1.02 * summary["mean_itl_ms"]
+    assert drawn(hits="mean", reading=reading).summary["p99_itl_ms"] < 1.02 * summary["mean_itl_ms"]
+
+
+def test_equal_draws_equal_runs_compiled_or_not():
+    runs = [drawn(seed=3, engine={"stepping": stepping}) for stepping in ("fast", "exact-steps")]
+    assert_allclose(runs[0].steps.seconds, runs[1].steps.seconds, rtol=1e-9)
+    assert drawn(seed=4).summary != runs[0].summary
+    parts = runs[0].steps
+    bounds = sum(getattr(parts, f"{name}_s") for name in ("compute", "memory", "interconnect", "latency", "host"))
+    assert_allclose(bounds, parts.seconds, rtol=1e-9)
+
+
+def test_drawn_outcomes_keep_their_rates_and_correlations():
+    draws = OutcomeDraws(40, layer_correlation=0.6, token_correlation=0.3, seed=1, replica=0)
+    rates = np.linspace(0.1, 0.9, 40)
+    passed = np.array([draws.next(rates) for _ in range(20_000)])
+    assert_allclose(passed.mean(axis=0), rates, atol=4 * 0.5 * (1.9 / 20_000) ** 0.5)
+    half = OutcomeDraws(40, layer_correlation=0.6, token_correlation=0.3, seed=2, replica=0)
+    signs = np.array([half.next([0.5] * 40) for _ in range(20_000)]) * 2.0 - 1.0
+    # Of two normal numbers with correlation r the signs have 2/pi asin(r).
+    assert np.mean(signs[:, 1:] * signs[:, :-1]) == pytest.approx(2 / np.pi * np.arcsin(0.6), abs=0.01)
+    assert np.mean(signs[1:] * signs[:-1]) == pytest.approx(2 / np.pi * np.arcsin(0.3), abs=0.01)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8, 1.0])
+def test_a_batch_passes_together_as_often_as_its_errors_are_alike(correlation):
+    found = batch_hit_rate(0.9, 8, "every-query", correlation)
+    generator = np.random.default_rng(5)
+    shared, own = generator.standard_normal((200_000, 1)), generator.standard_normal((200_000, 8))
+    errors = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
+    drawn = (errors < 1.2815515655446004).all(axis=1)
+    assert found == pytest.approx(drawn.mean(), abs=4 * 0.5 / 200_000**0.5)
+    assert 0.9**8 - 1e-12 <= found <= 0.9 + 1e-12
+    assert_allclose(batch_hit_rate(np.array([0.9, 0.9]), np.array([8, 8]), "every-query", correlation), found)
+
+
+@pytest.mark.parametrize("chip", ["n150", "n150-v0.55", "h100-sxm"])
+def test_prompts_that_both_groups_share_are_as_fast_as_on_one_large_group(chip):
+    """Half of the tokens and pairs each: no further from tensor parallelism over all chips than 15 %."""
+    work = StepWork(1, 8192, (8192 * 100_000,), (108_192,), 0, (0,), 0, 1, (0,))
+    own = {"engine": ENGINE | {"max_num_batched_tokens": 8192}}
+    if chip == "h100-sxm":
+        own |= {"weights_dtype": None, "kv_cache_dtype": None}
+    both, whole = (
+        target(build_alone(scenario({"hit_rate": 0.9, "prefill": how}, N150 | {"chip": chip}, **own), 0))
+        for how in ("context-parallel", "replicated")
+    )
+    hardware = {"chip": chip, "tensor_parallel": 8}
+    wide = target(build_alone(scenario(None, hardware, attention_speculation=None, **own), 0))
+    assert both.seconds(work) == pytest.approx(wide.seconds(work), rel=0.15)
+    assert 1.7 < whole.seconds(work) / both.seconds(work) < 2.0
+    arrays = StepWork(*(tuple(np.array([n]) for n in p) if isinstance(p, tuple) else np.array([p]) for p in work[:9]))
+    assert_allclose(both.costs(arrays).device_s, both.seconds(work), rtol=1e-9)
+    names = [kernel.name for kernel in both.kernels(arrays)]
+    assert "KV exchange" in names

@@ -8,6 +8,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from simulator.settings import PositiveFloat, PositiveInt, Section, Share
 from simulator.speculation.attention_level.hit_rates import (
+    LAYER_CORRELATION,
+    TOKEN_CORRELATION,
     TOLERANCE,
     WINDOW_TOKENS,
     error_law,
@@ -19,6 +21,7 @@ from simulator.timing.config import HardwareConfig
 
 Cost = Annotated[float, Field(ge=0, lt=1.0, allow_inf_nan=False)]
 """Seconds of one step of the mechanism; a second or more is a slip of units."""
+Correlation = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 MOST_TOLERANCE = 1.0
 
 
@@ -42,8 +45,19 @@ class AttentionSpeculationConfig(Section):
     """S: tokens of the first and of the last chunk, 2 S in all; hit rates belong to the default and move likewise."""
     reading: Reading = "next-attention"
     """Where the groups wait for one another: the next attention kernel, the same layer, or never (``pipelined``)."""
+    prefill: Literal["context-parallel", "replicated"] = "context-parallel"
+    """Whether each group computes half of a prompt and sends its keys and values to the other, or all of it."""
     verification: Literal["joint", "every-query"] = "joint"
     """Whether one norm decides for the whole batch, or every query has to pass."""
+    batch_correlation: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Of the errors of a batch's queries in one layer, where every one has to pass: 0 = each fails by itself, 1 = all
+    together. Nobody has published one; the run's notes say what the ends make of the hit rate."""
+    hits: Literal["mean", "drawn"] = "mean"
+    """Whether a step takes the mean over hits and misses, or outcomes drawn for each of its layers."""
+    layer_correlation: Correlation = LAYER_CORRELATION
+    """Of the errors of neighbouring layers of one step, where hits are drawn."""
+    token_correlation: Correlation = TOKEN_CORRELATION
+    """Of the errors of a layer in one step and in the next, likewise."""
     send_s: Cost | None = None
     """Fixed part of the one-hop send; its bytes on the link come on top."""
     verify_s: Cost | None = None

@@ -60,16 +60,39 @@ def rate_at_context(points: list[list[float]], context_tokens: Any) -> Any:
     return np.interp(np.log(np.maximum(context_tokens, 1.0)), np.log(contexts), rates)
 
 
-def batch_hit_rate(rate: Any, queries: Any, verification: str) -> Any:
+def batch_hit_rate(rate: Any, queries: Any, verification: str, correlation: float = 0.0) -> Any:
     """Hit rate of a layer over a whole batch.
 
     Args:
         rate: of one query.
         queries: tokens verified together, sequences times tokens per sequence.
         verification: ``joint``: one norm over the batch, as the published kernel sums it, taken to pass as often as one
-            query does; ``every-query``: all must pass, and they do so independently: ``rate ** queries``.
+            query does; ``every-query``: all must pass: ``rate ** queries`` where they do so independently.
+        correlation: of the normal scores of the queries' errors, 0 to 1; all share one factor, and given it they are
+            independent (Vasicek, "Loan portfolio value", Risk 15(12), 2002). Integrated by Gauss and Hermite.
     """
-    return rate if verification == "joint" else rate**queries
+    if verification == "joint" or correlation == 1.0:
+        return rate
+    if correlation == 0.0:
+        return rate**queries
+    from scipy.special import ndtr, ndtri  # slow to import, and most runs do without
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE_NODES)
+    score = ndtri(np.asarray(rate, dtype=np.float64))[..., None] - np.sqrt(correlation) * nodes
+    passed = ndtr(score / np.sqrt(1.0 - correlation)) ** np.asarray(queries)[..., None]
+    found = passed @ (weights / weights.sum())
+    return found if np.ndim(found) else float(found)
+
+
+HERMITE_NODES = 64
+
+
+LAYER_CORRELATION = 0.5
+TOKEN_CORRELATION = 0.38
+"""Of the logarithms of the errors of neighbouring layers, and of a layer from one token to the next, each about the
+layer's own mean. Measured on SmolLM2-135M-Instruct, 160 tokens in a row at 4K, S = 128: 0.57 and 0.52 over this
+project's docs (0.45 five layers on, 0.30 five tokens on, 0.03 after forty), 0.42 and 0.25 over its sources; here the
+means."""
 
 
 class ErrorLaw(NamedTuple):

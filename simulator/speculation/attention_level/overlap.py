@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,19 @@ from simulator.speculation.attention_level.hit_rates import (
     error_law,
     rate_range,
 )
-from simulator.speculation.attention_level.layer import LayerTimes, expected_pass_seconds
+from simulator.speculation.attention_level.layer import LayerTimes, expected_pass_seconds, pass_seconds
 from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
 
+if TYPE_CHECKING:
+    from simulator.speculation.attention_level.drawn import DrawnHits
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+GROUPS = 2
+"""Device groups of a replica."""
 VERIFY_PASSES = 2.0
 """The comparison reads both outputs once."""
 
@@ -50,8 +55,9 @@ class _Kind(NamedTuple):
 class SpeculativeAttention:
     """Prices decode attention under attention-level speculation for one model on two groups of chips.
 
-    Layers with a sliding window run one kernel after the other on both groups: there is little to hide. Prompt chunks,
-    and decodes that share a step with them, do so too, because both groups need the prompt's KV.
+    Layers with a sliding window run one kernel after the other on both groups: there is little to hide. Decodes that
+    share a step with prompt chunks do so too. Both groups need the prompt's KV: they compute half of each chunk and
+    exchange its keys and values layer by layer (``prefill: context-parallel``), or all of it each (``replicated``).
 
     Args:
         config: hit rates, window, reading, costs.
@@ -84,11 +90,23 @@ class SpeculativeAttention:
                 f"attention_speculation: every layer of {deployment.architecture.name} has a sliding window; there is "
                 f"no full attention to speculate on"
             )
-        self._layers = layers
+        self.layers = layers
+        """Those that speculate."""
         try:
             config.layer_hit_rates(layers, 1.0)
         except ValueError as error:
             raise ForerunError(f"attention_speculation.hit_rate: {error}") from None
+
+    @property
+    def prompt_groups(self) -> int:
+        """Groups that compute each prompt together."""
+        return GROUPS if self._config.prefill == "context-parallel" else 1
+
+    def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
+        """Seconds of one layer in which each group sends the KV of its prompt tokens to the other, which keeps it: one
+        message each way, nothing of it hidden behind attention."""
+        sent = self._send_s + tokens * shape.kv_bytes_per_token / self._link.bandwidth_bytes_per_s
+        return np.where(tokens > 0, sent, 0.0) if isinstance(tokens, np.ndarray) else sent if tokens else 0.0
 
     @property
     def full_attention(self) -> tuple[AttentionShape, ...]:
@@ -122,16 +140,31 @@ class SpeculativeAttention:
         exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
         return self._times(shape, seqs, query_len, keys, exact)
 
+    def rates(self, seqs: Any, query_len: Any, keys: Any) -> list[Any]:
+        """Chance of each layer to pass verification with the whole batch."""
+        config = self._config
+        return [
+            batch_hit_rate(rate, seqs * query_len, config.verification, config.batch_correlation)
+            for rate in config.layer_hit_rates(self.layers, keys / seqs)
+        ]
+
+    def outcome_change(self, seqs: int, query_len: int, keys: int, passed: NDArray[np.bool_]) -> float:
+        """Seconds by which a step whose layers pass or fail so differs from the mean step."""
+        change = 0.0
+        for shape in self.full_attention:
+            times = self.layer_times(shape, seqs, query_len, keys)
+            mean = expected_pass_seconds(times, self.rates(seqs, query_len, keys), self._config.reading)
+            own = pass_seconds(times, passed.tolist(), self._config.reading)
+            change += self._kinds[shape, None].layers / self.layers * float(own - mean)
+        return change
+
     def _parts(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> tuple[Any, Any]:
         """Seconds beyond the rest of the layers, over all layers of a kind: in attention, on the link."""
         kind = self._kinds[shape, None]
         times = self._times(shape, seqs, query_len, keys, exact)
-        rates = [
-            batch_hit_rate(rate, seqs * query_len, self._config.verification)
-            for rate in self._config.layer_hit_rates(self._layers, keys / seqs)
-        ]
-        mean = expected_pass_seconds(times, rates, self._config.reading) / self._layers
-        link = times.sync_s + sum(rates) / self._layers * times.send_s
+        rates = self.rates(seqs, query_len, keys)
+        mean = expected_pass_seconds(times, rates, self._config.reading) / self.layers
+        link = times.sync_s + sum(rates) / self.layers * times.send_s
         exposed = mean - times.other_s
         link = np.minimum(link, exposed)
         return kind.layers * (exposed - link), kind.layers * link
@@ -204,6 +237,14 @@ class DeviceGroups:
     def of_timer(self, timer: StepTimer) -> SpeculativeAttention:
         """What a ``StepTimer`` of one group asks while it is made."""
         return SpeculativeAttention(self.config, timer)
+
+    def drawn(self, seed: int) -> DrawnHits | None:
+        """How replicas draw hits and misses; None where a step takes their mean."""
+        if self.config.hits == "mean":
+            return None
+        from simulator.speculation.attention_level.drawn import DrawnHits
+
+        return DrawnHits(self.config, seed)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -300,7 +341,9 @@ def cost_note(config: AttentionSpeculationConfig, costs: Mapping[str, Parameter]
         + (f" ({parameter.low * 1e6:g} to {parameter.high * 1e6:g})" if parameter.low < parameter.high else "")
         for parameter in costs.values()
     ]
+    hits = "the mean of hits and misses" if config.hits == "mean" else "what drawn hits and misses make of them"
+    prompts = "are shared by" if config.prefill == "context-parallel" else "run on"
     return (
-        f"attention speculation ({config.reading}): decode steps take the mean of hits and misses, prompts "
-        f"run on both groups; per layer {', '.join(parts)}; no measurement of this mechanism was fitted"
+        f"attention speculation ({config.reading}): decode steps take {hits}, prompts {prompts} both groups; "
+        f"per layer {', '.join(parts)}; no measurement of this mechanism was fitted"
     )
