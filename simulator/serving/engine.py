@@ -52,6 +52,7 @@ NAN = cython.declare(cython.double, float("nan"))
 INFINITE = cython.declare(cython.double, float("inf"))
 
 
+@cython.exceptval(-1, check=True)
 @cython.cfunc
 def _on_grid(seconds: cython.double) -> cython.double:
     """A step's seconds in whole ticks of simulated time; see ``simulator.serving.clock``."""
@@ -61,6 +62,7 @@ def _on_grid(seconds: cython.double) -> cython.double:
     return round(ticks) / TICKS_PER_S
 
 
+@cython.exceptval(-1, check=True)
 @cython.cfunc
 def _by_clock(now: cython.double, seconds: cython.double) -> cython.double:
     """A step's seconds as simulated time counts them; see ``simulator.serving.clock``."""
@@ -368,6 +370,7 @@ class Work:
             self.sampled_kv_tokens[w] = max(self.sampled_kv_tokens[w], other.sampled_kv_tokens[w])
             self.decode_kv_tokens[w] = max(self.decode_kv_tokens[w], other.decode_kv_tokens[w])
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _keys(self, sequences: list[Any], w: cython.longlong) -> cython.longlong:
         """Keys that decoding sequences read within a window."""
@@ -410,6 +413,7 @@ class Prices:
     def __init__(self, timer: Any) -> None:
         self.timer = timer
 
+    @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step."""
@@ -446,6 +450,7 @@ class Column:
         self.values = np.ascontiguousarray(known, dtype=np.float64)
         self.size = len(known)
 
+    @cython.exceptval(-1, check=True)
     @cython.ccall
     def at(self, count: cython.longlong) -> cython.double:
         """Seconds for ``count``."""
@@ -485,6 +490,7 @@ class DecodePrices:
         self.table = table
         self.rows = {}
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def at(self, seqs: cython.longlong, query_len: cython.longlong, keys: cython.longlong) -> cython.double:
         """Seconds for ``keys`` keys in all."""
@@ -523,6 +529,7 @@ class Formula:
         self.values = array("d", [0.0] * arguments if found is None else found.values)
         self.steps = np.array([] if found is None else found.steps, dtype=np.int64).reshape(-1, 4)
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds(self) -> cython.double:
         """For the arguments that stand in ``values``."""
@@ -536,6 +543,7 @@ class Formula:
             place += 1
         return self.values[place - 1]
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     @cython.inline
     def _step(
@@ -597,6 +605,7 @@ class Attention:
         self.window = window
         self.layers = layers
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def prompts(self, work: Work) -> cython.double:
         """Of the prompts of a step."""
@@ -605,6 +614,7 @@ class Attention:
         self._ask(self.prefill, work)
         return self.layers * self.prefill.seconds()
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def together(self, work: Work) -> cython.double:
         """Of the prompts and the single queries of a step in one kernel."""
@@ -666,6 +676,7 @@ class ModelPrices:
         self.one_pass = any(kind.mixed is not None for kind in tables.attention)
         self.alone = tables.alone
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds(self, work: Work, logit_rows: cython.longlong) -> cython.double:
         """Device seconds of a pass that computes ``logit_rows`` rows of logits."""
@@ -683,6 +694,7 @@ class ModelPrices:
             return max(total, self.floor_s)
         return total
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _attention(self, work: Work) -> cython.double:
         """Attention of all layers."""
@@ -739,6 +751,7 @@ class DraftPrices:
         if overhead is not None:
             self.per_sequence_s = overhead.per_sequence_s + passes * overhead.sequence_pass_s
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds(self, work: Work) -> cython.double:
         """Seconds that drafting adds to one step."""
@@ -759,6 +772,7 @@ class DraftPrices:
             seen.sampled_kv_tokens[w] = work.sampled_kv_tokens[self.order[w]]
             seen.decode_kv_tokens[w] = work.decode_kv_tokens[self.order[w]]
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _overhead(self, drafting: cython.longlong) -> cython.double:
         """Host seconds; see ``HostOverhead``."""
@@ -802,6 +816,7 @@ class SequentialDraft(DraftPrices):
         self.own_cache = not reads_target_cache
         self.passes = passes
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds(self, work: Work) -> cython.double:
         """Seconds that drafting adds to one step."""
@@ -832,6 +847,7 @@ class SequentialDraft(DraftPrices):
                 total += passes * self._pass(drafting, width, drafted)
         return total + self._overhead(drafting)
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _pass(self, drafting: cython.longlong, width: cython.longlong, drafted: cython.longlong) -> cython.double:
         """One pass over ``width`` tokens of each drafting sequence, ``drafted`` tokens after the step's own."""
@@ -862,6 +878,7 @@ class ParallelDraft(DraftPrices):
         self.fusion = None if fusion is None else Column(fusion)
         self.proposed = proposed
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds(self, work: Work) -> cython.double:
         """Seconds that drafting adds to one step."""
@@ -898,6 +915,7 @@ class TabulatedDraft(DraftPrices):
         self.by_seqs = None if by_seqs is None else Column(by_seqs)
         self.per_context_token_s = scanned_s
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds(self, work: Work) -> cython.double:
         """Seconds that drafting adds to one step."""
@@ -941,6 +959,7 @@ class TabulatedPrices(Prices):
         self.step_s, self.per_sequence_s, self.per_prompt_s = tables.step_s, tables.per_sequence_s, tables.per_prompt_s
         self.beside_s, self.beside_per_sequence_s = tables.beside_s, tables.beside_per_sequence_s
 
+    @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step, host included."""
@@ -1010,6 +1029,7 @@ class ScaledPrices(Prices):
     def _factor(self, work: Work) -> cython.double:
         return self.with_prompts if work.prefill_seqs else self.without
 
+    @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step."""
@@ -1077,6 +1097,7 @@ class Draws:
         self.golden, self.first_mix, self.second_mix = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
         self.mask = 0xFFFFFFFFFFFFFFFF
 
+    @cython.exceptval(-1, check=True)
     @cython.ccall
     def accepted(self, request: cython.longlong, step: cython.longlong, context: cython.longlong) -> cython.longlong:
         """Draft tokens that a request accepts in its ``step``-th verify step, with so many tokens in its cache."""
@@ -1105,6 +1126,7 @@ class Draws:
             table = self.cells[cell] = Thresholds(self.sampler.thresholds(cell))
         return table
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _bits(self, key: cython.ulonglong, stream: cython.ulonglong, position: cython.ulonglong) -> cython.ulonglong:
         """64 random bits at one position of a stream; see ``simulator.speculation.draws``."""
@@ -1112,6 +1134,7 @@ class Draws:
         state = self._mixed(state)
         return self._mixed((state + (position + 1) * self.golden) & self.mask)
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _mixed(self, state: cython.ulonglong) -> cython.ulonglong:
         state = ((state ^ (state >> 30)) * self.first_mix) & self.mask
@@ -1306,6 +1329,7 @@ class Scheduler:
             sequence.units = []
         self._free(sequence)
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _used(self) -> cython.longlong:
         if not self._caching:
@@ -1313,11 +1337,13 @@ class Scheduler:
         shared: cython.longlong = self.cache.shared_blocks
         return self._held_blocks - shared
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _blocks(self, tokens: cython.longlong) -> cython.longlong:
         """KV blocks that hold ``tokens`` tokens."""
         return -(-tokens // self._block_size)
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _grow(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
         """Give ``sequence`` ``blocks`` blocks in all, if there are enough."""
@@ -1371,6 +1397,7 @@ class Scheduler:
         """Blocks for a decode step, preempting from the end of the batch; False when the sequence itself had to go."""
         return self._allocate(sequence, self._blocks(sequence.computed_tokens + self._reserved))
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _lead(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
         """Put in the sequences at the head of the batch that can decode without preempting any; returns how many."""
@@ -1916,6 +1943,7 @@ class GroupedScheduler(Scheduler):
         group: Scheduler = self.groups[sequence.group]
         group.release(sequence)
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _used(self) -> cython.longlong:
         group: Scheduler
@@ -1979,6 +2007,7 @@ class RowBuffer:
             self.used = 0
             self.room = self.log.room
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def new(self) -> cython.longlong:
         """The number of a fresh row of zeros."""
@@ -2007,11 +2036,13 @@ class Arrivals:
     def __init__(self, requests: Any, times_s: Any, taken: Any) -> None:
         self.requests, self.times_s, self.taken = requests, times_s, taken
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def due(self, now: cython.double) -> cython.bint:
         """Whether the next has arrived by ``now``."""
         return self.times_s[self.taken[0]] <= now
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def take(self) -> cython.longlong:
         """The next."""
@@ -2347,6 +2378,7 @@ class Engine:
             delivered += self._deliver(sequence, tokens, start, now)
         return delivered
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _verify(self, sequence: Sequence, most: cython.longlong) -> cython.longlong:
         """The next verify step of a sequence: how many of at most ``most`` draft tokens are accepted."""
@@ -2394,6 +2426,7 @@ class Engine:
             self.handover.prompt_done(self, sequence)
         return tokens
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
     @cython.inline
     def _deliver(

@@ -23,6 +23,11 @@ def cast(kind: Any, value: Any) -> Any:
     return kind(value) if kind in (int, float) else value
 
 
+def exceptval(value: Any, check: bool) -> Any:
+    """Which value a function returns, once compiled, where it may have raised an error."""
+    return cclass
+
+
 def declare(kind: Any, value: Any = None, visibility: str = "") -> Any:
     """A field that others may read and set, or a number of a module's own."""
     return value
