@@ -174,6 +174,8 @@ def build_run(
         decode_routing=(scenario.kv_transfer or KvTransferConfig()).routing,
         links=_links(scenario, pools, assumed),
         faults=Faults(scenario.faults, seed) if scenario.faults is not None else None,
+        autoscaler=scenario.autoscaler,
+        initial=scenario.hardware.replicas,
     )
     notes = [note for pool in pools for note in pool.notes]
     return Build(fleet, pools, tuple(dict.fromkeys(notes)))
@@ -184,7 +186,8 @@ def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBu
     if scenario.pools is None:
         if scenario.faults is not None:
             _refuse_pipeline(scenario.hardware.pipeline_parallel, "both", failures=True)
-        return _priced(build_pool(scenario), scenario)
+        pool, scaler = build_pool(scenario), scenario.autoscaler
+        return _priced(pool if scaler is None else replace(pool, replicas=scaler.max_replicas), scenario)
     config = scenario.pools[name]
     changes: dict[str, Any] = {"pools": None, "faults": None, "kv_transfer": None}
     changes |= {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}

@@ -27,6 +27,7 @@ from simulator.serving import (
     ReplicaUse,
     RequestRecords,
     RunLog,
+    ScalingLog,
     SpeculationCounters,
     StepRecords,
     TransferReport,
@@ -101,6 +102,8 @@ class RunResult(Result):
     """Times that a request started again because its replica failed."""
     steps_kept: bool = True
     """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
+    scaling: ScalingLog | None = None
+    """What an autoscaler did, where there is one."""
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
     model_error: ModelError | None = None
@@ -263,6 +266,7 @@ def _result(
         replicas=replica_use(log, totals, build.pools),
         transfers=transfer_report(log) if build.fleet.links else None,
         restarts=sum(log.restarts),
+        scaling=log.scaling,
         detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
         steps_kept=keep_steps,
     )

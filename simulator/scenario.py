@@ -15,7 +15,14 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from simulator.errors import ForerunError, UnknownFieldError, did_you_mean
 from simulator.serving.config import EngineConfig
-from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, PoolName, RouterConfig
+from simulator.serving.fleet_config import (
+    AutoscalerConfig,
+    FaultsConfig,
+    KvTransferConfig,
+    PoolConfig,
+    PoolName,
+    RouterConfig,
+)
 from simulator.settings import PositiveFloat, Section
 from simulator.speculation import SpeculationConfig, carry_acceptance
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig, check_groups
@@ -57,6 +64,8 @@ class Scenario(Section):
     """How KV travels from prefill pools to decode pools."""
     faults: FaultsConfig | None = None
     """Replica failures."""
+    autoscaler: AutoscalerConfig | None = None
+    """Replicas started and stopped with the load."""
     speculation: SpeculationConfig | None = None
     attention_speculation: AttentionSpeculationConfig | None = None
     """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
@@ -104,6 +113,23 @@ class Scenario(Section):
             raise ValueError(
                 "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
                 "use queue, or lower max_concurrency"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scales_what_it_can(self) -> Scenario:
+        scaler = self.autoscaler
+        if scaler is None:
+            return self
+        for name in ("pools", "faults"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"autoscaler: modelled with equal replicas that never fail; remove {name}")
+        if self.hardware.pipeline_parallel > 1:
+            raise ValueError("autoscaler: modelled without pipeline stages; set hardware.pipeline_parallel: 1")
+        if not scaler.min_replicas <= self.hardware.replicas <= scaler.max_replicas:
+            raise ValueError(
+                f"autoscaler: hardware.replicas {self.hardware.replicas}, which are on at first, must lie between "
+                f"min_replicas {scaler.min_replicas} and max_replicas {scaler.max_replicas}"
             )
         return self
 

@@ -16,6 +16,7 @@ from simulator.metrics.pools import (
     fleet_utilisation,
     pool_sections,
     replica_section,
+    scaling_section,
 )
 from simulator.metrics.summary import run_window_s, slo_report, summarise
 from simulator.metrics.uncertainty import interval_section
@@ -36,7 +37,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
     summary = summarise(result)
     window = run_window_s(result.requests)
     duration_s = 0.0 if window is None else window[1] - window[0]
-    usd = fleet_cost_usd(result.pools, duration_s)
+    usd = fleet_cost_usd(result, duration_s)
     error = result.model_error
     document = {
         "summary": summary,
@@ -48,6 +49,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "kv_cache": kv_cache_section(result.kv, result.requests),
         "replicas": [replica_section(use, duration_s) for use in result.replicas],
         **_chip_sections(result, duration_s),
+        **scaling_section(result),
         "chips": result.chips,
         "cost_usd": usd,
         "usd_per_million_output_tokens": usd_per_million_tokens(usd, summary["total_output_tokens"]),

@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simulator.metrics.usage import cost_usd, energy_joules, utilisation
 
 if TYPE_CHECKING:
-    from simulator.run import PoolFacts, RunResult
+    from simulator.run import RunResult
     from simulator.serving.records import ReplicaUse
 
 
@@ -27,7 +29,7 @@ def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
 
 def pool_sections(result: RunResult, duration_s: float) -> list[dict[str, Any]]:
     """One row per pool: its chips, KV capacity, requests, utilisation, energy and rent."""
-    rows, first = [], 0
+    rows, first, rented = [], 0, rented_share(result)
     for pool in result.pools:
         uses = result.replicas[first : first + pool.replicas]
         used = utilisation(result.totals.of_replicas(first, pool.replicas), duration_s)
@@ -51,11 +53,39 @@ def pool_sections(result: RunResult, duration_s: float) -> list[dict[str, Any]]:
                 "bandwidth_bytes_per_s": chips * chip.memory.bandwidth_bytes_per_s,
                 "energy_joules": None
                 if used is None
-                else energy_joules(chip.power.idle_w, chip.power.tdp_w, chips, duration_s, used.power_share),
-                "cost_usd": cost_usd(pool.usd_per_chip_hour, chips, duration_s),
+                else energy_joules(chip.power.idle_w, chip.power.tdp_w, chips, duration_s, used.power_share, rented),
+                "cost_usd": cost_usd(pool.usd_per_chip_hour, rented * chips, duration_s),
             }
         )
     return rows
+
+
+def rented_share(result: RunResult) -> float:
+    """Share of the run in which a replica was there, over all replicas: 1 without an autoscaler."""
+    finished = result.requests.finished_s
+    if result.scaling is None or not np.isfinite(finished).any():
+        return 1.0
+    end_s = float(np.nanmax(finished))
+    return result.scaling.until(end_s) / (len(result.replicas) * end_s)
+
+
+def scaling_section(result: RunResult) -> dict[str, Any]:
+    """What the autoscaler did: replicas rented on average and at most, and how often it started and stopped one."""
+    scaling = result.scaling
+    if scaling is None:
+        return {}
+    return {
+        "scaling": {
+            "mean_replicas": rented_share(result) * len(result.replicas),
+            "peak_replicas": max(sum(counts) for _, *counts in scaling.changes),
+            "scale_ups": scaling.scale_ups,
+            "scale_downs": scaling.scale_downs,
+            "changes": [
+                {"at_s": at_s, "starting": starting, "on": on, "draining": draining}
+                for at_s, starting, on, draining in scaling.changes
+            ],
+        }
+    }
 
 
 def fleet_utilisation(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -77,9 +107,10 @@ def fleet_energy_joules(rows: Sequence[dict[str, Any]]) -> float | None:
     return None if None in known else sum(known)
 
 
-def fleet_cost_usd(pools: Sequence[PoolFacts], duration_s: float) -> float | None:
+def fleet_cost_usd(result: RunResult, duration_s: float) -> float | None:
     """Rent of all pools, US dollars; None when the price of one is not known."""
-    known = [cost_usd(pool.usd_per_chip_hour, pool.replicas * pool.chips, duration_s) for pool in pools]
+    rented = rented_share(result)
+    known = [cost_usd(pool.usd_per_chip_hour, rented * pool.replicas * pool.chips, duration_s) for pool in result.pools]
     return None if any(usd is None for usd in known) else sum(usd for usd in known if usd is not None)
 
 

@@ -136,6 +136,10 @@ def engine_table(document: Document) -> Table:
         rows.append(("KV transferred", f"{moved}, mean {duration(transfers['mean_s'])} from prompt end to arrival"))
     if kv.get("swapped_blocks") is not None:
         rows.append(("Swapped to host", f"{number(kv['swapped_blocks'])} KV blocks"))
+    if document.get("scaling") is not None:
+        scaling = document["scaling"]
+        rows.append(("Replicas rented", f"mean {scaling['mean_replicas']:.2f}, peak {scaling['peak_replicas']}"))
+        rows.append(("Started / stopped", f"{scaling['scale_ups']} / {scaling['scale_downs']}"))
     if document.get("restarts") is not None:
         rows.append(("Restarts after failures", document["restarts"]))
     if document["energy_joules"] is not None:

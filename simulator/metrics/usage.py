@@ -71,9 +71,11 @@ def utilisation(steps: StepTotals, duration_s: float) -> Utilisation | None:
 
 
 def energy_joules(
-    idle_w: float | None, tdp_w: float | None, chips: int, duration_s: float, power_share: float
+    idle_w: float | None, tdp_w: float | None, chips: int, duration_s: float, power_share: float, rented: float = 1.0
 ) -> float | None:
-    """Energy of all chips, in joules: ``chips * duration * (idle + (tdp - idle) * power_share)``.
+    """Energy of all chips, in joules: ``chips * duration * (rented * idle + (tdp - idle) * power_share)``.
+
+    ``rented`` is the share of the time that they were there at all, on average.
 
     Power grows linearly from idle to TDP with the share of the roofline in use (:attr:`Utilisation.power_share`).
     Hosts, network and cooling are not counted. None when the chip has no idle or no TDP figure.
@@ -83,7 +85,7 @@ def energy_joules(
     """
     if idle_w is None or tdp_w is None:
         return None
-    return chips * duration_s * (idle_w + (tdp_w - idle_w) * power_share)
+    return chips * duration_s * (rented * idle_w + (tdp_w - idle_w) * power_share)
 
 
 def tokens_per_joule(tokens: float | None, joules: float | None) -> float | None:
@@ -91,7 +93,7 @@ def tokens_per_joule(tokens: float | None, joules: float | None) -> float | None
     return None if not joules or tokens is None else tokens / joules
 
 
-def cost_usd(usd_per_chip_hour: float | None, chips: int, duration_s: float) -> float | None:
+def cost_usd(usd_per_chip_hour: float | None, chips: float, duration_s: float) -> float | None:
     """Rent of all chips for the duration, US dollars; None without a price."""
     return None if usd_per_chip_hour is None else usd_per_chip_hour * chips * duration_s / SECONDS_PER_HOUR
 

@@ -7,7 +7,7 @@ from simulator.serving.fleet import Fleet
 from simulator.serving.fleet_config import FaultsConfig, KvTransferConfig, PoolConfig, RouterConfig
 from simulator.serving.host_cache import OffloadSpace
 from simulator.serving.limits import EngineLimits
-from simulator.serving.log import FULL_ROWS, RunLog, StepLog
+from simulator.serving.log import FULL_ROWS, RunLog, ScalingLog, StepLog
 from simulator.serving.pool import Pool
 from simulator.serving.records import (
     EngineCounters,
@@ -44,6 +44,7 @@ __all__ = [
     "RequestRecords",
     "RouterConfig",
     "RunLog",
+    "ScalingLog",
     "SpeculationCounters",
     "StepLog",
     "StepRecords",

@@ -208,6 +208,8 @@ class RoutedFeed:
         """What runs the replica."""
         self.down = False
         """Whether the replica has failed and is not back yet."""
+        self.closed = False
+        """Whether an autoscaler keeps requests away."""
         self._env = env
         self._log = log
         self._on_left = on_left
@@ -215,6 +217,11 @@ class RoutedFeed:
         self._due = DueRequests(limits, log)
         self._wake: simpy.Event | None = None
         """What the idle replica waits for."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether new requests may be handed over."""
+        return not (self.down or self.closed)
 
     def can_hold(self, request: int) -> bool:
         """Whether the replica can do its part of a request at all."""

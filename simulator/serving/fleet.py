@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import simpy
 
 from simulator.errors import ForerunError, StalledError
+from simulator.serving.autoscaler import Autoscaler
 from simulator.serving.faults import Faults, break_down
 from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
-from simulator.serving.fleet_config import Role, RouterConfig
+from simulator.serving.fleet_config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
 from simulator.serving.pool import Pool
 from simulator.serving.replica import PipelinedReplica, Replica
@@ -38,6 +39,9 @@ class Fleet:
     links: Mapping[tuple[str, str], KvLink] = field(default_factory=dict)
     """What carries KV from a prefill pool to a decode pool, by their names."""
     faults: Faults | None = None
+    autoscaler: AutoscalerConfig | None = None
+    """Opens and closes the replicas of the only pool, of which ``initial`` are on at first."""
+    initial: int = 1
 
     def mixed(self, *roles: Role) -> bool:
         """Whether some replicas of these roles can hold what others cannot."""
@@ -87,7 +91,7 @@ class Fleet:
 
     def _needs_router(self, stream: RequestStream) -> bool:
         """Whether what one replica gets depends on what happens in time."""
-        if len(self.pools) > 1 or self.faults is not None:
+        if len(self.pools) > 1 or self.faults is not None or self.autoscaler is not None:
             return True
         if self.router.max_outstanding is not None or stream.follows is not None:
             return True
@@ -128,10 +132,13 @@ class FleetRun:
         if self._transfers is not None:
             decode = [feed for feed, role in zip(self.feeds, roles, strict=True) if role == "decode"]
             self._transfers.start(self.feeds, decode, self.replicas)
+        self._autoscaler: Autoscaler | None = None
         self.router.start([feed for feed, role in zip(self.feeds, roles, strict=True) if role != "decode"])
         if fleet.faults is not None:
             for index in range(len(self.feeds)):
                 self._break_down(fleet.faults, index)
+        if fleet.autoscaler is not None:
+            self._scale(fleet.autoscaler, fleet.initial)
 
     def run(self) -> list[Replica]:
         """Go on until every request has ended; returns the replicas.
@@ -162,13 +169,28 @@ class FleetRun:
 
     def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> RoutedFeed:
         env, log, router, transfers = self._env, self.log, self.router, self._transfers
-        left = transfers.left if transfers is not None and pool.role == "decode" else router.left
+        left = transfers.left if transfers is not None and pool.role == "decode" else self._left
         feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
         replica = pool.replica(env, index, feed, log, self._resumed, transfers)
         self.replicas.append(replica)
         feed.prefix_cache = replica.prefix_cache
         feed.process = env.process(replica.serve())
         return feed
+
+    def _scale(self, config: AutoscalerConfig, initial: int) -> None:
+        router = self.router
+        self._autoscaler = Autoscaler(
+            self._env, config, initial, self.feeds, self.replicas, lambda: router.queued, router.changed
+        )
+        self.log.scaling = self._autoscaler.log
+        self._env.process(self._autoscaler.run())
+        router.changed()
+
+    def _left(self, request: int, port: RoutedFeed) -> None:
+        """A request no longer occupies a replica."""
+        self.router.left(request, port)
+        if self._autoscaler is not None:
+            self._autoscaler.left(port.index)
 
     def _break_down(self, faults: Faults, index: int) -> None:
         feed, replica = self.feeds[index], self.replicas[index]

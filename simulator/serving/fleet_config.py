@@ -70,6 +70,51 @@ class KvTransferConfig(Section):
     """How prompts that are done are spread over the decode replicas."""
 
 
+class AutoscalerConfig(Section):
+    """Replicas that are started and stopped with the load; ``hardware.replicas`` of them are on at first.
+
+    ``hpa`` is Kubernetes' HorizontalPodAutoscaler (a KEDA ScaledObject is one too) on ``metric`` per replica; ``llm-d``
+    the saturation analyzer of its workload-variant-autoscaler.
+    """
+
+    rule: Literal["hpa", "llm-d"] = "hpa"
+    metric: Literal["outstanding", "running", "waiting", "kv_cache"] = "outstanding"
+    """hpa: requests running or waiting, one of the two, or the share of KV blocks in use (0 to 1)."""
+    target: PositiveFloat | None = None
+    """hpa: what each replica should have of the metric."""
+    min_replicas: PositiveInt = 1
+    max_replicas: PositiveInt
+    interval_s: PositiveSeconds = 15.0
+    """Time from one look to the next (the HPA's 15 s; KEDA's ``pollingInterval`` is 30 s by default)."""
+    window_s: NonNegativeFloat = 0.0
+    """hpa: time over which the metric is averaged, as its query does."""
+    tolerance: NonNegativeFloat = 0.1
+    """hpa: relative distance from the target within which nothing changes."""
+    scale_up_window_s: NonNegativeFloat = 0.0
+    scale_down_window_s: NonNegativeFloat = 300.0
+    """hpa: time that a wish for fewer replicas has to last (``stabilizationWindowSeconds``)."""
+    start_up_s: PositiveSeconds
+    """From the decision to the first request: a machine, its image, the weights, warm-up."""
+    kv_threshold: Share = 0.8
+    """llm-d: share of KV blocks from which a replica is saturated."""
+    queue_threshold: PositiveInt = 5
+    """llm-d: waiting requests from which it is."""
+    kv_spare: Share = 0.1
+    """llm-d: mean share below the threshold under which another replica is started."""
+    queue_spare: PositiveInt = 3
+    """llm-d: the same in waiting requests."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AutoscalerConfig:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is larger than max_replicas {self.max_replicas}")
+        if (self.target is None) != (self.rule != "hpa"):
+            raise ValueError("target: rule hpa needs it, and no other has a use for it")
+        if self.rule == "llm-d" and (self.kv_spare >= self.kv_threshold or self.queue_spare >= self.queue_threshold):
+            raise ValueError("kv_spare and queue_spare: must be below kv_threshold and queue_threshold")
+        return self
+
+
 class FaultEvent(Section):
     """A replica is down for a while."""
 

@@ -175,6 +175,29 @@ COUNTED = ("replica", "preemptions", "drafts", "accepted_tokens", "draft_tokens"
 
 
 @dataclass(slots=True)
+class ScalingLog:
+    """What an autoscaler did."""
+
+    changes: list[tuple[float, int, int, int]] = field(default_factory=list)
+    """(time, replicas starting, on, draining) from each change on."""
+    rented_s: float = 0.0
+    """Replica-seconds rented up to the latest change."""
+    scale_ups: int = 0
+    scale_downs: int = 0
+
+    def until(self, end_s: float) -> float:
+        """Replica-seconds rented from the start up to ``end_s``, at or after the latest change."""
+        at_s, *counts = self.changes[-1]
+        return self.rented_s + (end_s - at_s) * sum(counts)
+
+    def note(self, now: float, starting: int, on: int, draining: int) -> None:
+        """From now on there are so many."""
+        if self.changes:
+            self.rented_s = self.until(now)
+        self.changes.append((now, starting, on, draining))
+
+
+@dataclass(slots=True)
 class RunLog:
     """Everything a run writes down; one per simulation, shared by its replicas."""
 
@@ -226,6 +249,8 @@ class RunLog:
     """Seconds that pipeline stages worked, over all stages."""
     stage_open_s: float = 0.0
     """Seconds of all pipeline stages while any batch was in flight."""
+    scaling: ScalingLog | None = None
+    """What an autoscaler did, where there is one."""
     shared: dict[Any, Any] = field(default_factory=dict)
     """What the replicas of a run have in common: prices, draws, step rows and gaps on their way."""
 

@@ -98,6 +98,11 @@ class Replica:
         process.interrupt()
         return lost
 
+    def renew(self) -> None:
+        """Start with empty caches; for a replica that has nothing to do."""
+        assert not self.scheduler.everything()
+        self.engine.scheduler = self._make_scheduler()
+
     def recover(self) -> None:
         """Start again with empty caches."""
         assert self._back is not None

@@ -108,7 +108,7 @@ class Router:
     def start(self, ports: Sequence[RoutedFeed]) -> None:
         """Begin to hand out requests to these replicas."""
         self._ports = list(ports)
-        self._open = list(ports)
+        self._open = [port for port in ports if port.takes]
         if not self._requests:
             self.done.succeed()
         elif self._max_concurrency is None:
@@ -117,6 +117,11 @@ class Router:
             self._next = min(self._max_concurrency, len(self._requests))
             self._due += self._requests[: self._next]
             self.call()
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait here."""
+        return len(self._queue)
 
     def call(self) -> None:
         """Let the router act in this instant, after all completions."""
@@ -170,8 +175,8 @@ class Router:
         self.changed()
 
     def changed(self) -> None:
-        """A replica failed or came back."""
-        self._open = [port for port in self._ports if not port.down]
+        """Other replicas take requests now."""
+        self._open = [port for port in self._ports if port.takes]
         self.call()
 
     def _arrivals(self) -> Generator[simpy.Event]:

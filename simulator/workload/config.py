@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from simulator.settings import PositiveFloat, PositiveInt, PositiveSeconds, Section
+from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section
 
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3
 NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
+
+
+RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
 
 class ArrivalsConfig(Section):
@@ -28,11 +33,18 @@ class ArrivalsConfig(Section):
     """Shape of the gamma inter-arrival times: 1 is Poisson, smaller is burstier (CV = 1/sqrt(burstiness))."""
     max_concurrency: PositiveInt | None = None
     """Requests outstanding at once in a closed loop."""
+    rate_profile: Annotated[tuple[RatePoint, ...], Field(strict=False)] | None = None
+    """How the rate goes up and down: (seconds, factor on ``request_rate``) from 0 on, straight lines between, repeated
+    after the last point."""
     rate_scale: PositiveFloat = 1.0
     """Trace arrivals are replayed this many times faster."""
 
     @model_validator(mode="after")
     def _fields_fit_process(self) -> ArrivalsConfig:
+        if self.rate_profile is not None:
+            if self.request_rate is None:
+                raise ValueError(f"process '{self.process}' has no use for rate_profile; remove it")
+            _check_profile(self.rate_profile)
         wanted = {
             "poisson": {"request_rate"},
             "gamma": {"request_rate", "burstiness"},
@@ -50,6 +62,19 @@ class ArrivalsConfig(Section):
         if self.rate_scale != 1.0 and self.process != "trace":
             raise ValueError(f"process '{self.process}' has no use for rate_scale; set request_rate instead")
         return self
+
+
+def _check_profile(points: Sequence[tuple[float, float]]) -> None:
+    """Refuse points that do not make a rate at every time.
+
+    Raises:
+        ValueError: with what would be right.
+    """
+    times, factors = [at_s for at_s, _ in points], [factor for _, factor in points]
+    if len(points) < 2 or times[0] != 0 or any(later <= before for before, later in pairwise(times)):
+        raise ValueError("rate_profile: at least two points, the first at 0 s, the others later and later, expected")
+    if not all(0 <= factor <= LARGEST_MEAN for factor in factors) or not any(factors) or not times[-1] <= LONGEST_S:
+        raise ValueError("rate_profile: factors of at least 0, not all of them 0, expected")
 
 
 class LengthConfig(Section):

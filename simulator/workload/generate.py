@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -226,10 +227,34 @@ def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator
     if rate is None:
         raise ForerunError(f"workload.arrivals: process '{arrivals.process}' has no rate to draw from")
     if arrivals.process == "constant":
-        return np.arange(count, dtype=np.float64) / rate
-    shape = arrivals.burstiness if arrivals.burstiness is not None else 1.0
-    gaps: FloatArray = rng.gamma(shape, 1.0 / (rate * shape), count)
-    return np.cumsum(gaps)
+        times: FloatArray = np.arange(count, dtype=np.float64) / rate
+    else:
+        shape = arrivals.burstiness if arrivals.burstiness is not None else 1.0
+        times = np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), count))
+    return times if arrivals.rate_profile is None else varied(times, arrivals.rate_profile)
+
+
+def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatArray:
+    """Arrivals at a constant rate, as they come where the rate follows ``profile``.
+
+    The integral of the factor up to the n-th arrival is the time at which it would come at factor 1 (time rescaling;
+    E. Cinlar, "Introduction to Stochastic Processes", 1975, section 4.7).
+
+    Args:
+        times: seconds, non-decreasing.
+        profile: (seconds, factor), straight lines between, repeated after the last.
+    """
+    at_s, factor = (np.array(column, dtype=np.float64) for column in zip(*profile, strict=True))
+    width, rise = np.diff(at_s), np.diff(factor)
+    passed = np.concatenate([[0.0], np.cumsum((factor[:-1] + factor[1:]) / 2 * width)])
+    rounds, rest = np.divmod(times, passed[-1])
+    part = np.clip(np.searchsorted(passed, rest, side="right") - 1, 0, len(width) - 1)
+    rest = rest - passed[part]
+    first, slope = factor[part], rise[part] / width[part]
+    root = first + np.sqrt(np.maximum(first * first + 2 * slope * rest, 0.0))
+    within = np.divide(2 * rest, root, out=np.zeros_like(rest), where=root > 0)
+    found: FloatArray = rounds * at_s[-1] + at_s[part] + np.minimum(within, width[part])
+    return found
 
 
 def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generator) -> IntArray:

@@ -1,0 +1,242 @@
+"""Replicas that come and go with the load: the rules of Kubernetes' autoscaler (KEDA drives it too) and of llm-d's.
+
+A replica is off, starting, on or draining. One that drains takes no new requests, ends what it has, and is off; chips
+are rented from the decision to start until then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import simpy
+
+from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.feed import RoutedFeed
+from simulator.serving.fleet_config import AutoscalerConfig
+from simulator.serving.log import ScalingLog
+from simulator.serving.replica import Replica
+
+PERIOD_S = 15.0
+"""Time over which the HPA limits by how much it changes the replicas (``periodSeconds`` of its default policies)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an autoscaler sees of the replicas that are on."""
+
+    outstanding: int
+    """Requests that are running or waiting anywhere, at the router too."""
+    running: int
+    waiting: int
+    kv_use: tuple[float, ...]
+    """Share of the KV blocks in use, of each replica."""
+    queues: tuple[int, ...]
+    """Waiting requests of each replica."""
+
+
+class Rule(Protocol):
+    """How many replicas there should be."""
+
+    def wanted(self, now: float, current: int, load: Load) -> int:
+        """Replicas that are wanted, before they are held between ``min_replicas`` and ``max_replicas``.
+
+        Args:
+            now: seconds.
+            current: replicas that are on or starting.
+            load: of those that are on.
+        """
+
+
+class Hpa:
+    """Kubernetes' HorizontalPodAutoscaler on a metric per replica, as KEDA sets it up: ``ceil(total / target)``.
+
+    Nothing changes within ``tolerance`` of the target. The least of what was wanted in the last
+    ``scale_up_window_s`` counts going up, the most of the last ``scale_down_window_s`` going down. Up go at most
+    4 replicas or as many as there are in 15 s, whichever is more.
+
+    Source: Kubernetes documentation, "Horizontal Pod Autoscaling" (algorithm details, default behavior); v1.30.
+    """
+
+    def __init__(self, config: AutoscalerConfig) -> None:
+        self._config = config
+        self._values: deque[tuple[float, float]] = deque()
+        self._wishes: deque[tuple[float, int]] = deque()
+        self._counts: deque[tuple[float, int]] = deque()
+        """Replicas that there were, for the limit of the way up."""
+
+    def wanted(self, now: float, current: int, load: Load) -> int:
+        """See the class."""
+        config = self._config
+        assert config.target is not None
+        if config.metric == "kv_cache":
+            total = current * sum(load.kv_use) / max(1, len(load.kv_use))
+        else:
+            total = float(getattr(load, config.metric))
+        self._values.append((now, total))
+        while self._values[0][0] < now - config.window_s:
+            self._values.popleft()
+        total = sum(value for _, value in self._values) / len(self._values)
+        off = abs(total / (config.target * current) - 1.0) if current else 1.0
+        wish = current if off <= config.tolerance else ceil(total / config.target)
+        self._wishes.append((now, wish))
+        self._counts.append((now, current))
+        while self._wishes[0][0] < now - max(config.scale_up_window_s, config.scale_down_window_s):
+            self._wishes.popleft()
+        while self._counts[0][0] < now - PERIOD_S:
+            self._counts.popleft()
+        least = min(wish for at_s, wish in self._wishes if at_s >= now - config.scale_up_window_s)
+        most = max(wish for at_s, wish in self._wishes if at_s >= now - config.scale_down_window_s)
+        before = min(count for _, count in self._counts)
+        return min(min(max(current, least), most), max(before + 4, 2 * before, current))
+
+
+class Saturation:
+    """llm-d's saturation analyzer: one replica more when what is spare runs out, one less when it would do without.
+
+    A replica is saturated at ``kv_threshold`` of its KV blocks or ``queue_threshold`` waiting requests. What the others
+    have left below these, on average, is spare; under ``kv_spare`` or ``queue_spare`` one more is started, unless one
+    is starting already. One goes where the others would still have as much after taking over its load.
+
+    Source: llm-d workload-variant-autoscaler, docs/saturation-scaling-config.md and docs/saturation-analyzer.md.
+    """
+
+    def __init__(self, config: AutoscalerConfig) -> None:
+        self._config = config
+
+    def wanted(self, now: float, current: int, load: Load) -> int:
+        """See the class."""
+        count = len(load.kv_use)
+        if not count or current > count:  # none is on, or one is on its way: wait for it
+            return max(1, current)
+        if not self._spares(load, 0):
+            return current + 1
+        return current - 1 if self._spares(load, 1) else current
+
+    def _spares(self, load: Load, fewer: int) -> bool:
+        """Whether enough is spare, also where those that are not saturated were ``fewer``."""
+        config = self._config
+        seen = zip(load.kv_use, load.queues, strict=True)
+        able = [(use, queue) for use, queue in seen if use < config.kv_threshold and queue < config.queue_threshold]
+        if len(able) <= fewer:
+            return False
+        use, queue = (sum(column) / (len(able) - fewer) for column in zip(*able, strict=True))
+        return config.kv_threshold - use >= config.kv_spare and config.queue_threshold - queue >= config.queue_spare
+
+
+RULES: dict[str, Callable[[AutoscalerConfig], Rule]] = {"hpa": Hpa, "llm-d": Saturation}
+
+
+class Autoscaler:
+    """Opens and closes the replicas of a run.
+
+    Args:
+        env: simulated time.
+        config: rule, metric, bounds, times.
+        initial: replicas that are on from the start.
+        feeds, replicas: all that there can be.
+        queued: requests that wait at the router.
+        changed: told whenever other replicas take requests.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        config: AutoscalerConfig,
+        initial: int,
+        feeds: Sequence[RoutedFeed],
+        replicas: Sequence[Replica],
+        queued: Callable[[], int],
+        changed: Callable[[], None],
+    ) -> None:
+        self.log = ScalingLog()
+        self._env = env
+        self._config = config
+        self._feeds, self._replicas = feeds, replicas
+        self._queued, self._changed = queued, changed
+        self._rule = RULES[config.rule](config)
+        self._starts: dict[int, simpy.Event] = {}
+        """What each starting replica waits for."""
+        self._state = ["on" if index < initial else "off" for index in range(len(feeds))]
+        for feed, state in zip(feeds, self._state, strict=True):
+            feed.closed = state != "on"
+        self._note()
+
+    def run(self) -> Generator[simpy.Event, None, None]:
+        """Look every ``interval_s``, after the steps that end in the same instant."""
+        while True:
+            yield self._env.timeout(self._config.interval_s)
+            yield Phase(self._env, ROUTE)
+            self._act()
+
+    def left(self, index: int) -> None:
+        """A replica holds one request less: one that drains and has none left is off."""
+        if self._state[index] == "draining" and not self._feeds[index].outstanding:
+            self._state[index] = "off"
+            self._note()
+
+    def _count(self, *states: str) -> int:
+        return sum(state in states for state in self._state)
+
+    def _note(self) -> None:
+        self.log.note(float(self._env.now), self._count("starting"), self._count("on"), self._count("draining"))
+
+    def _load(self) -> Load:
+        """Of now."""
+        on = [index for index, state in enumerate(self._state) if state == "on"]
+        schedulers = [self._replicas[index].scheduler for index in on]
+        batches = [len(scheduler.running) for scheduler in schedulers]
+        queues = [self._feeds[index].outstanding - batch for index, batch in zip(on, batches, strict=True)]
+        use = [scheduler.used_blocks / scheduler.limits.num_blocks for scheduler in schedulers]
+        waiting = sum(queues) + self._queued()
+        return Load(sum(batches) + waiting, sum(batches), waiting, tuple(use), tuple(queues))
+
+    def _act(self) -> None:
+        config, now = self._config, float(self._env.now)
+        current = self._count("on", "starting")
+        wanted = self._rule.wanted(now, current, self._load())
+        wanted = min(max(wanted, config.min_replicas), config.max_replicas)
+        for _ in range(current, wanted):
+            self._start()
+        for _ in range(wanted, current):
+            self._stop()
+
+    def _start(self) -> None:
+        """Start a replica where one is off; where all drain still, there is no room yet."""
+        if "off" not in self._state:
+            return
+        index = self._state.index("off")
+        self._state[index] = "starting"
+        self.log.scale_ups += 1
+        self._note()
+        ready = self._starts[index] = self._env.timeout(self._config.start_up_s, index)
+        assert ready.callbacks is not None
+        ready.callbacks.append(self._ready)
+
+    def _ready(self, event: simpy.Event) -> None:
+        """A replica has started, its caches empty, unless it was stopped meanwhile."""
+        index = event.value
+        assert isinstance(index, int)
+        if self._state[index] != "starting" or self._starts[index] is not event:
+            return
+        self._state[index] = "on"
+        self._replicas[index].renew()
+        self._feeds[index].closed = False
+        self._note()
+        self._changed()
+
+    def _stop(self) -> None:
+        """Stop the youngest replica: one that starts at once, else one that is on, when it has ended what it has."""
+        for state, after in (("starting", "off"), ("on", "draining")):
+            if state in self._state:
+                index = len(self._state) - 1 - self._state[::-1].index(state)
+                self._state[index] = after
+                self._feeds[index].closed = True
+                break
+        self.log.scale_downs += 1
+        self._note()
+        self.left(index)
+        self._changed()
