@@ -8,6 +8,15 @@ from typing import Annotated
 
 import typer
 
+from simulator.cli.artefacts import (
+    ARTEFACTS_OF_TUNE,
+    PLAN_REPLICATIONS,
+    EmitOption,
+    artefact_of,
+    checked_artefact,
+    plan_thresholds,
+    tuned_artefact,
+)
 from simulator.cli.output import (
     STDOUT,
     JobsOption,
@@ -38,7 +47,8 @@ def register(app: typer.Typer) -> None:
         "plan",
         epilog="Examples: forerun plan chat.yaml --rate 20 --slo p99_ttft_ms=1000 --slo p99_tpot_ms=60  |  "
         "forerun plan my-log.csv --slo p99_ttft_ms=1000 --set model=qwen3-8b --vary hardware.chip=h100-sxm,l40s  |  "
-        "forerun plan chat.yaml --max-rate --slo goodput=0.95 --slo ttft_ms=1000 --slo tpot_ms=60",
+        "forerun plan chat.yaml --max-rate --slo goodput=0.95 --slo ttft_ms=1000 --slo tpot_ms=60  |  "
+        "forerun plan scaled.yaml --thresholds --emit keda",
     )(plan)
     app.command(
         "tune",
@@ -218,7 +228,7 @@ def plan(
     seed: Annotated[int, typer.Option(min=0, help="First seed; every layout gets the same ones.")] = 0,
     replications: Annotated[
         int, typer.Option(min=1, max=1000, help="Runs of every layout that is near the limit.")
-    ] = 5,
+    ] = PLAN_REPLICATIONS,
     requests: Annotated[
         int | None,
         typer.Option(min=1, help="Requests of a run; default: the scenario's, and a minute of arrivals at least."),
@@ -235,6 +245,17 @@ def plan(
         ),
     ] = False,
     no_interval: NoIntervalOption = False,
+    thresholds: Annotated[
+        bool,
+        typer.Option(
+            "--thresholds",
+            help="Find the autoscaler's threshold that holds the SLO at least rent, beside fixed fleets.",
+        ),
+    ] = False,
+    target: Annotated[
+        list[str] | None, typer.Option(metavar="T1,T2,...", help="--thresholds: values to try; default: a ladder.")
+    ] = None,
+    emit_name: EmitOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -255,6 +276,9 @@ def plan(
         study, named = study_of_log(scenario, overrides, varied, named), None
     else:
         study = load_study(scenario, overrides, varied)
+    checked_artefact(emit_name)
+    if thresholds:
+        return plan_thresholds(study, target, seed, replications, jobs, json_file, emit_name, not no_progress)
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "planning") as progress:
             found = make_plan(
@@ -277,6 +301,8 @@ def plan(
                 progress=progress.update,
             )
         show(found, json_file, out)
+    if emit_name is not None and found.best is not None and json_file != STDOUT:
+        print(artefact_of(emit_name, study.scenario.with_values(found.best["set"])))
     return 0 if found.best is not None else EXIT_NOTHING_HOLDS
 
 
@@ -304,7 +330,8 @@ def tune(
         typer.Option(
             "--emit",
             metavar="ENGINE",
-            help="Whose flags to print: vllm, sglang or llama.cpp; default: the scenario's.",
+            help="Whose flags to print: vllm, sglang or llama.cpp; default: the scenario's. vllm-schedule: by batch "
+            "and context. With the middle batch's K: trtllm, dynamo, llm-d, keda, hpa, guidellm, aiperf, vllm-bench.",
         ),
     ] = None,
     from_log: Annotated[
@@ -358,12 +385,16 @@ def tune(
                     context=context,
                 )
             else:
+                flags = None if engine in ARTEFACTS_OF_TUNE else engine
                 found = run_tuning(
-                    study, batch=batch, context=context, tokens=tokens, emit=engine, seed=seed, progress=progress.update
+                    study, batch=batch, context=context, tokens=tokens, emit=flags, seed=seed, progress=progress.update
                 )
         show(found, json_file, out)
-    if json_file != STDOUT and found.document["emit"]:
-        print(found.document["emit"])
+    if json_file != STDOUT:
+        if engine is not None and engine in ARTEFACTS_OF_TUNE:
+            print(tuned_artefact(engine, study.scenario, found.document))
+        elif found.document["emit"]:
+            print(found.document["emit"])
     return 0
 
 

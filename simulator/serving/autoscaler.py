@@ -124,7 +124,9 @@ class Saturation:
         if len(able) <= fewer:
             return False
         use, queue = (sum(column) / (len(able) - fewer) for column in zip(*able, strict=True))
-        return config.kv_threshold - use >= config.kv_spare and config.queue_threshold - queue >= config.queue_spare
+        return bool(
+            config.kv_threshold - use >= config.kv_spare and config.queue_threshold - queue >= config.queue_spare
+        )
 
 
 RULES: dict[str, Callable[[AutoscalerConfig], Rule]] = {"hpa": Hpa, "llm-d": Saturation}

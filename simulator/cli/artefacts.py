@@ -1,0 +1,104 @@
+"""``--emit`` and ``--thresholds``: what plan and tune print for others to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.output import STDOUT, Progress, show
+
+if TYPE_CHECKING:
+    from simulator.scenario import Scenario
+    from simulator.studies.study_file import StudyFile
+
+EXIT_NOTHING_HOLDS = 1
+PLAN_REPLICATIONS = 5
+ARTEFACTS_OF_TUNE = ("vllm-schedule", "trtllm", "dynamo", "llm-d", "keda", "hpa", "guidellm", "aiperf", "vllm-bench")
+"""What ``tune --emit`` writes beside the flags by batch of an engine."""
+EmitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--emit",
+        metavar="NAME",
+        help="Print the winner as vllm, sglang, trtllm, dynamo, llm-d, keda or hpa, or as the benchmark command that "
+        "would confirm it: guidellm, aiperf, vllm-bench.",
+    ),
+]
+
+
+def plan_thresholds(
+    study: StudyFile,
+    target: list[str] | None,
+    seed: int,
+    replications: int,
+    jobs: int | None,
+    json_file: str | None,
+    emit_name: str | None,
+    shown: bool,
+) -> int:
+    """``forerun plan --thresholds``: one run of each threshold and fixed fleet unless ``--replications`` says more."""
+    from simulator.studies.plan.thresholds import thresholds
+
+    values = [positive(word, "target") for text in target or () for word in text.split(",")]
+    runs = 1 if replications == PLAN_REPLICATIONS else replications
+    with Progress(shown, "planning") as progress:
+        found = thresholds(
+            study, targets=values or None, seed=seed, replications=runs, jobs=jobs, progress=progress.update
+        )
+    show(found, json_file, None)
+    if emit_name is not None and found.best is not None and json_file != STDOUT:
+        print(artefact_of(emit_name, found.scenario))
+    return 0 if found.best is not None else EXIT_NOTHING_HOLDS
+
+
+def positive(word: str, option: str) -> float:
+    """A positive number of a list on the command line.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    from simulator.errors import ArgumentError
+
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise ArgumentError(option, f"'{word}' is no positive number")
+    return value
+
+
+def checked_artefact(name: str | None) -> None:
+    """Refuse an artefact that nobody writes, before long work starts.
+
+    Raises:
+        ArgumentError: with those that there are.
+    """
+    from simulator.errors import ArgumentError, did_you_mean
+    from simulator.studies.artefacts import ARTEFACTS
+
+    if name is not None and name not in ARTEFACTS:
+        known = ", ".join(ARTEFACTS)
+        raise ArgumentError("emit", f"{name}: no such artefact{did_you_mean(name, ARTEFACTS)} ({known})")
+
+
+def artefact_of(name: str, scenario: Scenario) -> str:
+    """What ``--emit`` prints."""
+    from simulator.studies.artefacts import artefact
+
+    return artefact(name, scenario)
+
+
+def tuned_artefact(name: str, scenario: Scenario, document: Mapping[str, Any]) -> str:
+    """An artefact with what a tuning found: all of it by batch and context, or the middle one of the batches at which
+    drafting pays."""
+    from simulator.studies.artefacts import artefact, vllm_schedule
+
+    if name == "vllm-schedule":
+        return vllm_schedule(scenario, document["table"])
+    paying = [cell["num_speculative_tokens"] for cell in document["at_mean_context"] if cell["num_speculative_tokens"]]
+    if not paying:
+        return artefact(name, scenario.with_values({"speculation": None}))
+    return artefact(name, scenario.with_values({"speculation.num_speculative_tokens": paying[len(paying) // 2]}))

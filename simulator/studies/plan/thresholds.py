@@ -1,0 +1,189 @@
+"""Thresholds of an autoscaler: which of them hold the SLO at least rent, beside the fixed fleet that does."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from simulator.errors import ForerunError
+from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.result import StudyResult, Summary
+from simulator.scenario import Scenario
+from simulator.studies.runs import Document, Run, RunPool
+from simulator.studies.study_file import Source, study_of
+from simulator.tables import Cell, Table, Value, number
+from simulator.workers import Workers, cores
+
+KV_TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+QUEUE_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
+LEAST_SPARE = 0.15
+"""Least threshold of llm-d's rule that leaves room for its ``kv_spare`` of 0.1."""
+
+
+def thresholds(
+    scenario: Source,
+    *,
+    targets: Sequence[float] | None = None,
+    seed: int = 0,
+    replications: int = 1,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ThresholdsResult:
+    """The autoscaler's threshold that holds the scenario's SLO with the fewest chip-hours, start-up times included.
+
+    Args:
+        scenario: with ``autoscaler`` and ``slo`` sections, over traffic that changes; or its file.
+        targets: thresholds to try: ``autoscaler.target`` of rule hpa, ``autoscaler.kv_threshold`` of rule llm-d.
+            Default: a ladder that suits the metric.
+        seed: the first seed; every threshold gets the same ones.
+        replications: runs of each threshold; all of them have to hold.
+        jobs: processes; default: one per core.
+        progress: called with (runs done, runs in sight).
+
+    Raises:
+        ForerunError: no autoscaler, no SLO, or a scenario that cannot run.
+    """
+    own = study_of(scenario).scenario
+    if own.autoscaler is None:
+        raise ForerunError("autoscaler: a scenario with this section is needed to look for its thresholds")
+    if not own.slo:
+        raise ForerunError("slo: at least one limit is needed, such as p99_ttft_ms: 500")
+    path = "autoscaler.target" if own.autoscaler.rule == "hpa" else "autoscaler.kv_threshold"
+    tried = {value: own.with_values({path: value}) for value in targets or _ladder(own)}
+    bare = own.model_copy(update={"autoscaler": None})
+    fixed = {n: bare.with_values({"hardware.replicas": n}) for n in range(1, own.autoscaler.max_replicas + 1)}
+    seeds = range(seed, seed + replications)
+    everything = [*tried.values(), *fixed.values()]
+    with Workers(min(jobs or cores(), len(everything) * replications)) as workers:
+        pool = RunPool(workers, progress)
+        found = pool.documents_if_any([Run(one, number) for one in everything for number in seeds])
+        if not any(found):
+            pool.document(Run(everything[0], seed), "thresholds")
+    by_one = [found[at : at + replications] for at in range(0, len(found), replications)]
+    names: list[Document] = [{"threshold": value, "replicas": None} for value in tried]
+    names += [{"threshold": None, "replicas": count} for count in fixed]
+    rows = [name | _row(documents) for name, documents in zip(names, by_one, strict=True) if all(documents)]
+    return ThresholdsResult(
+        _document(own, path, rows, seed), shlex.join(["forerun", "plan", "scenario.yaml", "--thresholds"])
+    )
+
+
+class ThresholdsResult(StudyResult):
+    """What each threshold and each fixed fleet costs and holds."""
+
+    kind = "thresholds"
+
+    @property
+    def best(self) -> Document | None:
+        """The cheapest threshold that holds; None where none does."""
+        found: Document | None = self.document["best"]
+        return found
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario with the best threshold in it, or as it was where none holds."""
+        changes = {} if self.best is None else {self.document["field"]: self.best["threshold"]}
+        return Scenario.model_validate(self.document["scenario"]).with_values(changes)
+
+    @property
+    def title(self) -> str:
+        """What it is about."""
+        return f"Autoscaling {self.model} by {self.document['field']}"
+
+    @property
+    def summary(self) -> Summary:
+        """The winner's figures."""
+        return Summary(self.best or {})
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """None: its tables say it."""
+        return ()
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a threshold or a fixed fleet."""
+        return [{**row, "limits": None} for row in self.document["candidates"]]
+
+    def tables(self) -> list[Table]:
+        """Thresholds and fixed fleets, by what they rent."""
+        limits = list(self.document["slo"])
+        columns = (self.document["field"].partition(".")[2], "replicas", "rented", "cost ($)", *limits, "SLO")
+        rows = []
+        for row in sorted(self.document["candidates"], key=_rented):
+            name: Value = "fixed" if row["threshold"] is None else f"{row['threshold']:g}"
+            mean, peak = row["mean_replicas"], row["peak_replicas"]
+            values: list[Value] = [name, peak, f"{mean:.2f}", row["cost_usd"], *(row["values"][key] for key in limits)]
+            rows.append((*values, Cell("held", tone="good") if row["holds"] else Cell("missed", tone="bad")))
+        return [Table("Thresholds and fixed fleets", columns, tuple(rows))]
+
+
+def _ladder(scenario: Scenario) -> tuple[float, ...]:
+    """Thresholds worth trying."""
+    scaler = scenario.autoscaler
+    assert scaler is not None
+    if scaler.rule == "llm-d":
+        return tuple(value for value in KV_TARGETS if value > max(LEAST_SPARE, scaler.kv_spare))
+    if scaler.metric == "kv_cache":
+        return KV_TARGETS
+    if scaler.metric == "waiting":
+        return QUEUE_TARGETS
+    most = scenario.engine.max_num_seqs
+    return tuple(float(max(1, most >> shift)) for shift in range(6, -1, -1))
+
+
+def _row(documents: Sequence[Document | None]) -> Document:
+    """Means over the runs of one candidate."""
+    known = [document for document in documents if document is not None]
+    scaling = [
+        document.get("scaling") or dict.fromkeys(("mean_replicas", "peak_replicas"), len(document["replicas"]))
+        for document in known
+    ]
+    costs = [document["cost_usd"] for document in known]
+    return {
+        "holds": all(document["slo"]["met"] for document in known),
+        "mean_replicas": sum(one["mean_replicas"] for one in scaling) / len(known),
+        "peak_replicas": max(one["peak_replicas"] for one in scaling),
+        "cost_usd": None if None in costs else sum(costs) / len(known),
+        "values": {
+            key: max((d["slo"]["limits"][key]["value"] or 0.0) for d in known) for key in known[0]["slo"]["limits"]
+        },
+        "basis": known[0]["basis"],
+    }
+
+
+def _rented(row: Document) -> float:
+    return float(row["mean_replicas"])
+
+
+def _document(scenario: Scenario, path: str, rows: list[Document], seed: int) -> Document:
+    scaled = min((row for row in rows if row["holds"] and row["threshold"] is not None), key=_rented, default=None)
+    fixed = min((row for row in rows if row["holds"] and row["threshold"] is None), key=_rented, default=None)
+    document = {
+        "field": path,
+        "slo": scenario.slo,
+        "candidates": rows,
+        "best": scaled,
+        "fixed": fixed,
+        "conclusion": _conclusion(path, scaled, fixed),
+        "scenario": scenario_document(scenario),
+        "seed": seed,
+        "version": forerun_version(),
+        "basis": rows[0]["basis"] if rows else None,
+        "notes": [],
+    }
+    plain: Document = jsonable(document)
+    return plain
+
+
+def _conclusion(path: str, scaled: Document | None, fixed: Document | None) -> str:
+    """Which threshold, and what it saves."""
+    if scaled is None:
+        held = "" if fixed is None else f"; {fixed['replicas']} fixed replicas do"
+        return f"No threshold of {path} holds the SLO{held}."
+    text = f"{path} {scaled['threshold']:g} holds the SLO with {scaled['mean_replicas']:.2f} replicas on average"
+    if fixed is None:
+        return f"{text}; no fixed fleet of as many does."
+    saved = 1.0 - scaled["mean_replicas"] / fixed["mean_replicas"]
+    beside = f"{fixed['replicas']} fixed ones: {number(abs(100 * saved))} % {'less' if saved >= 0 else 'more'}"
+    return f"{text}, beside {beside}."

@@ -1,0 +1,155 @@
+"""What is emitted is what its consumer accepts: its schema, or the flags that it documents."""
+
+import json
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from tiny_scenario import tiny_data
+
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
+from simulator.studies.plan.thresholds import thresholds
+
+SCHEMAS = yaml.safe_load(Path(__file__).with_name("consumer_schemas.yaml").read_text(encoding="utf-8"))
+EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+SCALER = {"target": 12.5, "max_replicas": 4, "start_up_s": 90, "window_s": 60}
+APART = {
+    "pools": {
+        "first": {"role": "prefill", "hardware": {"replicas": 2}},
+        "then": {"role": "decode", "hardware": {"tensor_parallel": 2, "link": "nvlink4"}},
+    }
+}
+KINDS = {
+    "plain": {},
+    "speculation": {"speculation": EAGLE3},
+    "ngram": {"speculation": EAGLE3 | {"method": "ngram"}},
+    "graphs off": {"engine": {"cuda_graphs": False, "max_model_len": 4096, "enable_prefix_caching": False}},
+    "fp8 cache": {"kv_cache_dtype": "fp8", "weights_dtype": "fp8"},
+    "apart": APART,
+    "sglang": {"engine": {"framework": "sglang"}},
+    "tensorrt-llm": {"engine": {"framework": "trtllm"}},
+}
+BENCHMARKS = {
+    "guidellm": {"--backend", "--profile", "--constraint", "--data", "--tokenizer"},
+    "aiperf": {
+        "-m", "-u", "--endpoint-type", "--streaming", "--isl", "--osl", "--request-count", "--extra-inputs",
+        "--request-rate", "--concurrency",
+    },
+    "vllm-bench": {
+        "--model", "--base-url", "--dataset-name", "--random-input-len", "--random-output-len", "--num-prompts",
+        "--request-rate", "--burstiness", "--max-concurrency", "--ignore-eos", "--percentile-metrics", "--save-result",
+    },
+}  # fmt: skip
+"""Flags of guidellm 0.8 (run --help), aiperf 0.13 (profile --help) and vLLM 0.11 (benchmarks/serve.py)."""
+
+
+def scenario_of(**changes) -> Scenario:
+    return Scenario(**(tiny_data() | {"autoscaler": SCALER if "pools" not in changes else None} | changes))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_what_their_consumers_accept(name, kind):
+    scenario = scenario_of(**KINDS[kind])
+    if name in ("keda", "hpa") and scenario.autoscaler is None:
+        with pytest.raises(ForerunError, match="--thresholds"):
+            artefact(name, scenario)
+        return
+    documents = list(yaml.safe_load_all(artefact(name, scenario)))
+    assert len(documents) == 1
+    jsonschema.validate(documents[0], SCHEMAS[name])
+
+
+def test_the_schemas_refuse_what_consumers_do_not_know():
+    document = yaml.safe_load(artefact("hpa", scenario_of()))
+    document["spec"]["replicas"] = 3
+    with pytest.raises(jsonschema.ValidationError, match="replicas"):
+        jsonschema.validate(document, SCHEMAS["hpa"])
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        {"process": "poisson", "request_rate": 4.0},
+        {"process": "gamma", "request_rate": 4.0, "burstiness": 0.5},
+        {"process": "closed-loop", "max_concurrency": 8},
+    ],
+)
+def test_benchmark_commands_use_flags_that_there_are(name, arrivals):
+    words = shlex.split(artefact(name, scenario_of(workload=tiny_data()["workload"] | {"arrivals": arrivals})))
+    flags = {word for word in words if word.startswith("-") and not word.lstrip("-").isdigit()}
+    assert flags <= BENCHMARKS[name]
+
+
+def test_numbers_of_the_scenario_arrive():
+    objects = {name: yaml.safe_load(artefact(name, scenario_of())) for name in ("keda", "hpa")}
+    (trigger,) = objects["keda"]["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == "12.5"
+    assert "[60s:15s]" in trigger["metadata"]["query"]
+    assert objects["hpa"]["spec"]["metrics"][0]["external"]["target"]["averageValue"] == "12500m"
+    services = yaml.safe_load(artefact("dynamo", scenario_of(**APART)))["spec"]["services"]
+    assert services["FirstWorker"]["replicas"] == 2
+    assert "--is-prefill-worker" in services["FirstWorker"]["extraPodSpec"]["mainContainer"]["args"]
+    assert services["ThenWorker"]["resources"]["limits"]["gpu"] == "2"
+    values = yaml.safe_load(artefact("llm-d", scenario_of(**APART)))
+    assert (values["prefill"]["replicas"], values["decode"]["parallelism"]["tensor"]) == (2, 2)
+
+
+def test_draft_tokens_by_batch_and_context_cover_the_grid(tmp_path, capsys):
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(tiny_data() | {"speculation": EAGLE3}))
+    command = ["tune", str(file), "--batch", "1,8", "--context", "512,4096", "--emit", "vllm-schedule"]
+    assert main(command) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    schedule = json.loads(words[words.index("--speculative-config") + 1])["speculative_token_schedule"]
+    assert {len(entry) for entry in schedule} == {5}
+    assert {entry[2] for entry in schedule} == {0, min(entry[2] for entry in schedule if entry[2])}
+    for least in {entry[2] for entry in schedule}:
+        ranges = [entry[:2] for entry in schedule if entry[2] == least]
+        assert ranges[0][0] == 1
+        assert all(later[0] == before[1] + 1 for before, later in pairwise(ranges))
+    with pytest.raises(ForerunError, match="tune"):
+        vllm_schedule(scenario_of(speculation=EAGLE3))
+
+
+def test_an_unknown_artefact_is_refused_before_any_work(tmp_path, capsys):
+    file = tmp_path / "plain.json"
+    file.write_text(json.dumps(tiny_data() | {"slo": {"p99_ttft_ms": 500}}))
+    assert main(["plan", str(file), "--emit", "helm"]) == 2
+    assert "no such artefact" in capsys.readouterr().err
+    assert main(["plan", str(file), "--thresholds"]) == 2
+    assert "autoscaler" in capsys.readouterr().err
+
+
+def test_the_cheapest_threshold_that_holds_is_found_and_emitted(tmp_path, capsys):
+    data = tiny_data(
+        arrivals={"process": "poisson", "request_rate": 60.0, "rate_profile": [[0, 0.1], [3, 2.0], [6, 0.1]]},
+        num_requests=300,
+    )
+    scaler = {"target": 1.0, "max_replicas": 4, "interval_s": 0.2, "start_up_s": 0.4, "scale_down_window_s": 0.4}
+    data |= {"autoscaler": scaler, "slo": {"p99_ttft_ms": 60}}
+    data["engine"]["routing"] = "least-outstanding"
+    found = thresholds(Scenario(**data), targets=[2, 4, 8, 16], jobs=1)
+    rows = found.document["candidates"]
+    assert [row["threshold"] for row in rows] == [2, 4, 8, 16, None, None, None, None]
+    held = [row for row in rows if row["holds"] and row["threshold"] is not None]
+    assert found.best["mean_replicas"] == min(row["mean_replicas"] for row in held)
+    assert found.document["fixed"]["replicas"] >= found.best["mean_replicas"]
+    assert found.scenario.autoscaler.target == found.best["threshold"]
+    file = tmp_path / "waves.json"
+    file.write_text(json.dumps(data))
+    tried = "2,4,8,16"
+    assert main(["plan", str(file), "--thresholds", "--target", tried, "--jobs", "1", "--emit", "keda"]) == 0
+    assert f"threshold: '{found.best['threshold']:g}'" in capsys.readouterr().out
+
+
+def test_every_name_of_the_contract_is_there():
+    named = "vllm sglang trtllm dynamo llm-d keda hpa guidellm aiperf vllm-bench"
+    assert set(named.split()) <= set(ARTEFACTS)
