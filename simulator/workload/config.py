@@ -33,7 +33,7 @@ class ArrivalsConfig(Section):
     """Shape of the gamma inter-arrival times: 1 is Poisson, smaller is burstier (CV = 1/sqrt(burstiness))."""
     max_concurrency: PositiveInt | None = None
     """Requests outstanding at once in a closed loop."""
-    rate_profile: Annotated[tuple[RatePoint, ...], Field(strict=False)] | None = None
+    profile: Annotated[tuple[RatePoint, ...], Field(strict=False)] | None = None
     """How the rate goes up and down: (seconds, factor on ``request_rate``) from 0 on, straight lines between, repeated
     after the last point."""
     rate_scale: PositiveFloat = 1.0
@@ -41,10 +41,10 @@ class ArrivalsConfig(Section):
 
     @model_validator(mode="after")
     def _fields_fit_process(self) -> ArrivalsConfig:
-        if self.rate_profile is not None:
+        if self.profile is not None:
             if self.request_rate is None:
-                raise ValueError(f"process '{self.process}' has no use for rate_profile; remove it")
-            _check_profile(self.rate_profile)
+                raise ValueError(f"process '{self.process}' has no use for profile; remove it")
+            _check_profile(self.profile)
         wanted = {
             "poisson": {"request_rate"},
             "gamma": {"request_rate", "burstiness"},
@@ -72,9 +72,9 @@ def _check_profile(points: Sequence[tuple[float, float]]) -> None:
     """
     times, factors = [at_s for at_s, _ in points], [factor for _, factor in points]
     if len(points) < 2 or times[0] != 0 or any(later <= before for before, later in pairwise(times)):
-        raise ValueError("rate_profile: at least two points, the first at 0 s, the others later and later, expected")
+        raise ValueError("profile: at least two points, the first at 0 s, the others later and later, expected")
     if not all(0 <= factor <= LARGEST_MEAN for factor in factors) or not any(factors) or not times[-1] <= LONGEST_S:
-        raise ValueError("rate_profile: factors of at least 0, not all of them 0, expected")
+        raise ValueError("profile: factors of at least 0, not all of them 0, expected")
 
 
 class LengthConfig(Section):

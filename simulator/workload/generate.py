@@ -231,7 +231,7 @@ def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator
     else:
         shape = arrivals.burstiness if arrivals.burstiness is not None else 1.0
         times = np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), count))
-    return times if arrivals.rate_profile is None else varied(times, arrivals.rate_profile)
+    return times if arrivals.profile is None else varied(times, arrivals.profile)
 
 
 def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatArray:

@@ -13,7 +13,7 @@ from simulator.serving.autoscaler import Hpa, Load, Saturation
 from simulator.serving.fleet_config import AutoscalerConfig
 from simulator.workload.generate import varied
 
-WAVES = {"process": "poisson", "request_rate": 40.0, "rate_profile": [[0, 0.1], [2, 2.0], [4, 0.1]]}
+WAVES = {"process": "poisson", "request_rate": 40.0, "profile": [[0, 0.1], [2, 2.0], [4, 0.1]]}
 
 
 def scenario_of(autoscaler=None, replicas=1, **workload) -> Scenario:
@@ -154,5 +154,5 @@ def test_what_does_not_fit_is_refused_by_name(changes, said):
 
 @pytest.mark.parametrize("profile", [[[0, 1]], [[1, 1], [2, 1]], [[0, 1], [0, 2]], [[0, 0], [5, 0]], [[0, -1], [5, 1]]])
 def test_a_profile_without_a_rate_is_refused(profile):
-    with pytest.raises(ForerunError, match="rate_profile"):
-        scenario_of(arrivals={"process": "poisson", "request_rate": 1.0, "rate_profile": profile})
+    with pytest.raises(ForerunError, match="profile"):
+        scenario_of(arrivals={"process": "poisson", "request_rate": 1.0, "profile": profile})

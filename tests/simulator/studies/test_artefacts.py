@@ -130,7 +130,7 @@ def test_an_unknown_artefact_is_refused_before_any_work(tmp_path, capsys):
 
 def test_the_cheapest_threshold_that_holds_is_found_and_emitted(tmp_path, capsys):
     data = tiny_data(
-        arrivals={"process": "poisson", "request_rate": 60.0, "rate_profile": [[0, 0.1], [3, 2.0], [6, 0.1]]},
+        arrivals={"process": "poisson", "request_rate": 60.0, "profile": [[0, 0.1], [3, 2.0], [6, 0.1]]},
         num_requests=300,
     )
     scaler = {"target": 1.0, "max_replicas": 4, "interval_s": 0.2, "start_up_s": 0.4, "scale_down_window_s": 0.4}
