@@ -76,11 +76,11 @@ def main() -> None:
         errors.append(speed / measured - 1)
         wait = f"{found['mean_ttft_ms'] / 1e3:.2f} s"
         print(f"{chip:<16} {model:<13} {weights:<7} {speed:8.1f}/s {measured:8.1f}/s   {errors[-1]:+5.0%}   {wait:>8}")
+    for chip in ("apple-m4-max", "rtx-4090"):
+        print(f"{chip}: {tune_machine(drafted(chip), p_min=[0.0]).conclusion}")
     print(
         f"Median error {np.median(np.abs(errors)):.0%}; all write faster than the {READING_TOKENS_PER_S:.0f} one reads."
     )
-    for chip in ("apple-m4-max", "rtx-4090"):
-        print(f"{chip}: {tune_machine(drafted(chip), p_min=[0.0]).conclusion}")
 
 
 if __name__ == "__main__":
