@@ -13,6 +13,7 @@ from hwprofiles.formulas import SCALAR, AttentionShape, KernelTime
 from hwprofiles.library import CORRECTED, KernelLibrary
 from hwprofiles.moe import read_routing
 from hwprofiles.movement import OPERATIONS
+from hwprofiles.recurrent import RecurrentShape
 from hwprofiles.schema import Chip
 
 
@@ -23,6 +24,9 @@ class _Operation(NamedTuple):
 
 
 _ATTENTION = {"dtype": "bf16", "kv_dtype": None, "window": 0}
+_RECURRENT = {"dtype": "bf16", "v_head_dim": 0, "name": "gdn"}
+_RULES = {"gdn": "", "kda": "@kda", "mamba2": "@mamba2"}
+"""Rules of recurrent layers, as traces name them, and what names their parameter sets."""
 _OPERATIONS: dict[str, _Operation] = {
     "gemm": _Operation("gemm", ("m", "n", "k"), {"dtype": "bf16"}),
     "attention_prefill": _Operation(
@@ -45,12 +49,18 @@ _OPERATIONS: dict[str, _Operation] = {
             "routing": "uniform",
         },
     ),
+    "recurrent_prefill": _Operation(
+        "recurrent_prefill", ("batch", "q_len", "num_heads", "num_kv_heads", "head_dim"), _RECURRENT
+    ),
+    "recurrent_decode": _Operation(
+        "recurrent_decode", ("batch", "num_heads", "num_kv_heads", "head_dim"), {"q_len": 1, **_RECURRENT}
+    ),
     "elementwise": _Operation("elementwise", ("bytes_moved",), {"launches": 1}),
     **{name: _Operation("collective", ("message_bytes", "world_size"), {"link": None}) for name in OPERATIONS},
 }
-_TEXT = {"dtype", "kv_dtype", "link", "routing"}
+_TEXT = {"dtype", "kv_dtype", "link", "routing", "name"}
 _TRUTH = {"warm": False, "gated": True}
-_MAY_BE_ZERO = {"window"}
+_MAY_BE_ZERO = {"window", "v_head_dim"}
 _WHOLE_OR_NOT = {"bytes_moved", "message_bytes", "active_experts"}
 
 
@@ -153,6 +163,9 @@ def _value(op: str, key: str, value: Any) -> Any:
         text = str(value)
         if key == "routing":
             read_routing(text)
+        elif key == "name":
+            if text not in _RULES:
+                raise ProfileError(f"{op}: no rule '{text}'{did_you_mean(text, _RULES)} (one of {', '.join(_RULES)})")
         elif key != "link" and text not in DTYPES:
             raise ProfileError(
                 f"{op}: {key}: no dtype '{text}'{did_you_mean(text, DTYPES)} (one of {', '.join(DTYPES)})"
@@ -227,6 +240,25 @@ def _moe(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]
     return kernels.moe(**read), read["dtype"]
 
 
+def _recurrent_shape(kernels: KernelLibrary, op: str, read: dict[str, Any]) -> RecurrentShape:
+    heads, keys = read["num_heads"], read["num_kv_heads"]
+    if heads % keys:
+        raise ProfileError(f"{op}: num_heads={heads} is not a multiple of num_kv_heads={keys}")
+    kernels.chip.math_dtype(read["dtype"])
+    read["v_head_dim"] = read["v_head_dim"] or read["head_dim"]
+    return RecurrentShape(keys, heads, read["head_dim"], read["v_head_dim"], f"{read['dtype']}{_RULES[read['name']]}")
+
+
+def _scan(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
+    shape = _recurrent_shape(kernels, "recurrent_prefill", read)
+    return kernels.recurrent_prefill(shape, seqs=read["batch"], q_tokens=read["batch"] * read["q_len"]), shape.dtype
+
+
+def _update(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
+    shape = _recurrent_shape(kernels, "recurrent_decode", read)
+    return kernels.recurrent_decode(shape, seqs=read["batch"], q_len=read["q_len"]), shape.dtype
+
+
 def _elementwise(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, str]:
     return kernels.elementwise(read["bytes_moved"], read["launches"]), "any"
 
@@ -257,5 +289,7 @@ _PREDICTORS: dict[str, Callable[[KernelLibrary, dict[str, Any]], tuple[KernelTim
     "attention_prefill": _prefill,
     "attention_decode": _decode,
     "moe": _moe,
+    "recurrent_prefill": _scan,
+    "recurrent_decode": _update,
     "elementwise": _elementwise,
 }

@@ -514,6 +514,11 @@ class SparseParameters(FamilyParameters):
         "index_core_ratio": (0.1, 64.0),
         "select_s": (0.0, 4e-5),
         "select_efficiency": (0.02, 1.0),
+        "padded_share": (0.0, 1.0),
+        "item_s": (0.0, 1e-4),
+        "host_s": (0.0, 3e-3),
+        "index_host_s": (0.0, 3e-3),
+        "narrow_host_s": (0.0, 3e-4),
     }
 
     launch_s: NonNegative
@@ -542,8 +547,27 @@ class SparseParameters(FamilyParameters):
     """Fixed time of selecting for as many queries as there are cores, in seconds."""
     select_efficiency: Share
     """Share of the memory bandwidth at which scores are read to select the best."""
+    padded_share: Fraction = 0.0
+    """Share of the entries that a query lacks up to its most which are computed all the same, masked."""
+    item_s: NonNegative = 0.0
+    """Start and end of a work item per wave of them, in seconds."""
+    dense_efficiency: Fraction = 0.0
+    """Share of the 16-bit peak of dense attention, which serves prompts that the index would choose all of; 0 = the
+    sparse kernels serve them too."""
     host_s: NonNegative = 0.0
     """Least time of a whole attention module whose kernels no captured graph holds, in seconds: the host's launches."""
+    index_host_s: NonNegative = 0.0
+    """What an index adds to that."""
+    narrow_host_s: NonNegative = 0.0
+    """What every product of 8-bit weights adds to that, whose activations are quantised by a kernel of their own."""
+    dense_host_s: NonNegative = 0.0
+    """What dense attention adds to that in place of the index."""
+    few_heads_efficiency: Fraction = 0.0
+    """``compute_efficiency`` of fewer than ``FEW_HEADS`` heads, where kernels that widen 8-bit entries themselves serve
+    those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
+
+
+FEW_HEADS = 32
 
 
 class SparsePrefillParameters(SparseParameters):

@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
-from hwprofiles.parameters import SparseParameters
+from hwprofiles.parameters import FEW_HEADS, SparseParameters
 
 LOGIT_BYTES = 4.0
 """Scores leave the index in fp32 and are read again to select."""
 ROW_TILE = 64.0
 """Rows of queries (heads that share an entry) that one work item of these kernels holds; fewer are padded."""
+DENSE_TOKENS = 131072.0
+"""Most keys of a batch that dense attention takes in place of sparse (SGLang's chunk capacity for prefixes)."""
 SPLIT_ENTRIES = 64.0
 """Fewest entries worth a split of their own."""
 
@@ -44,6 +46,10 @@ class SparseShape(NamedTuple):
     """Tokens that one entry stands for."""
     local: Num = 0.0
     """Newest tokens that are read beside the entries."""
+    most: Num = 0.0
+    """Most entries that a query reads; 0 = all there are."""
+    dense_width: Num = 0.0
+    """Widths of key and value together in dense attention over prompts; 0 = there is no such path."""
 
 
 def index_time(
@@ -80,7 +86,10 @@ def index_time(
     computing = flops / (limits.peak_flops * parameters.index_efficiency)
     reading = (stored * shape.key_bytes + scores * LOGIT_BYTES) / bandwidth
     alone = stored / seqs * shape.key_bytes * limits.cores / (limits.bandwidth * parameters.index_core_ratio)
-    needed = xp.minimum(1.0, xp.maximum(0.0, scores / (q_tokens * xp.maximum(1.0, shape.top_k)) - 0.5))
+    needed = xp.minimum(1.0, xp.maximum(0.0, 2.0 * scores / (q_tokens * xp.maximum(1.0, shape.top_k)) - 1.0))
+    if parameters.dense_efficiency:  # no scores where dense attention reads everything
+        few = xp.where((stored <= seqs * shape.top_k) & (kv_tokens <= DENSE_TOKENS), 0.0, 1.0)
+        computing, reading, alone, needed = few * computing, few * reading, few * alone + 1e-12, few * needed
     rounds = xp.ceil(q_tokens / limits.cores)
     selecting = needed * (scores * LOGIT_BYTES / (limits.bandwidth * parameters.select_efficiency))
     selecting = selecting + needed * rounds * parameters.select_s
@@ -102,7 +111,8 @@ def sparse_time(
     """Time of attention over the entries that each query reads.
 
     Queries gather entries of their own, so nothing is shared between them but what the on-chip store still holds. Rows
-    (heads that share an entry) are padded to ``ROW_TILE``; work items run in whole waves.
+    (heads that share an entry) are padded to ``ROW_TILE``; work items run in whole waves. Where a library has dense
+    attention for prompts that the index would choose all of, keys and values of cached tokens are rebuilt for it.
 
     Args:
         xp: scalar or array functions.
@@ -116,25 +126,39 @@ def sparse_time(
 
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; FlashMLA's sparse kernels.
     """
-    read = pairs / shape.ratio + xp.minimum(pairs, q_tokens * shape.local)
+    chosen = pairs / shape.ratio
+    read = chosen + xp.minimum(pairs, q_tokens * shape.local)
+    computed = read + parameters.padded_share * xp.maximum(0.0, q_tokens * shape.most - chosen)
     stored = xp.minimum(read, kv_tokens / shape.ratio + xp.minimum(kv_tokens, seqs * shape.local + q_tokens))
     width = shape.qk_dim + shape.v_dim
     group = shape.num_heads / shape.num_kv_heads
     tiles = xp.ceil(group / ROW_TILE)
     flops = 2.0 * read * shape.num_heads * width
-    padded = 2.0 * read * shape.num_kv_heads * tiles * ROW_TILE * width
+    padded = 2.0 * computed * shape.num_kv_heads * tiles * ROW_TILE * width
     items = q_tokens * shape.num_kv_heads * tiles
     splits = xp.maximum(1.0, xp.minimum(parameters.max_splits, read / q_tokens / SPLIT_ENTRIES))
     units = items * splits
-    full = xp.ceil(units / limits.cores) * limits.cores / units
-    computing = full * padded / (limits.peak_flops * parameters.compute_efficiency)
+    waves = xp.ceil(units / limits.cores)
+    full = waves * limits.cores / units
+    few = parameters.few_heads_efficiency or parameters.compute_efficiency
+    efficiency = xp.where(shape.num_heads < FEW_HEADS, few, parameters.compute_efficiency)
+    computing = full * padded / (limits.peak_flops * efficiency) + waves * parameters.item_s
     per_entry = shape.entry_bytes
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     gathering = read * per_entry / xp.maximum(1.0, limits.on_chip_bandwidth * parameters.gather_efficiency)
     drawn = read * per_entry * limits.cores / (bandwidth * parameters.core_bandwidth_ratio * units)
     reading = smooth_maximum(xp, stored * per_entry / bandwidth + gathering, drawn, parameters.overlap)
     vectors = 2.0 * q_tokens * shape.num_heads * width
-    reading = reading + vectors / bandwidth
+    if parameters.dense_efficiency:
+        rebuilt = (kv_tokens - q_tokens) * shape.v_dim * (shape.dense_width - shape.qk_dim + shape.v_dim)
+        dense = 2.0 * shape.num_heads * (pairs * shape.dense_width + xp.maximum(0.0, rebuilt))
+        dense = dense / (limits.peak_flops * parameters.dense_efficiency)
+        short = (kv_tokens <= seqs * shape.most * shape.ratio) & (kv_tokens <= DENSE_TOKENS)
+        alone = xp.where((shape.dense_width > 0) & short, 1.0, 0.0)
+        computing = alone * dense + (1.0 - alone) * computing
+        reading = alone * stored * per_entry / bandwidth + (1.0 - alone) * reading
+        vectors = vectors * (alone * shape.dense_width / width + 1.0 - alone)
+    reading = reading + vectors / limits.bandwidth
     launch = parameters.launch_s + 0.0 * reading
     busy = smooth_maximum(xp, computing, reading, parameters.overlap)
     return KernelTime(launch + busy, launch, computing, reading, flops, stored * per_entry + vectors)

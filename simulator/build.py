@@ -370,6 +370,7 @@ def _memory(scenario: Scenario, target: Deployment, drafting: _Drafting) -> Memo
         num_kv_blocks=engine.measured_pages,
         pipeline_parallel=scenario.hardware.pipeline_parallel,
         max_num_seqs=engine.max_num_seqs,
+        drafted=drafting.drafted,
     )
     if not isinstance(drafting.drafter, RemoteDrafter):
         return memory

@@ -80,6 +80,7 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
         activation_bytes=memory.activation_bytes,
         capacity_bytes=memory.capacity_bytes,
         overridden=memory.overridden,
+        split_bytes=memory.split,
         host=_host_report(build, log, cached),
         swapped_blocks=log.swapped_blocks if any(pool.swap for pool in build.pools) else None,
     )

@@ -122,6 +122,7 @@ def engine_table(document: Document) -> Table:
         ("Bottleneck", bottleneck_cell(document["bottleneck"])),
         ("KV blocks per replica", blocks),
         ("KV use", held),
+        *memory_rows(kv.get("per_chip_bytes")),
         ("MFU / MBU", f"{percent(use['mfu'])} / {percent(use['mbu'])}"),
     ]
     if kv["prefix_hit_tokens"] is not None:
@@ -169,6 +170,15 @@ def pool_table(document: Document) -> Table:
         for pool in document["pools"]
     ]
     return Table("Pools", columns, rows, name="pools")
+
+
+def memory_rows(split: Mapping[str, float] | None) -> list[tuple[str, Value]]:
+    """What holds the memory of one chip, in one row; none where it is weights, KV and activations alone."""
+    if not split:
+        return []
+    words = {"draft_weights": "drafter", "kv": "KV"}
+    parts = [f"{words.get(name, name)} {scaled(size, 'B')}" for name, size in split.items() if size]
+    return [("Memory per chip", ", ".join(parts))]
 
 
 def memory_table(document: Document) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -131,7 +132,13 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
         "activation_bytes": kv.activation_bytes,
         "capacity_bytes": kv.capacity_bytes,
         "overridden": kv.overridden,
+        **_split_section(kv.split_bytes),
     }
+
+
+def _split_section(split: Mapping[str, float]) -> dict[str, Any]:
+    """What holds the memory of one chip, of models that keep more than KV: recurrent state, or keys of an index."""
+    return {"per_chip_bytes": dict(split)} if split.get("state") or split.get("index") else {}
 
 
 def _host_section(host: HostCacheReport | None, prompt_tokens: int) -> dict[str, Any]:

@@ -29,13 +29,14 @@ from simulator.replay.evidence import conformal_intervals, interval_ends, rows_i
 from simulator.replay.fit import FEW_ROWS, FitProblem, core_rows, family_rows, fit, loss, make_problem, mixed_structure
 from simulator.replay.kernels import check_devices
 from simulator.replay.light_speed import impossible_rows
-from simulator.replay.predict import REGIMES, IndexArray, predict_table
+from simulator.replay.predict import REGIMES, predict_table
 from simulator.replay.result import Replay
 from simulator.replay.split import Split, training_rows
 from simulator.replay.tables import calibration_tables
 from simulator.result import Summary
 from simulator.tables import Table
 from traces.kernels import KernelTable
+from traces.kernels.table import IndexArray
 
 FloatArray = NDArray[np.float64]
 
@@ -44,6 +45,11 @@ MIN_ROWS = 5
 FOLDS = 4
 PLAIN_HEAD = "128"
 """Head size of attention whose set stands for the format."""
+SPARSE_STARTS: tuple[dict[str, float], ...] = (
+    {"dense_efficiency": 0.5, "dense_host_s": 2e-4},
+    {"few_heads_efficiency": 0.25},
+)
+"""Sparse attention under libraries that serve short prompts by dense attention, or few heads by another kernel."""
 SCARCE_ROWS = 40
 """Fewest held-out rows whose quantiles make a 90 % interval: the 5th and the 95th percentile lie within them."""
 INTERVAL_SPLIT = Split(0.5, 90)
@@ -253,18 +259,22 @@ def _plain_sets(sets: dict[str, dict[str, FamilyParameters]], fits: list[FamilyF
     fitted = {(one.family, one.dtype) for one in fits}
     for one in sorted(fits, key=lambda fit: fit.rows):
         plain = _unnamed(one.family, one.dtype)
-        if plain != one.dtype and (one.family, plain) not in fitted:
+        if plain != one.dtype and not one.family.startswith("sparse") and (one.family, plain) not in fitted:
             sets[one.family][plain] = one.parameters
 
 
 def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParameters]:
     """Places to start from: the defaults of the chip's class at its clock, and what they become on a chip without
-    asynchronous copies if it has none (the defaults stem from chips that have them)."""
+    asynchronous copies if it has none (the defaults stem from chips that have them); of sparse attention, the ways in
+    which libraries differ."""
     sets = load_defaults(chip.kind)[family]
     stored = format_of(dtype)
     names = (stored, stored.removesuffix("_block"), "bf16", "fp16", "any", *sets)
     found = next(sets[name] for name in names if name in sets)
     plain = found.at_clock(chip.compute.clock_hz).model_copy(update={"reference_clock_hz": None})
+    if family.startswith("sparse"):
+        others = SPARSE_STARTS if family == "sparse_prefill" else SPARSE_STARTS[1:]
+        return [plain, *(plain.model_copy(update=change) for change in others)]
     carried = plain.carried(True, chip.compute.asynchronous)
     return [plain] if carried == plain else [plain, carried]
 

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from hwprofiles import Chip, KernelLibrary, KernelTime, load_link
 from hwprofiles.dtypes import format_of
 from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters, UnpackedKernel
+from simulator.replay.modules import Modules
 from simulator.replay.predict import (
     FAMILIES,
-    IndexArray,
     attention_kernels,
     attention_rows,
-    equal_rows,
     gemm_rows,
     moe_rows,
     pass_rows,
@@ -28,9 +27,11 @@ from simulator.replay.predict import (
     stored_format,
     stored_pass,
     stored_recurrent,
+    stored_sparse,
 )
 from simulator.replay.split import Split, training_rows
 from traces.kernels import COLLECTIVES, KernelTable
+from traces.kernels.table import IndexArray, equal_rows
 
 FloatArray = NDArray[np.float64]
 
@@ -46,6 +47,8 @@ _STORED = {
     "elementwise": stored_pass,
     "recurrent_prefill": stored_recurrent,
     "recurrent_decode": stored_recurrent,
+    "sparse_prefill": stored_sparse,
+    "sparse_decode": stored_sparse,
 }
 """Families whose kernels have sets of their own within a format, and the name of a row's."""
 _WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution", "source")
@@ -119,6 +122,9 @@ def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Call
         return lambda kernels: moe_rows(table, kernels, rows)
     if family.startswith("attention"):
         return lambda kernels: attention_rows(table, kernels, rows)
+    if family.startswith("sparse"):
+        modules = Modules(table, rows, KernelLibrary(chip, _library_of(chip, table, rows)))
+        return modules.times
     if family.startswith("recurrent"):
         return lambda kernels: recurrent_rows(table, kernels, rows)
     if family == "elementwise":
@@ -131,6 +137,13 @@ def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Call
     return lambda kernels: kernels.collective(name, size, world, link)
 
 
+def _library_of(chip: Chip, table: KernelTable, rows: IndexArray) -> str:
+    """The library that served the first of some rows, where the chip has fits for it."""
+    column = table.word("library")
+    name = column.names[column.codes[rows[0]]]
+    return name if name in chip.kernels else "generic"
+
+
 def _collective_bound(time: Any) -> NDArray[np.str_]:
     return np.where(time.latency_s >= time.transfer_s, "latency", "memory")
 
@@ -141,6 +154,7 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     op, dtype, kv = table.word("op"), table.word("dtype"), table.word("kv_dtype")
     kernel = np.full(len(table), -1, dtype=np.int64)
     named = {"moe": "source", "elementwise": "name", "recurrent_prefill": "name", "recurrent_decode": "name"}
+    named |= {"sparse_prefill": "name", "sparse_decode": "name"}
     for operation, column in named.items():
         own = op.equals(operation)
         kernel[own] = table.word(column).codes[own]
@@ -230,9 +244,16 @@ QUANTISE = (Coordinate("quantise_s", 1e-7, 2e-5), Coordinate("quantise_bytes", 2
 """Free where the library quantises activations in a kernel of its own."""
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
 ROW_WAVE = Coordinate("row_wave_s", 1e-8, 1e-5)
+DENSE = Coordinate("dense_efficiency", 0.05, 0.9)
+"""Free where prompts that an index would choose all of go through dense attention."""
+DENSE_HOST = Coordinate("dense_host_s", 0.0, 3e-3)
+FEW = Coordinate("few_heads_efficiency", 0.02, 1.0)
+"""Free where few heads have a kernel of their own."""
 ALONE = Coordinate("alone_key_s", 1e-10, 2e-7)
 """Free where batches of unequal lengths were measured and their longest sequence ends alone."""
 
+
+_OPTIONAL = (REGROUP, ROW_WAVE, ALONE, DENSE, DENSE_HOST, FEW)
 
 CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
     "attention_decode": (Coordinate("key_s", 0.0, 5e-7),),
@@ -252,7 +273,7 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
         found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
         found += CPU_EXTRA.get(parameters.family, ())
     found += EXTRA.get(parameters.family, ())
-    found += [one for one in (REGROUP, ROW_WAVE, ALONE) if getattr(parameters, one.name, None)]
+    found += [one for one in _OPTIONAL if getattr(parameters, one.name, None)]
     found += QUANTISE if getattr(parameters, QUANTISE[0].name, None) else ()
     return tuple(found)
 

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from hwprofiles import Chip
 from simulator.errors import ForerunError
-from simulator.replay.predict import Prediction, equal_rows
+from simulator.replay.predict import Prediction
 from traces.kernels import KernelTable
+from traces.kernels.table import equal_rows
 
 FloatArray = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,24 +16,9 @@ from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.formulas import ARRAY, HEAD_SIZES
 from hwprofiles.recurrent import RecurrentShape
 from simulator.errors import ForerunError
+from simulator.replay.modules import Modules
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
-
-IndexArray = NDArray[np.intp]
-
-
-def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[IndexArray]:
-    """Indices of the rows of each combination of values that occurs; nothing for empty columns."""
-    rows = len(columns[0])
-    if not rows:
-        return
-    key: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
-    for column in columns:
-        values, inverse = np.unique(column, return_inverse=True)
-        _, key = np.unique(key * len(values) + inverse, return_inverse=True)
-    order = np.argsort(key, kind="stable")
-    bounds = np.flatnonzero(np.diff(key[order])) + 1
-    yield from np.split(order, bounds)
-
+from traces.kernels.table import IndexArray, equal_rows
 
 FloatArray = NDArray[np.float64]
 
@@ -49,6 +34,8 @@ FAMILIES = {
     "elementwise": "elementwise",
     "recurrent_prefill": "recurrent_prefill",
     "recurrent_decode": "recurrent_decode",
+    "sparse_prefill": "sparse_prefill",
+    "sparse_decode": "sparse_decode",
     **dict.fromkeys(COLLECTIVES, "collective"),
 }
 """Operation of a trace -> family of kernel parameters."""
@@ -380,6 +367,29 @@ def recurrent_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray)
     return kernels.recurrent_decode(shape, seqs=batch, q_len=q_len, warm=warm)
 
 
+def _sparse(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:
+    for part in _by(table, rows, ("op", "dtype", "kv_dtype", "name")):
+        op, dtype = (_text(table, name, part[0]) for name in ("op", "dtype"))
+        try:
+            beyond = Modules(table, part, kernels).beyond_memory
+            if beyond.any():
+                result.refuse("more KV than the chip's memory holds in all layers of the model", int(beyond.sum()))
+                part = part[~beyond]
+            modules = Modules(table, part, kernels) if len(part) else None
+        except ForerunError as error:
+            result.refuse(str(error), len(part))
+            continue
+        if modules is not None:
+            operand = Operand(op, stored_sparse(table, part[0]), dtype, True)
+            _guarded(result, part, partial(modules.times, kernels), kernels, operand)
+
+
+def stored_sparse(table: KernelTable, row: Any) -> str:
+    """The parameter set of a sparse module: of its KV format and its rule."""
+    kind = _text(table, "name", row).rpartition(" ")[2]
+    return f"{_text(table, 'kv_dtype', row)}{VARIANT}{kind.removesuffix('-shared')}"
+
+
 def _collective(table: KernelTable, kernels: KernelLibrary, op: str, rows: IndexArray, result: Prediction) -> None:
     name = kernels.chip.links.scale_up
     if name is None:
@@ -422,4 +432,6 @@ _PREDICTORS: dict[str, Callable[[KernelTable, KernelLibrary, IndexArray, Predict
     "elementwise": _elementwise,
     "recurrent_prefill": _recurrent,
     "recurrent_decode": _recurrent,
+    "sparse_prefill": _sparse,
+    "sparse_decode": _sparse,
 }

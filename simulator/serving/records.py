@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +176,8 @@ class KvCacheReport:
     """True when ``engine.num_kv_blocks`` replaced the estimate."""
     swapped_blocks: int | None = None
     """Blocks copied to host memory; None where sequences are recomputed instead."""
+    split_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Memory of one chip by what holds it (``MemoryPlan.split``)."""
     host: HostCacheReport | None = None
     """Host memory behind the prefix cache; None where evicted blocks are lost."""
 

@@ -161,6 +161,10 @@ class Deployment:
             if tensor.part != "expert":
                 yield self._slice(tensor)
 
+    def mixer_gemms(self, mixer: Mixer) -> list[GemmSlice]:
+        """Weight matrices of a token mixer, one chip's slice."""
+        return [self._slice(tensor) for tensor in mixer.tensors(self.architecture.hidden_size)]
+
     def attention_shape(self, attention: Attention) -> AttentionShape:
         """Attention of one layer on one chip, as its kernel sees it.
 
@@ -213,7 +217,16 @@ class Deployment:
         """DeepSeek's index is the same on every chip; the heads of its attention are divided."""
         rule = f"{self.kv_dtype}{VARIANT}dsa"
         dense = self.attention_shape(mixer.attention)
-        sparse = SparseShape(dense.num_heads, 1, dense.qk_dim, dense.v_dim, self._latent_bytes(mixer.attention), rule)
+        sparse = SparseShape(
+            dense.num_heads,
+            1,
+            dense.qk_dim,
+            dense.v_dim,
+            self._latent_bytes(mixer.attention),
+            rule,
+            most=mixer.top_k,
+            dense_width=mixer.attention.head_dim + mixer.attention.value_dim,
+        )
         key = mixer.index_head_dim * INDEX_KEY_BYTES
         index = IndexShape(mixer.index_heads, mixer.index_head_dim, key, rule, top_k=mixer.top_k)
         return ((index, None), (sparse, mixer.top_k)) if mixer.own_indexer else ((sparse, mixer.top_k),)
@@ -223,7 +236,9 @@ class Deployment:
         rule = f"{self.kv_dtype}{VARIANT}msa"
         dense = self.attention_shape(mixer.attention)
         kept = dense.kv_bytes_per_token
-        sparse = SparseShape(dense.num_heads, dense.num_kv_heads, dense.qk_dim, dense.v_dim, kept, rule)
+        sparse = SparseShape(
+            dense.num_heads, dense.num_kv_heads, dense.qk_dim, dense.v_dim, kept, rule, most=mixer.reach
+        )
         key = mixer.index_elements_per_token * dtype_bytes(self.kv_dtype)
         heads = max(1, mixer.index_heads // self.tensor_parallel)
         index = IndexShape(heads, mixer.index_head_dim, key, rule, top_k=mixer.reach, math="bf16")
@@ -236,7 +251,7 @@ class Deployment:
         entry = mixer.head_dim * dtype_bytes(self.kv_dtype)
         sparse = SparseShape(heads, 1, mixer.head_dim, mixer.head_dim, entry, rule)
         if mixer.ratio:
-            sparse = sparse._replace(ratio=float(mixer.ratio), local=float(mixer.window))
+            sparse = sparse._replace(ratio=float(mixer.ratio), local=float(mixer.window), most=mixer.top_k)
         if not mixer.top_k:
             return ((sparse, mixer.reach),)
         key = mixer.index_head_dim * INDEX_KEY_BYTES
@@ -289,14 +304,18 @@ class Deployment:
                 merged[kind] = merged.get(kind, 0) + count
         return merged
 
-    @property
-    def state_bytes_per_sequence(self) -> float:
-        """Recurrent state of one sequence on ONE chip, all layers; unfinished compressed entries lie on every chip."""
+    def state_bytes_per_sequence(self, drafted: int = 0) -> float:
+        """Recurrent state of one sequence on ONE chip, all layers; unfinished compressed entries lie on every chip.
+
+        Args:
+            drafted: tokens that a step verifies beside the one it decodes: a recurrence keeps its state after each, to
+                roll back to (unfinished entries are projections of single tokens, which are dropped one by one).
+        """
         return sum(
             count
             * state.elements
             * dtype_bytes(state.dtype or self.compute_dtype)
-            / (self.tensor_parallel if isinstance(mixer, Recurrent) else 1)
+            * ((1 + drafted) / self.tensor_parallel if isinstance(mixer, Recurrent) else 1)
             for mixer, count in self._mixers
             for state in mixer.states
         )
@@ -387,6 +406,8 @@ class Deployment:
 
     def _slice(self, tensor: Tensor) -> GemmSlice:
         n, k = tensor.out_features, tensor.in_features
+        if tensor.split != "expert":
+            n *= tensor.copies  # a product per group of heads or per stream: as much work as one over all of them
         if tensor.split == "column":
             n = -(-n // self.tensor_parallel)
         elif tensor.split == "row":

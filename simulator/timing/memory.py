@@ -28,6 +28,24 @@ class MemoryPlan:
     overridden: bool
     state_bytes: float = 0.0
     """Recurrent state set aside for as many sequences as may run."""
+    index_bytes_per_token: float = 0.0
+    """Part of ``kv_bytes_per_token`` that holds the keys of indexers."""
+    groups: int = 1
+    """Attention groups, each on chips of its own, that share out the blocks."""
+
+    @property
+    def split(self) -> dict[str, float]:
+        """Bytes on that chip by what holds them: weights, drafter, KV, index keys, recurrent state, activations."""
+        tokens = self.num_blocks // self.groups * self.block_size
+        index = tokens * self.index_bytes_per_token
+        return {
+            "weights": self.weight_bytes,
+            "draft_weights": self.draft_weight_bytes,
+            "kv": tokens * self.kv_bytes_per_token - index,
+            "index": index,
+            "state": self.state_bytes,
+            "activations": self.activation_bytes,
+        }
 
 
 def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) -> float:
@@ -94,6 +112,7 @@ def plan_memory(
     num_kv_blocks: int | None,
     pipeline_parallel: int = 1,
     max_num_seqs: int | None = None,
+    drafted: int = 0,
 ) -> MemoryPlan:
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
@@ -106,7 +125,8 @@ def plan_memory(
         max_sampled: most rows of logits in one step.
         num_kv_blocks: a measured block count that overrides the estimate.
         pipeline_parallel: stages that the layers are split into.
-        max_num_seqs: most sequences at once, for the windows that they keep; default ``max_sampled``.
+        max_num_seqs: most sequences at once, for the windows and states that they keep; default ``max_sampled``.
+        drafted: draft tokens that a step verifies: a recurrent state is kept after each, to roll back to.
 
     Raises:
         ForerunError: weights and activations leave no room for a single block.
@@ -121,6 +141,7 @@ def plan_memory(
             max_sampled=max_sampled,
             num_kv_blocks=num_kv_blocks,
             max_num_seqs=max_sampled if max_num_seqs is None else max_num_seqs,
+            drafted=drafted,
         )
         for stage in deployment.stages(pipeline_parallel)
     ]
@@ -139,6 +160,7 @@ def _plan_stage(
     max_sampled: int,
     num_kv_blocks: int | None,
     max_num_seqs: int,
+    drafted: int,
 ) -> MemoryPlan:
     """The memory of one pipeline stage and the blocks that it alone would allow."""
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
@@ -149,7 +171,7 @@ def _plan_stage(
     left = budget - weights - draft_weights - activations
     if deployment.framework.kv_share_of == "free":
         left = (deployment.chip.memory.capacity_bytes - weights - draft_weights - activations) * gpu_memory_utilization
-    states = max_num_seqs * deployment.state_bytes_per_sequence
+    states = max_num_seqs * deployment.state_bytes_per_sequence(drafted)
     left -= states
     left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
     blocks = deployment.attention_data_parallel * int(left // (per_token * block_size)) if left > 0 else 0
@@ -175,6 +197,8 @@ def _plan_stage(
         block_size=block_size,
         num_blocks=blocks,
         state_bytes=states,
+        index_bytes_per_token=deployment.index_bytes_per_token,
+        groups=deployment.attention_data_parallel,
         overridden=num_kv_blocks is not None,
     )
 

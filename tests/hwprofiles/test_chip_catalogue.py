@@ -14,6 +14,7 @@ from hwprofiles.dtypes import DTYPES, dtype_bytes, math_dtype
 from hwprofiles.parameters import FAMILIES
 from hwprofiles.recurrent import RecurrentShape
 from hwprofiles.schema import KINDS
+from hwprofiles.sparse import SparseShape
 
 CONTRACT_CHIPS = """h100-sxm h100-pcie h200-sxm b200-sxm a100-sxm-80gb a100-sxm-40gb a100-pcie-80gb l40s mi300x
     rtx-4090 rtx-pro-6000 apple-m3-max n150 n150-v0.55 n300 p150 cpu mi355x gb300 h20 rtx-5090 apple-m1-max apple-m4
@@ -54,6 +55,7 @@ def test_every_chip_predicts_every_family(name):
     link = kernels.chip.links.scale_up or "pcie4-x16"
     shape = AttentionShape(32, 8, 128, 128, 4096.0, dtype)
     state = RecurrentShape(16, 48, 128, 128, dtype)
+    sparse = SparseShape(64, 1, 576, 512, 1152.0, dtype, most=2048)
     times = {
         "gemm": kernels.gemm(512, 4096, 4096),
         "attention_prefill": kernels.attention_prefill(
@@ -64,6 +66,8 @@ def test_every_chip_predicts_every_family(name):
         "elementwise": kernels.elementwise(1e8),
         "recurrent_prefill": kernels.recurrent_prefill(state, seqs=4, q_tokens=8192),
         "recurrent_decode": kernels.recurrent_decode(state, seqs=32, q_len=1),
+        "sparse_prefill": kernels.sparse_prefill(sparse, seqs=1, q_tokens=8192, pairs=8192 * 2048, kv_tokens=8192),
+        "sparse_decode": kernels.sparse_decode(sparse, seqs=256, q_len=1, kv_tokens=256 * 2048),
     }
     for family in FAMILIES:
         assert kernels.basis(family) in {"datasheet", "calibrated", "extrapolated"}

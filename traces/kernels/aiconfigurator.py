@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.kernels.frame import Frame, drop
-from traces.kernels.table import IntArray, KernelTable, Words, make_table, whole
+from traces.kernels.table import IntArray, KernelTable, Words, make_table, whole, words
 
 MILLISECONDS = 1e-3
 
@@ -120,6 +120,8 @@ def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
     operation = frame.texts("op_name")
+    if frame.has("gemm_type") and any(name in _SPARSE_MODULES for name in operation.names):
+        return _sparse_module(frame, skipped)
     whole = frame.has("gemm_type") or "fp8_block" in frame.texts("mla_dtype").names  # with the layer's projections
     if whole or not {"mla_context", "mla_generation"} & set(operation.names):
         return _unpredicted(frame, frame.path.stem.removesuffix("_perf"), skipped)
@@ -132,6 +134,38 @@ def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     sizes["latent"] = decode.astype(np.int64)
     op = Words(decode.astype(np.int32), ("attention_prefill", "attention_decode"))
     return _table(frame, op, sizes, {"dtype": "bf16", "kv_dtype": kv_dtype, "cache": "warm"}, skipped)
+
+
+_SPARSE_MODULES = {
+    f"{table}_{phase}_module{suffix}": (f"sparse_{ours}", kind)
+    for phase, ours in (("context", "prefill"), ("generation", "decode"))
+    for table, suffix, kind in (
+        ("dsa", "", "dsa"),
+        ("dsa", "_skip_indexer", "dsa-shared"),
+        ("dsv4_csa", "", "csa"),
+        ("dsv4_hca", "", "hca"),
+        ("msa", "", "msa"),
+    )
+}
+"""Whole attention modules: our operation, and the kind of layer."""
+
+
+def _sparse_module(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+    """Attention modules that read chosen or compressed keys: DeepSeek-V3.2's, V4's, GLM-5's and MiniMax-M3's."""
+    frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "model")
+    names = frame.texts("op_name").names
+    for name in names:
+        if name not in _SPARSE_MODULES:
+            frame = drop(frame, frame.texts("op_name").equals(name), f"no prediction for '{name}'", skipped)
+    frame, dtype = _priced(frame, "gemm_type", skipped)
+    frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped, {"fp8_e4m3": "fp8"})
+    dtype = _renamed(frame.texts("gemm_type"), DTYPES)
+    operation, model = frame.texts("op_name"), frame.texts("model")
+    op = Words(operation.codes, tuple(_SPARSE_MODULES[name][0] for name in operation.names))
+    kinds = [_SPARSE_MODULES[name][1] for name in operation.names]
+    layer = words([f"{model.names[m]} {kinds[k]}" for m, k in zip(model.codes, operation.codes, strict=True)])
+    texts: dict[str, str | Words] = {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm", "name": layer}
+    return _table(frame, op, _attention_sizes(frame), texts, skipped)
 
 
 def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:

@@ -38,6 +38,7 @@ OPS: dict[str, Columns] = {
         ("recurrent_prefill", "recurrent_decode"),
         Columns(("batch", "q_len", "num_heads", "num_kv_heads", "head_dim"), ("v_head_dim",)),
     ),
+    **dict.fromkeys(("sparse_prefill", "sparse_decode"), Columns(("batch", "q_len", "kv_len", "num_heads"))),
     "elementwise": Columns(("bytes_moved",)),
     **dict.fromkeys(COLLECTIVES, Columns(("message_bytes", "world_size"))),
     OTHER: Columns(()),
@@ -55,6 +56,10 @@ OPS: dict[str, Columns] = {
 * ``recurrent_prefill``, ``recurrent_decode``: the scan of a recurrent layer over ``batch`` prompts of ``q_len`` tokens,
   and its update by ``q_len`` tokens of each sequence; ``num_heads`` value heads and ``num_kv_heads`` key heads of
   ``head_dim``; ``name`` is ``gdn``, ``kda`` or another rule's.
+* ``sparse_prefill``, ``sparse_decode``: a whole attention module of a catalogue model (projections, index, selection,
+  attention over what was chosen) with ``num_heads`` heads on the chip; ``name`` is the model and, after a space, its
+  kind of layer (``dsa``, ``dsa-shared`` without an index of its own, ``csa``, ``hca``, ``msa``), ``dtype`` that of its
+  weights.
 * ``elementwise``: a memory-bound pass (norm, activation, copy) that reads and writes ``bytes_moved`` bytes.
 * ``other``: a kernel whose shape the trace does not tell; kept with its name and time.
 """

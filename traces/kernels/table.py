@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from traces.kernels.columns import OPS, SIZES, WORDS
 
 IntArray: TypeAlias = NDArray[np.int64]
+IndexArray: TypeAlias = NDArray[np.intp]
 FloatArray: TypeAlias = NDArray[np.float64]
 
 LARGEST_SIZE = 10**15
@@ -260,3 +261,17 @@ class RowBuilder:
         }
         op = texts.pop("op", words([]))
         return make_table(np.array(self._seconds, dtype=np.float64), op, sizes, texts, source, format, skipped=skipped)
+
+
+def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[IndexArray]:
+    """Indices of the rows of each combination of values that occurs; nothing for empty columns."""
+    rows = len(columns[0])
+    if not rows:
+        return
+    key: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        _, key = np.unique(key * len(values) + inverse, return_inverse=True)
+    order = np.argsort(key, kind="stable")
+    bounds = np.flatnonzero(np.diff(key[order])) + 1
+    yield from np.split(order, bounds)

@@ -1,0 +1,166 @@
+"""Whole attention modules of a trace, priced as the step lists them: projections, passes, index, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import KernelLibrary, KernelTime, dtype_bytes, load_link
+from hwprofiles.attention import causal_pairs, windowed_length
+from hwprofiles.formulas import ARRAY
+from hwprofiles.parameters import SparseParameters
+from hwprofiles.sparse import DENSE_TOKENS, IndexShape
+from simulator.errors import ForerunError
+from simulator.llm import Architecture, load_architecture
+from simulator.llm.layers import Mixer
+from simulator.llm.mixers import BlockSparseAttention, CompressedAttention, IndexedAttention, SelectiveAttention
+from simulator.timing.deployment import ACTIVATION_BYTES, Deployment, resolve_weight_dtypes
+from simulator.timing.framework import load_framework
+from simulator.timing.kernels import mixer_passes
+from traces.kernels import KernelTable
+from traces.kernels.table import IndexArray, equal_rows
+
+FloatArray = NDArray[np.float64]
+PUBLISHED_FORMATS = ("-fp8", "-nvfp4")
+"""What repositories of the same model in another format end in."""
+
+
+@cache
+def module_layer(name: str) -> tuple[Architecture, Mixer]:
+    """The model and the layer that a module's name means.
+
+    Raises:
+        ForerunError: the catalogue has no such model, or the model no such layer.
+    """
+    repository, _, kind = name.partition(" ")
+    model = repository.rpartition("/")[2].lower()
+    for ending in PUBLISHED_FORMATS:
+        model = model.removesuffix(ending)
+    architecture = load_architecture(model)
+    mixers = [group.layer.mixer for group in architecture.layer_groups if group.layer.mixer is not None]
+    for mixer in mixers:
+        if kind in module_kinds(mixer):
+            return architecture, mixer
+    raise ForerunError(f"kernel trace: {model} has no attention of the kind '{kind}'")
+
+
+def module_kinds(mixer: Mixer) -> tuple[str, ...]:
+    """The words of a kernel trace for a kind of layer."""
+    if isinstance(mixer, IndexedAttention):
+        return ("dsa",) if mixer.own_indexer else ("dsa-shared",)
+    if isinstance(mixer, BlockSparseAttention):
+        return ("msa",)
+    if isinstance(mixer, CompressedAttention):
+        return ("csa",) if mixer.top_k else ("hca",) if mixer.ratio else ("window",)
+    return ()
+
+
+class Modules:
+    """Modules of one phase and format, every size an array: what surrounds their sparse kernels is priced once.
+
+    Args:
+        table: the trace.
+        rows: of it, all of one operation, one KV format and one library.
+        library: prices projections and passes.
+    """
+
+    def __init__(self, table: KernelTable, rows: IndexArray, library: KernelLibrary) -> None:
+        self.phase = _text(table, "op", rows[0]).removeprefix("sparse_")
+        try:
+            self.framework = load_framework(library.library)
+        except ForerunError:  # a library that no engine is named after
+            self.framework = load_framework("generic")
+        self.tokens = table.size("batch")[rows] * table.size("q_len")[rows]
+        self.around = np.zeros((len(KernelTime._fields), len(rows)))
+        self.narrow = np.zeros(len(rows))
+        """Products of 8-bit weights."""
+        self.beyond_memory = np.zeros(len(rows), dtype=bool)
+        """Batches whose KV in all layers of the model no such chip holds, so that no engine ever runs them."""
+        self._shapes: dict[str, dict[str, FloatArray]] = {"index": {}, "sparse": {}}
+        self._sizes: dict[str, dict[str, FloatArray]] = {"index": {}, "sparse": {}}
+        self._types: dict[str, Any] = {}
+        columns = [table.word(word).codes[rows] for word in ("name", "dtype")]
+        for part in equal_rows([*columns, table.size("num_heads")[rows]]):
+            self._add(table, rows, part, library)
+
+    def _add(self, table: KernelTable, rows: IndexArray, part: IndexArray, library: KernelLibrary) -> None:
+        """The modules of one model, format of weights and number of heads."""
+        chosen = rows[part]
+        architecture, mixer = module_layer(_text(table, "name", chosen[0]))
+        heads = int(table.size("num_heads")[chosen[0]])
+        if heads > mixer.heads and isinstance(mixer, SelectiveAttention):  # measured with more than the model has
+            mixer = replace(mixer, attention=replace(mixer.attention, num_heads=heads))
+        if mixer.heads % heads:
+            raise ForerunError(f"kernel trace: {heads} heads are no whole share of {architecture.name}'s {mixer.heads}")
+        name = library.chip.links.scale_up
+        deployment = Deployment(
+            architecture=architecture,
+            chip=library.chip,
+            kernels=library,
+            link=load_link(name) if name else None,
+            framework=self.framework,
+            tensor_parallel=mixer.heads // heads,
+            weight_dtypes=resolve_weight_dtypes(architecture, _text(table, "dtype", chosen[0])),
+            kv_dtype=_text(table, "kv_dtype", chosen[0]),
+        )
+        tokens = self.tokens[part].astype(np.float64)
+        gemms = deployment.mixer_gemms(mixer)
+        self.narrow[part] = sum(dtype_bytes(gemm.dtype) < ACTIVATION_BYTES for gemm in gemms)
+        for time in self._surroundings(deployment, mixer, tokens):
+            self.around[:, part] += np.array([np.broadcast_to(value, len(part)) for value in time])
+        batch, q_len, kv_len = (table.size(size)[chosen].astype(np.float64) for size in ("batch", "q_len", "kv_len"))
+        held = batch * kv_len * deployment.kv_bytes_per_token
+        self.beyond_memory[part] = held > library.chip.memory.capacity_bytes
+        for shape, window in deployment.mixing(mixer):
+            keys = batch * windowed_length(ARRAY, q_len, kv_len, window or 0)
+            sizes = {"seqs": batch, "kv_tokens": keys}
+            if self.phase == "decode":
+                sizes["q_len"] = q_len
+            else:
+                sizes |= {"q_tokens": tokens, "pairs": batch * causal_pairs(ARRAY, q_len, kv_len, window or 0)}
+            op = "index" if isinstance(shape, IndexShape) else "sparse"
+            self._types[op] = shape
+            numbers = {field: value for field, value in shape._asdict().items() if not isinstance(value, str)}
+            for store, values in ((self._shapes[op], numbers), (self._sizes[op], sizes)):
+                for field, value in values.items():
+                    store.setdefault(field, np.zeros(len(self.tokens)))[part] = value
+
+    def _surroundings(self, deployment: Deployment, mixer: Mixer, tokens: FloatArray) -> Iterator[KernelTime]:
+        """Projections and elementwise passes."""
+        for gemm in deployment.mixer_gemms(mixer):
+            yield deployment.kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
+        for _, elements, launches in mixer_passes(deployment, mixer):
+            yield deployment.kernels.elementwise(tokens * elements * deployment.activation_bytes, launches)
+
+    def times(self, library: KernelLibrary) -> KernelTime:
+        """Whole modules, their sparse kernels by ``library``; never below the host's launches where no graph is
+        replayed: in prompts, and in decoding beyond the largest captured batch."""
+        total = self.around.copy()
+        for op, shape in self._types.items():
+            sized = {field: np.where(value > 0, value, 1e-9) for field, value in self._shapes[op].items()}
+            sized |= {field: self._shapes[op][field] for field in ("local", "most", "dense_width") if field in sized}
+            found = getattr(library, f"{op}_{self.phase}")(shape._replace(**sized), **self._sizes[op])
+            total += np.array(found)
+        parameters = library.parameters(f"sparse_{self.phase}", next(iter(self._types.values())).dtype)
+        assert isinstance(parameters, SparseParameters)
+        floor = np.where((self.phase == "prefill") | (self.tokens > self.framework.max_captured_tokens), 1.0, 0.0)
+        further = np.where(self._shapes["index"].get("heads", 0.0 * self.narrow) > 0, parameters.index_host_s, 0.0)
+        if parameters.dense_efficiency:
+            sizes, most = self._sizes["sparse"], self._shapes["sparse"]["most"]
+            short = sizes["kv_tokens"] <= np.minimum(sizes["seqs"] * most, DENSE_TOKENS)
+            further = np.where(short, parameters.dense_host_s, further)
+        launching = floor * (parameters.host_s + further + self.narrow * parameters.narrow_host_s)
+        waiting = np.maximum(0.0, launching - total[0])
+        total[0] += waiting
+        total[1] += waiting
+        return KernelTime(*total)
+
+
+def _text(table: KernelTable, name: str, row: Any) -> str:
+    column = table.word(name)
+    return str(column.names[column.codes[row]])
