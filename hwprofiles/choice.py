@@ -44,6 +44,8 @@ UNFITTED_INTERVALS = {
     "attention_decode": (0.65, 1.6),
     "recurrent_prefill": (0.5, 2.0),
     "recurrent_decode": (0.5, 2.0),
+    "sparse_prefill": (0.5, 2.0),
+    "sparse_decode": (0.5, 2.0),
     "elementwise": (0.65, 1.7),
     "collective": (0.65, 1.7),
 }

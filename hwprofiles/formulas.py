@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -118,14 +117,24 @@ def _traced(operation: str, *operands: Num) -> Traced:
     return Traced(book, len(book) - 1)
 
 
+def _unless_known(operation: str, plain: Callable[..., Num]) -> Callable[..., Num]:
+    """A step where an operand is not known yet, else its value."""
+
+    def applied(*operands: Num) -> Num:
+        known = not any(isinstance(operand, Traced) for operand in operands)
+        return plain(*operands) if known else _traced(operation, *operands)
+
+    return applied
+
+
 TRACED = Functions(
-    maximum=partial(_traced, "maximum"),
-    minimum=partial(_traced, "minimum"),
-    ceil=partial(_traced, "ceil"),
+    maximum=_unless_known("maximum", max),
+    minimum=_unless_known("minimum", min),
+    ceil=_unless_known("ceil", math.ceil),
     where=lambda condition, yes, no: (
         _traced("where", condition, yes, no) if isinstance(condition, Traced) else _choose(condition, yes, no)
     ),
-    log2=partial(_traced, "log2"),
+    log2=_unless_known("log2", math.log2),
 )
 """Numbers that are not known yet."""
 
