@@ -85,7 +85,7 @@ def test_entry_is_complete_and_consistent(name):
     counts = architecture.parameters()
     assert counts.total == sum(counts[2:])
     assert counts.active <= counts.total
-    assert set(architecture.checkpoint_dtypes.values()) <= {"bf16", "fp16", "fp32", "fp8", "mxfp4"}
+    assert set(architecture.checkpoint_dtypes.values()) <= {"bf16", "fp16", "fp32", "fp8", "int4", "fp4", "mxfp4"}
     summary = architecture_summary(architecture)
     assert summary["parameters"] == counts.total
     assert sum(layer["count"] for layer in summary["layers"]) == architecture.num_layers
