@@ -186,14 +186,15 @@ class KernelLibrary:
             dtype: of the stored operand.
             sizes: by the names of a kernel trace's columns; may be arrays.
             bound: what limits it: a word, or an array of them.
-            assumed: whether a kernel whose fit says nothing, or that has none on this chip, gets the spread of fitted
-                chips over the defaults of their class (``UNFITTED_INTERVALS``).
+            assumed: whether a kernel whose fit says nothing, or that has none on this chip, gets the spread of fits
+                carried from another chip, or of fitted chips over the defaults of their class (``UNFITTED_INTERVALS``).
 
         Raises:
             ProfileError: no such family or dtype.
         """
         parameters, basis = self._choose(family, dtype)
-        known: Pairs = {} if parameters.fit is None or basis != BASES[CALIBRATED] else parameters.fit.intervals
+        trusted = basis == BASES[CALIBRATED] or (assumed and basis != BASES[EXTRAPOLATED])
+        known: Pairs = parameters.fit.intervals if trusted and parameters.fit is not None else {}
         if "all" not in known:
             return UNFITTED_INTERVALS[family] if assumed else (1.0, 1.0)
         correction = self.correction(family, dtype)

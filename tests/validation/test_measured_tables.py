@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from made_kernels import gemm_rows, measured
 
-from hwprofiles import load_chip
+from hwprofiles import KernelTime, load_chip
+from hwprofiles.correction import feature_matrix, feature_names
 from simulator.errors import ForerunError
-from simulator.replay.correction import feature_matrix, feature_names
 from simulator.replay.speculation import CurveScore, compare_published, load_published
 from simulator.replay.validation.shipped import curve_errors, table_errors
-from traces.kernels import KernelTable, make_table, words, write_kernels
+from traces.kernels import KernelTable, words, write_kernels
 from validation.kernels import measured_kernel_errors
 
 H100 = "h100-sxm"
@@ -84,15 +84,11 @@ def test_a_folder_without_kernels_is_refused(tmp_path):
 
 
 def test_features_of_experts_say_how_unevenly_tokens_are_spread():
-    sizes = {name: np.array(values) for name, values in {
-        "tokens": [64, 256], "num_experts": [8, 8], "experts_per_token": [2, 2], "hidden": [4096, 4096],
-        "intermediate": [1024, 1024]}.items()}  # fmt: skip
-    texts = {"dtype": "bf16", "distribution": words(["power_law_1.2", "balanced"])}
-    table = make_table(np.ones(2), "moe", sizes, texts, "made", "forerun")
-    names = feature_names("moe")
-    parts = {name: np.ones(2) for name in ("launch_s", "compute_s", "memory_s")}
-    matrix = feature_matrix(names, table, load_chip(H100), np.ones(2), parts)
-    assert matrix[:, names.index("uneven")].tolist() == [1.2, 0.0]
+    sizes = {"tokens": np.array([64.0, 256.0]), "num_experts": 8, "experts_per_token": 2, "hidden": 4096}
+    sizes |= {"intermediate": 1024, "expert_parallel": 1, "tensor_parallel": 1, "uneven": np.array([1.2, 0.0])}
+    cores, names = load_chip(H100).compute.usable_cores, feature_names("moe")
+    matrix = feature_matrix("moe", sizes, KernelTime(*(np.ones(2) for _ in KernelTime._fields)), cores)
+    assert matrix[:, names.index("uneven")].tolist() == pytest.approx(np.log2([2.2, 1.0]).tolist())
     assert matrix[:, names.index("tokens")].tolist() == pytest.approx(np.log2([65, 257]).tolist())
-    waves = np.array([64 * 2, 256 * 2]) / 128 / load_chip(H100).compute.usable_cores
+    waves = np.array([64 * 2, 256 * 2]) / 128 / cores
     assert matrix[:, names.index("waves")].tolist() == pytest.approx(np.log2(waves + 1e-3).tolist())
