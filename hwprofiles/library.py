@@ -537,6 +537,7 @@ class KernelLibrary:
         active_experts: Num | None = None,
         routing: str = "uniform",
         alike: Num = 1.0,
+        dispatched: bool = False,
         kernel: str = "",
         mean_work: bool = False,
     ) -> KernelTime:
@@ -555,6 +556,7 @@ class KernelLibrary:
             active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
             routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
             alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
+            dispatched: whether an exchange brings a chip the tokens of its own experts alone.
             kernel: name of the kernel, where the library has several for a dtype; its own fit is taken if there is one.
             mean_work: count flops and bytes of the mean chip, not of the fullest, which sets the pace.
 
@@ -580,7 +582,7 @@ class KernelLibrary:
         time = evaluate(
             sizes,
             lambda xp, n, e, k, h, i, ep, tp, same, active=None: moe_time(
-                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same
+                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same, dispatched
             ),
         )
         routed = {"uneven": spread.alpha if spread.kind == "power-law" else 0.0, "expert_parallel": expert_parallel}

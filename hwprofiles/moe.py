@@ -216,6 +216,7 @@ def moe_time(
     active_experts: Num | None = None,
     routing: Routing = EVEN,
     alike: Num = 1.0,
+    dispatched: bool = False,
 ) -> KernelTime:
     """Time of one layer's routed feed-forward on the fullest chip, both projections.
 
@@ -241,6 +242,7 @@ def moe_time(
         active_experts: experts of the layer the tokens touch, where known, all equally; None = as the routing does.
         routing: how tokens spread over the experts.
         alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
+        dispatched: whether an exchange brings a chip the tokens of its own experts alone.
     """
     width = intermediate / tensor_parallel
     first = 2.0 * width if gated else width
@@ -285,7 +287,7 @@ def moe_time(
             better = total < best
             best, busy = xp.where(better, total, best), xp.where(better, choice, busy)
             stream = xp.where(better, read, stream)
-    handled = assignments if parameters.local_only else tokens * experts_per_token
+    handled = assignments if parameters.local_only or dispatched else tokens * experts_per_token
     scattered = activation_bytes * handled * (2.0 * hidden + first + 2.0 * width)
     scatter = scattered / (limits.bandwidth * parameters.scatter_efficiency)
     launch = parameters.launch_s

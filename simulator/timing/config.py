@@ -22,7 +22,8 @@ class HardwareConfig(Section):
     pipeline_parallel: Chips = 1
     """Stages that the layers are split into, each on chips of its own."""
     expert_parallel: Chips = 1
-    """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert."""
+    """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert. Where
+    they do not divide, places that are left hold second copies of popular experts."""
     attention_data_parallel: Chips = 1
     """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own;
     the experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and

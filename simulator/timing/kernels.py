@@ -429,11 +429,14 @@ def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> I
     yield from collective("layer all-reduce", deployment, "all_reduce", message, layer_parts(layer) - once)
 
 
-def expert_call(deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len: Num = 1) -> Call:
-    """Routed experts of one layer on the fullest chip; ``tokens`` are those of all attention groups together."""
+def expert_call(
+    deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len: Num = 1, dispatched: bool = False
+) -> Call:
+    """Routed experts of one layer on the fullest chip; ``tokens`` are those of all attention groups together, of which
+    an exchange brings it its own where they are ``dispatched``."""
     sizes = {
         "tokens": tokens,
-        "num_experts": mlp.num_experts,
+        "num_experts": deployment.expert_slots(mlp.num_experts),
         "experts_per_token": mlp.experts_per_token,
         "hidden": mlp.expert_width(deployment.architecture.hidden_size),
         "intermediate": mlp.intermediate_size,
@@ -443,6 +446,7 @@ def expert_call(deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len
         "gated": mlp.gated,
         "routing": deployment.expert_routing,
         "alike": alike_tokens(query_len),
+        "dispatched": dispatched,
         "mean_work": True,
     }
     return Call("experts", "moe", sizes)
@@ -458,9 +462,10 @@ def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -
     Args:
         tokens: of all attention groups together.
     """
-    yield expert_call(deployment, mlp, tokens)
+    apart = deployment.expert_parallel == deployment.group_chips
+    yield expert_call(deployment, mlp, tokens, dispatched=apart)
     link = {"link": deployment.link}
-    if deployment.expert_parallel == deployment.group_chips:
+    if apart:
         there, back = exchange_bytes(deployment, mlp, tokens)
         world = {"world_size": deployment.expert_parallel}
         yield Call("expert dispatch", "collective", {"op": "all_to_all", "message_bytes": there} | world | link)
@@ -489,7 +494,7 @@ def exchange_bytes(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> tup
         ARRAY,
         read_routing(deployment.expert_routing),
         tokens[some] * 1.0,
-        mlp.num_experts,
+        deployment.expert_slots(mlp.num_experts),
         mlp.experts_per_token,
         chips,
     )

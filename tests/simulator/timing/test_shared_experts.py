@@ -194,3 +194,23 @@ class TestLayersByHand:
             assert_allclose(head.bytes, product + tokens * (4 * 8192 * 2 + 3 * 128_256 * 4))
             gathered = one.kernels.collective("all_gather", tokens * 128_256 * 2.0, tp, one.link).seconds
             assert_allclose(head.interconnect_s, np.where(tokens > 0, gathered, 0.0) if tp > 1 else 0 * tokens)
+
+
+class TestWideExpertParallelism:
+    def test_places_that_are_left_hold_second_copies(self):
+        """DeepSeek-V3's 256 experts on 144 chips: two places each, 288 in all (DeepSeek's decode deployment)."""
+        wide = spread(144, model="deepseek-v3")
+        assert wide.expert_slots(256) == 288
+        assert spread(128, model="deepseek-v3").expert_slots(256) == 256
+        assert wide.layer_weight_bytes == pytest.approx(spread(128, model="deepseek-v3").layer_weight_bytes)
+
+    @pytest.mark.parametrize("framework", ["vllm", "sglang"])
+    def test_a_chip_does_no_more_when_all_get_more_chips(self, framework):
+        """88 sequences a chip at 5,000 tokens: the exchange brings a chip the tokens of its own experts alone, and each
+        group has its own host work, so that a step takes no longer over 144 chips than over 32."""
+        seconds = []
+        for groups in (32, 144):
+            one = spread(groups, model="deepseek-v3", framework=framework, weights="fp8")
+            timer = StepTimer(one, 2048)
+            seconds.append(timer.seconds(decode(88 * groups, 5000)))
+        assert 0.8 * seconds[0] < seconds[1] < 1.05 * seconds[0]
