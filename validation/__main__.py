@@ -3,6 +3,7 @@
 python -m validation all --out docs/validation                # what ships, and the pages
 python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
 python -m validation requests --data DIR --out docs/validation --limit 40
+python -m validation coverage --data DIR --limit 14           # whether intervals hold what was measured
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from simulator.metrics.files import StagedFiles
 from simulator.replay.speculation import compare_published, curve_scores
 from simulator.replay.validation import ErrorRow, errors_document, merged, read_errors, shipped_errors
 from simulator.workers import Workers, cores
+from validation.coverage import causes_of, coverage_page, coverage_table, measured_bands
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
 from validation.requests import LIMIT, measured_request_errors
 from validation.speculation_page import speculation_page
 
 ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"
+COVERAGE_FILE = "coverage.md"
 PARTS = {
     "kernels": "kernels",
     "requests": "requests",
     "speculation": "speculation",
     "alspec": "attention",
+    "coverage": "coverage",
     "all": "",
 }
 
@@ -64,6 +68,8 @@ def run(part: str, data: Path | None, out: Path | None, limit: int, jobs: int) -
         raise ForerunError(f"--data {data}: no such folder")
     if part == "requests" and data is None:
         raise ForerunError("requests: --data names the folder of measured runs")
+    if part == "coverage":
+        return covered(data, out, limit)
     recorded = read_errors(out / ERRORS_FILE) if out is not None and (out / ERRORS_FILE).exists() else []
     section = PARTS[part]
     computed = shipped_errors([section] if section else ["kernels", "speculation", "attention"], jobs).rows
@@ -86,6 +92,26 @@ def run(part: str, data: Path | None, out: Path | None, limit: int, jobs: int) -
         console().print(table.rich())
     if left:
         print("Left out: " + "; ".join(f"{count:,} {reason}" for reason, count in left.most_common()))
+    return 0
+
+
+def covered(data: Path | None, out: Path | None, limit: int) -> int:
+    """Whether intervals hold what was measured in a folder: print it, and write the page.
+
+    Raises:
+        ForerunError: no folder, or nothing in it that can be simulated.
+    """
+    if data is None:
+        raise ForerunError("coverage: --data names the folder of measured runs")
+    with Progress(True, "tables of runs") as bar:
+        rows = measured_bands(data, limit, bar.update)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        with StagedFiles(out) as staged:
+            staged.add_text(COVERAGE_FILE, coverage_page(rows, forerun_version()))
+    held = [row for row in rows if not row.trained]
+    console().print(coverage_table(held, lambda row: row.source, "Configurations held out").rich())
+    print(causes_of(rows))
     return 0
 
 

@@ -244,6 +244,13 @@ def plan(
             "--no-headroom", help="Do not search the highest rates, nor what a failure or twice the load does."
         ),
     ] = False,
+    power_budget: Annotated[
+        float | None,
+        typer.Option(metavar="WATTS", help="With --max-rate: every layout gets the replicas that so many watts feed."),
+    ] = None,
+    carbon: Annotated[
+        str | None, typer.Option(metavar="G|FILE", help="Grams of CO2 per kWh, or a CSV file of hour,g_per_kwh.")
+    ] = None,
     no_interval: NoIntervalOption = False,
     thresholds: Annotated[
         bool,
@@ -297,6 +304,8 @@ def plan(
                 spare=spare,
                 headroom=not no_headroom,
                 interval=not no_interval,
+                power_budget_w=power_budget,
+                carbon=carbon,
                 jobs=jobs,
                 progress=progress.update,
             )

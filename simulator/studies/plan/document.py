@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,8 @@ def plan(
     spare: int = 0,
     headroom: bool = True,
     interval: bool = True,
+    power_budget_w: float | None = None,
+    carbon: float | str | Path | None = None,
     jobs: int | None = None,
     progress: ProgressCall | None = None,
 ) -> PlanResult:
@@ -69,6 +73,9 @@ def plan(
         spare: replicas to rent beyond those that hold the SLO, so that as many may fail (N+1: 1).
         headroom: find the highest rate of every finalist, and how the best does with a replica less and twice the load.
         interval: find the probability that each finalist holds, the model's own error counted.
+        power_budget_w: watts that the boards of a rack or site may draw together: with ``max_rate``, every layout gets
+            as many replicas as they feed, and its rate is that of one times as many.
+        carbon: grams of CO2 per kWh, or a CSV file of them over the day (columns ``hour``, ``g_per_kwh``).
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (candidates done, candidates in sight).
 
@@ -87,6 +94,9 @@ def plan(
         raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
     if isinstance(scenario, str | Path) and is_log(scenario):
         scenario, columns = study_of_log(scenario, columns=columns), None
+    if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):
+        raise ArgumentError("power_budget", "a positive number of watts, with max_rate: the layouts then fill it")
+    intensity = None if carbon is None else carbon_of(carbon)
     study = study_of(scenario, vary)
     if trace is not None:
         study = with_trace(study, trace, columns)
@@ -98,8 +108,54 @@ def plan(
     options = PlanOptions(
         mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom, interval, spare
     )
+    options = replace(options, power_budget_w=power_budget_w)
     document = plan_document(make_plan(study, objective, options, progress))
+    if intensity is not None:
+        document["carbon_g_per_kwh"] = dict(zip(("mean", "low", "high"), intensity, strict=True))
+        for row in document["candidates"]:
+            each = row["output_tokens_per_joule"]
+            row["g_co2_per_million_output_tokens"] = each and [1e6 / each / J_PER_KWH * one for one in intensity]
     return PlanResult(document, _command(document, options), {"study.yaml": _study_text(document, study)})
+
+
+J_PER_KWH = 3.6e6
+
+
+def carbon_of(given: float | str | Path) -> tuple[float, float, float]:
+    """Mean, least and greatest carbon intensity, g/kWh: of a number, or of a CSV file over the day.
+
+    Raises:
+        ForerunError: neither a number nor such a file; with the line.
+    """
+    try:
+        one = float(str(given))
+    except ValueError:
+        pass
+    else:
+        if not 0 <= one < 1e6:
+            raise ArgumentError("carbon", f"grams of CO2 per kWh from 0 (got {given})")
+        return one, one, one
+    path = Path(str(given))
+    if not path.is_file():
+        raise ArgumentError("carbon", f"{given} is neither a number of grams per kWh nor a file")
+    rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+    if not rows or rows[0] != ["hour", "g_per_kwh"]:
+        raise ForerunError(f"{path}: line 1: the columns are hour,g_per_kwh")
+    found: list[tuple[float, float]] = []
+    for line, row in enumerate(rows[1:], 2):
+        try:
+            hour, grams = map(float, row)
+        except ValueError:
+            raise ForerunError(f"{path}: line {line}: two numbers are needed, hour and g_per_kwh") from None
+        if not (0 <= grams < 1e6 and 0 <= hour <= 24 and (not found or hour > found[-1][0])):
+            raise ForerunError(f"{path}: line {line}: hours rise from 0 to 24, grams per kWh are 0 or more")
+        found.append((hour, grams))
+    if not found:
+        raise ForerunError(f"{path}: holds no hour")
+    hours, grams_of = zip(*found, strict=True)
+    lasts = [after - before for before, after in pairwise([*hours, 24.0 + hours[0]])]
+    mean = sum(one * last for one, last in zip(grams_of, lasts, strict=True)) / sum(lasts)
+    return mean, min(grams_of), max(grams_of)
 
 
 def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None = None) -> StudyFile:
@@ -130,6 +186,8 @@ def _command(document: Document, options: PlanOptions) -> str:
         words += ["--requests", str(options.requests)]
     if options.spare:
         words += ["--spare", str(options.spare)]
+    if options.power_budget_w is not None:
+        words += ["--power-budget", f"{options.power_budget_w:g}"]
     if not options.headroom:
         words.append("--no-headroom")
     if not options.interval:
@@ -198,7 +256,7 @@ class PlanResult(StudyResult):
     def tables(self) -> list[Table]:
         """Layouts that hold, those that do not and why, and the winners' launch commands."""
         rows = self.document["candidates"]
-        found = [_holding_table(self.document)]
+        found = [_holding_table(self.document), _power_table(self.document)]
         for status, words in FAILING.items():
             found.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
         found.append(_command_table(rows))
@@ -253,6 +311,31 @@ def _holding_table(document: Document) -> Table:
     return Table("Holds the SLO, best first (* on the Pareto front)", columns, rows, name="holds")
 
 
+def _power_table(document: Document) -> Table:
+    """What layouts that hold do with their watts; empty where neither a budget nor carbon was asked for."""
+    rows: list[list[Value]] = []
+    carbon = "carbon_g_per_kwh" in document
+    for row in document["candidates"] if carbon or document["power_budget_w"] is not None else ():
+        if row["status"] != "meets":
+            continue
+        drawn, grams = row["power_w"], row.get("g_co2_per_million_output_tokens")
+        per_usd = None if not row["usd_per_hour"] or not row["max_rate"] else row["max_rate"] / row["usd_per_hour"]
+        cells: list[Value] = [
+            row["layout"],
+            Cell(f"{row['board_w']:,.0f} W", value=row["board_w"]),
+            Cell(ABSENT if drawn is None else f"{drawn:,.0f} W", value=drawn),
+            row["rate_per_kw"],
+            per_usd,
+            row["output_tokens_per_joule"],
+        ]
+        if carbon:
+            low_high = "" if not grams or grams[1] == grams[2] else f"{number(grams[1], 3)}..{number(grams[2], 3)}"
+            cells.append(Cell(number(grams and grams[0], 3), aside=low_high, value=grams and grams[0]))
+        rows.append(cells)
+    columns = ["", "boards may draw", "drawn", "req/s per kW", "req/s per $/h", "tokens/J"]
+    return Table("Watts", [*columns, *(["g CO2/Mtok"] if carbon else [])], rows, name="watts")
+
+
 def _failing_table(title: str, rows: list[Document], name: str) -> Table:
     """Layouts that do not hold by reason."""
     named: dict[str, list[str]] = {}
@@ -283,6 +366,7 @@ def plan_document(plan: Plan) -> Document:
             "mode": plan.options.mode,
             "request_rate": plan.rate,
             "growth": plan.options.growth,
+            "power_budget_w": plan.options.power_budget_w,
             "slo": plan.objective.document(),
             "ranked_by": "max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
             "candidates": candidates,
@@ -333,6 +417,9 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "basis": None,
         "flags": None,
     }
+    if usable:
+        row["board_w"] = candidate.layout.board_w * row["replicas"]
+        row["rate_per_kw"] = candidate.max_rate and 1e3 * candidate.max_rate / row["board_w"]
     if candidate.layout.steady is not None:
         row["analytic_max_rate"] = candidate.layout.steady.most_rate * candidate.replicas
     if candidate.max_rate is not None and plan.rate is not None:
@@ -341,8 +428,8 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         seen = verdict.observation
         share = verdict.share if verdict.meets else 1.0 - verdict.share
         row |= {
-            "usd_per_million_output_tokens": _per_million(usd, seen.output_throughput),
-            "power_w": seen.power_w,
+            "usd_per_million_output_tokens": _per_million(usd, _times(seen.output_throughput, candidate.copies)),
+            "power_w": _times(seen.power_w, candidate.copies),
             "output_tokens_per_joule": tokens_per_joule(seen.output_throughput, seen.power_w),
             "binding": verdict.binding,
             "values": verdict.values,
@@ -400,7 +487,8 @@ def conclusion(plan: Plan) -> str:
     chips = f"{best.chips} chip{'s' if best.chips > 1 else ''}{price}"
     reach = "at least" if best.at_least else "up to"
     if plan.rate is None:
-        words = f"{best.name} ({chips}) holds {limits} {reach} {best.max_rate:.3g} req/s, more than any other"
+        within = "" if plan.options.power_budget_w is None else f" within {plan.options.power_budget_w:,.0f} W"
+        words = f"{best.name} ({chips}) holds {limits} {reach} {best.max_rate:.3g} req/s{within}, more than any other"
         sure = "" if best.chance is None else f", with {chance_words(best.chance)} probability by the model's own error"
         return f"{words}{sure}; {binds} there."
     at = f"at {plan.rate:.3g} req/s"
@@ -434,6 +522,10 @@ def _nothing_holds(plan: Plan, limits: str) -> str:
         return f"No layout can be built: {plan.candidates[-1].reason}."
     reasons = [c.reason for c in plan.candidates if c.status in ("pruned", "misses")]
     return f"No layout holds {limits} {at}: {reasons[0] if reasons else 'none was tried'}."
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def _strain(candidate: Candidate) -> float:

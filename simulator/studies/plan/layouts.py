@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from hwprofiles import Chip, load_chip
 from simulator.errors import ArgumentError, ForerunError, NothingServedError
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, overridden_section
 from simulator.studies.steady_state.averages import Replica
 from simulator.studies.steady_state.estimate import kept_build, steady_parts
 from simulator.studies.study_file import Range, Settings, StudyFile, Values, settings_name
+from simulator.timing import HardwareConfig
 
 REPLICAS = "hardware.replicas"
 CHIP = "hardware.chip"
@@ -48,6 +49,16 @@ class Layout:
     spare: int = 0
     """Replicas rented beyond those that hold the objective, so that as many may fail."""
 
+    @property
+    def board_w(self) -> float:
+        """What the boards of one replica may draw together, watts: their power limit, else their TDP."""
+        total = 0.0
+        for hardware, replicas in _parts(self.scenario):
+            limit = hardware.power_limit_w
+            chips = hardware.chips_per_replica * hardware.speculative_parallel * replicas
+            total += chips * (load_chip(hardware.chip).power.tdp_w if limit is None else limit)
+        return total
+
     def rented(self, replicas: int) -> int:
         """Replicas to pay for where ``replicas`` hold the objective."""
         return replicas + (self.spare if self.scalable else 0)
@@ -60,6 +71,16 @@ class Layout:
     def with_replicas(self, scenario: Scenario, replicas: int) -> Scenario:
         """A driven scenario of this layout with so many replicas."""
         return scenario.with_values({REPLICAS: replicas}) if self.scalable else scenario
+
+
+def _parts(scenario: Scenario) -> Iterator[tuple[HardwareConfig, int]]:
+    """Hardware and replicas of every pool; of the scenario's own where there are none, once."""
+    if scenario.pools is None:
+        yield scenario.hardware, 1
+        return
+    for name in scenario.pools:
+        hardware = overridden_section(scenario, name, "hardware")
+        yield hardware, hardware.replicas
 
 
 def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:

@@ -51,6 +51,8 @@ class PlanOptions:
     """Find the probability that every finalist holds, with the error of the model itself."""
     spare: int = 0
     """Replicas to rent beyond those that hold the objective (N+1 is 1)."""
+    power_budget_w: float | None = None
+    """Board power of all chips together that every layout may fill with replicas; in mode ``max-rate``."""
 
 
 RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "not told")
@@ -72,6 +74,8 @@ class Candidate:
     """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
     rate: float | None = None
     """Requests per second of the verdict."""
+    searched: int = 0
+    """Replicas that were simulated, where a budget feeds more: ``copies`` of them serve as many times more."""
     chance: float | None = None
     """Probability that it holds, with the error of the model counted; None where it was not asked for or misses."""
 
@@ -79,6 +83,11 @@ class Candidate:
     def name(self) -> str:
         """Layout and replicas."""
         return self.layout.named(self.replicas)
+
+    @property
+    def copies(self) -> float:
+        """Times that what was simulated is rented."""
+        return self.replicas / self.searched if self.searched else 1.0
 
     @property
     def chips(self) -> int:
@@ -170,7 +179,7 @@ def _find_chances(plan: Plan, load: Load, searched: Sequence[Candidate], workers
     started = []
     for one in [each for each in searched if each.status == "meets"][: plan.options.finalists]:
         if one.verdict is not None and one.rate is not None:
-            driven = one.layout.with_replicas(load.at(one.layout.scenario, one.rate), one.replicas)
+            driven = one.layout.with_replicas(load.at(one.layout.scenario, one.rate), one.searched or one.replicas)
             asked = (driven, plan.options.seed, plan.objective, one.verdict)
             started.append((one, workers.start(chance_to_hold, *asked)))
     for one, chance in started:
@@ -543,6 +552,11 @@ class HighestRates(_Search):
             for replicas in self._counts_of(layout):
                 candidate = Candidate(layout, replicas, "pruned", reason)
                 found.append(candidate)
+                if not replicas:
+                    candidate.replicas, candidate.reason = 1, self._too_hungry(layout)
+                    continue
+                if plan.options.power_budget_w is not None:
+                    candidate.searched = replicas = 1
                 guess = replicas * (layout.steady.most_rate if layout.steady is not None else 1.0)
                 search = None if reason is not None else self._search(layout, replicas, 0.8 * guess, guess)
                 if search is not None:
@@ -552,7 +566,15 @@ class HighestRates(_Search):
             self._tick(done + 1, len(searches))
         return sorted(found, key=self._rank)
 
+    def _too_hungry(self, layout: Layout) -> str:
+        budget = self._plan.options.power_budget_w
+        return f"a replica may draw {layout.board_w:,.0f} W, more than the budget of {budget:,.0f} W"
+
     def _counts_of(self, layout: Layout) -> Sequence[int]:
+        budget = self._plan.options.power_budget_w
+        if budget is not None:
+            fits = int(budget / layout.board_w + 1e-9)
+            return (max(0, fits - layout.spare) if layout.scalable else min(1, fits),)
         if not layout.scalable:
             return (1,)
         return self._counts if REPLICAS in self._plan.study.vary else (self._plan.study.scenario.hardware.replicas,)
@@ -568,7 +590,8 @@ class HighestRates(_Search):
         self._plan.runs += tried
         candidate.verdict, candidate.rate = verdict, rate or None
         if rate > 0 and verdict is not None:
-            candidate.status, candidate.max_rate, candidate.at_least = "meets", rate, rate >= most
+            candidate.status, candidate.max_rate = "meets", rate * candidate.copies
+            candidate.at_least = rate >= most
         else:
             candidate.status, candidate.reason = "misses", "misses at every rate tried"
 
