@@ -200,7 +200,8 @@ class Chip(Record):
             ProfileError: a limit that memory, links and leakage alone take up.
 
         Source: T. Mudge, "Power: A First-Class Architectural Design Constraint" (IEEE Computer, 2001); P. Patel et al.,
-        "POLCA" (arXiv:2308.12908): 20 % less peak power costs LLM inference, mostly decoding, up to 7 %.
+        "POLCA" (arXiv:2308.12908): 20 % less peak power costs LLM inference, mostly decoding, up to 7 % (as
+        remembered of its abstract; not fitted).
         """
         tdp, kept = self.power.tdp_w, max(self.power.idle_w, UNCORE_SHARE * self.power.tdp_w)
         if limit_w <= kept:
@@ -215,20 +216,18 @@ class Chip(Record):
         clock = None if self.compute.clock_hz is None else self.compute.clock_hz * ratio
         rates = {dtype: rate * ratio for dtype, rate in self.compute.dense_flops_per_s.items()}
         store = max(self.on_chip.bandwidth_bytes_per_s * ratio, self.memory.bandwidth_bytes_per_s)
-        return self.model_copy(
-            update={
-                "power": power,
-                "compute": self.compute.model_copy(update={"clock_hz": clock, "dense_flops_per_s": rates}),
-                "on_chip": self.on_chip.model_copy(update={"bandwidth_bytes_per_s": store}),
-                "kernels": {
-                    library: {
-                        family: {dtype: one.slowed(ratio) for dtype, one in sets.items()}
-                        for family, sets in families.items()
-                    }
-                    for library, families in self.kernels.items()
-                },
+        slowed = {
+            library: {
+                family: {dtype: one.slowed(ratio) for dtype, one in sets.items()} for family, sets in families.items()
             }
-        )
+            for library, families in self.kernels.items()
+        }
+        limits = {
+            "power": power,
+            "compute": self.compute.model_copy(update={"clock_hz": clock, "dense_flops_per_s": rates}),
+            "on_chip": self.on_chip.model_copy(update={"bandwidth_bytes_per_s": store}),
+        }
+        return self.model_copy(update=limits).with_kernels(slowed)
 
     @property
     def sources(self) -> dict[str, Source]:

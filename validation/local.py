@@ -435,7 +435,8 @@ HEAD = """# Laptops and consumer cards, every row
 
 Written by `python -m validation.local` of Forerun VERSION from collected measurements of others (llama.cpp's own
 threads and benchmarks, community tables; they do not ship). Errors are predicted over measured seconds, less one.
-**Shipped** are the class defaults that users get; they were fitted on these rows. **Chip left out** predicts each chip
+**Shipped** are the class defaults that users get; they were fitted on these rows, and some set by hand with the 27B
+table in view, so its scores are no test. **Chip left out** predicts each chip
 by a fit of the same form that has not seen it: what to expect of a card that nobody measured.
 """
 

@@ -30,6 +30,8 @@ def test_compute_pays_for_a_limit_and_memory_does_not():
 def test_a_fit_vouches_for_no_other_clock():
     capped = load_chip("h100-sxm").at_power_limit(500.0)
     whole = KernelLibrary("h100-sxm", "vllm").parameters("attention_decode")
+    assert load_chip("h100-sxm").corrections_file is not None
+    assert capped.corrections_file is None
     slow = KernelLibrary(capped, "vllm")
     assert slow.basis("attention_decode") == "datasheet"
     assert slow.parameters("attention_decode").launch_s > whole.launch_s
