@@ -51,7 +51,7 @@ class AttentionSpeculationConfig(Section):
     """Whether one norm decides for the whole batch, or every query has to pass."""
     batch_correlation: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Of the errors of a batch's queries in one layer, where every one has to pass: 0 = each fails by itself, 1 = all
-    together. Nobody has published one; the run's notes say what the ends make of the hit rate."""
+    together. Nobody has published one: try both ends."""
     hits: Literal["mean", "drawn"] = "mean"
     """Whether a step takes the mean over hits and misses, or outcomes drawn for each of its layers."""
     layer_correlation: Correlation = LAYER_CORRELATION
