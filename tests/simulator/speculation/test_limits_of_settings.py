@@ -80,12 +80,14 @@ LIMITS = [
 
 
 CLASSES = classes_of(simulator.speculation)
+WITH_STATE = {"Goodput", "MovingAverageSlot", "MovingAverage", "PositionRates", "Gate", "EntropyGate", "Forerun"}
+"""Policies, and what they have seen."""
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_described_things_are_complete_and_do_not_change(name):
     """Policies that learn keep state; all else is as it was given."""
-    check_described(CLASSES[name], {"Goodput", "MovingAverageSlot", "MovingAverage"})
+    check_described(CLASSES[name], WITH_STATE)
 
 
 @pytest.mark.parametrize(
