@@ -1,4 +1,4 @@
-"""``forerun serve``: the simulated engine behind an OpenAI endpoint."""
+"""``forerun serve`` and ``forerun twin``: the simulated engine behind an OpenAI endpoint, and beside a live one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli.output import SetOption
+from simulator.cli.output import JsonOption, NoProgressOption, Progress, SetOption, show
 
+EXIT_OFF = 1
 HOW_TO_INSTALL = "forerun serve needs starlette, uvicorn and prometheus-client: pip install 'forerun[serve]'"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
+    """Add the commands to ``app``."""
     app.command("serve", epilog="Example: forerun serve chat.yaml --port 8000 --trace-out came.jsonl")(serve)
+    app.command(
+        "twin",
+        epilog="Examples: forerun twin http://localhost:8000/metrics --scenario chat.yaml --seconds 300  |  "
+        "forerun twin early.txt late.txt --seconds 300 --scenario chat.yaml --tolerance 10 --fail-above itl=20",
+    )(twin)
 
 
 def serve(
@@ -70,3 +76,85 @@ def serve(
 
         run_server(server, host, port, ready)
     return 0
+
+
+def twin(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL|FILE...",
+            help="An engine's /metrics address; a scrape of it, or an earlier and a later one; a Prometheus range "
+            "query's JSON; OTLP JSON spans; or a benchmark's result.",
+            show_default=False,
+        ),
+    ],
+    scenario: Annotated[
+        Path, typer.Option(metavar="SCENARIO", help="What the engine should be and do.", show_default=False)
+    ],
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="URL: time between two scrapes, default 60. Files: time that they cover, where they do not say.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, max=100, metavar="PERCENT", help="Gap of a latency that is put down to the model."),
+    ] = 0.0,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-above",
+            metavar="METRIC=PERCENT",
+            help="Exit code 1 where a metric lies further off: itl, ttft, prefill, acceptance_length, prefix_hit_rate, "
+            "host, kernels; repeatable. alarm=1: where anything is to blame.",
+        ),
+    ] = None,
+    set_values: SetOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="First seed of the simulated runs.")] = 0,
+    no_what_ifs: Annotated[bool, typer.Option("--no-what-ifs", help="Look for no changes that would pay.")] = False,
+    json_file: JsonOption = None,
+    no_progress: NoProgressOption = False,
+) -> int:
+    """Watch a live engine beside its simulated twin: what it does, what it should do, and what is to blame.
+
+    A canary: with --fail-above the exit code is 1 where the engine is off.
+    """
+    from simulator.errors import ArgumentError, ForerunError
+    from simulator.scenario import load_scenario
+    from simulator.serve.observed import observe_files, observe_url
+    from simulator.serve.twin import twin as run_twin
+    from simulator.serve.twin import with_lengths
+
+    limits = {}
+    for text in fail_above or ():
+        name, _, value = text.partition("=")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            raise ArgumentError("fail_above", f"'{text}': METRIC=PERCENT expected, such as itl=10") from None
+    loaded = load_scenario(scenario, tuple(set_values or ()))
+    if any(source.startswith(("http://", "https://")) for source in sources):
+        if len(sources) != 1:
+            raise ForerunError("twin: one address at a time")
+        seen = observe_url(sources[0], seconds or 60.0)
+    else:
+        seen = observe_files([Path(source) for source in sources], seconds)
+    with Progress(not no_progress, "simulating") as progress:
+        found = run_twin(
+            loaded,
+            with_lengths(seen),
+            seed=seed,
+            tolerance=tolerance / 100.0,
+            what_ifs=not no_what_ifs,
+            progress=progress.update,
+        )
+    show(found, json_file, None)
+    failed = limits.pop("alarm", None) is not None and found.culprit is not None
+    for name, limit in limits.items():
+        gap = found.gap(name)
+        if gap > limit:
+            print(f"twin: {name} is {gap:.1f} % off, above {limit:g} %", file=sys.stderr)
+            failed = True
+    return EXIT_OFF if failed else 0

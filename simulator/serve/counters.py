@@ -25,6 +25,8 @@ REQUEST_S = (
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LATENESS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
 """Buckets as in vLLM's ``v1/metrics/loggers.py`` (v0.11), the last ones our own."""
+MOST_ROWS = 4096
+"""Step records that wait for the next look at the metrics."""
 FINISHES = ("stop", "length", "abort")
 
 
@@ -90,6 +92,8 @@ class Counters:
         """A request has its last token."""
         log = self._fleet.log
         self.finished[finish] += 1
+        if len(log.steps) > MOST_ROWS:
+            self._take_steps(log.steps)
         self.prompt.observe(log.input_tokens[slot])
         self.answer.observe(tokens)
         self.whole.observe(at_s - log.arrival_s[slot])

@@ -1,0 +1,384 @@
+"""What a live engine says of itself, whoever's it is: Prometheus text and range queries, OTLP spans, benchmarks."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import ForerunError
+
+COUNTERS: dict[str, tuple[str, ...]] = {
+    "requests": ("vllm:request_success", "sglang:num_requests", "dynamo_frontend_requests"),
+    "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens", "llamacpp:prompt_tokens"),
+    "output_tokens": ("vllm:generation_tokens", "sglang:generation_tokens", "llamacpp:tokens_predicted"),
+    "prompt_seconds": ("llamacpp:prompt_seconds",),
+    "output_seconds": ("llamacpp:tokens_predicted_seconds",),
+    "steps": ("llamacpp:n_decode",),
+    "cache_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+    "cache_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
+    "drafts": ("vllm:spec_decode_num_drafts",),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+    "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_reqs"),
+}
+"""Counters by what they count; Prometheus adds ``_total``. Sources: vLLM v0.11 docs/design/metrics, SGLang v0.5
+docs/references/production_metrics, llama.cpp tools/server/README, Dynamo v0.8 docs/observability/metrics."""
+HISTOGRAMS: dict[str, tuple[str, ...]] = {
+    "ttft": (
+        "vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
+        "dynamo_frontend_time_to_first_token_seconds",
+    ),
+    "itl": (
+        "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds",
+        "sglang:time_per_output_token_seconds", "dynamo_frontend_inter_token_latency_seconds",
+    ),
+    "e2el": (
+        "vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",
+        "dynamo_frontend_request_duration_seconds",
+    ),
+    "prefill": ("vllm:request_prefill_time_seconds",),
+    "prompt_lengths": (
+        "vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram", "dynamo_frontend_input_sequence_tokens",
+    ),
+    "output_lengths": (
+        "vllm:request_generation_tokens", "sglang:generation_tokens_histogram",
+        "dynamo_frontend_output_sequence_tokens",
+    ),
+}  # fmt: skip
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+CLOCK = "forerun:simulated_seconds"
+"""A simulated engine's own clock, which may run faster than the wall's."""
+SPAN_KEYS = {
+    "prompt": ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
+    "output": ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
+    "ttft": ("gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token"),
+    "e2el": ("gen_ai.latency.e2e", "gen_ai.server.request.duration"),
+    "prefill": ("gen_ai.latency.time_in_model_prefill",),
+}
+"""Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+"""Name and labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Of how many, and what."""
+
+    number: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What was seen of an engine over some time; what the source does not tell is None."""
+
+    source: str
+    duration_s: float | None = None
+    requests: float | None = None
+    prompt_tokens: float | None = None
+    output_tokens: float | None = None
+    prompt_lengths: tuple[tuple[int, float], ...] = ()
+    """(tokens, how many requests); from a histogram, within its buckets."""
+    output_lengths: tuple[tuple[int, float], ...] = ()
+    arrivals: tuple[tuple[float, int, int], ...] = ()
+    """(seconds, prompt, output tokens) of each request, where spans tell."""
+    ttft: Mean | None = None
+    itl: Mean | None = None
+    prefill: Mean | None = None
+    e2el: Mean | None = None
+    cache_queries: float | None = None
+    cache_hits: float | None = None
+    drafts: float | None = None
+    draft_tokens: float | None = None
+    accepted_tokens: float | None = None
+    accepted_per_position: tuple[float, ...] = ()
+    preemptions: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of prompt tokens found in the prefix cache."""
+        if self.cache_hits is None:
+            return None
+        asked = self.cache_queries if self.cache_queries is not None else self.prompt_tokens
+        return self.cache_hits / asked if asked else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens of a verify step, the bonus token included."""
+        if not self.drafts or self.accepted_tokens is None:
+            return None
+        return 1.0 + self.accepted_tokens / self.drafts
+
+
+def observe_url(url: str, seconds: float) -> Observed:
+    """Scrape a ``/metrics`` address twice.
+
+    Raises:
+        ForerunError: it does not answer, or not with metrics.
+    """
+    import time
+
+    first, began = _scraped(url), time.monotonic()
+    time.sleep(seconds)
+    last, took = _scraped(url), time.monotonic() - began
+    return between(first, last, url, took)
+
+
+def _scraped(url: str) -> dict[Sample, float]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            text = answer.read().decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{url}: cannot be read ({getattr(error, 'reason', error)})") from None
+    return samples_of(text, url)
+
+
+def observe_files(files: Sequence[Path], seconds: float | None) -> Observed:
+    """What one file says, or what happened between two scrapes in two files.
+
+    Args:
+        files: a Prometheus text, two of them (earlier, later), a range query's JSON, OTLP JSON, or a benchmark result.
+        seconds: that the text covers or that lie between the two, where they do not say.
+
+    Raises:
+        ForerunError: none of these; with the file.
+    """
+    texts = [(file, _text(file)) for file in files]
+    if len(texts) == 2:
+        (early, one), (late, other) = texts
+        return between(samples_of(one, str(early)), samples_of(other, str(late)), str(late), seconds)
+    if len(texts) != 1:
+        raise ForerunError(f"twin: one file, or an earlier and a later scrape, expected (got {len(texts)})")
+    ((file, text),) = texts
+    if text.lstrip()[:1] in ("{", "["):
+        return _json(file, text)
+    return between({}, samples_of(text, str(file)), str(file), seconds)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ForerunError(f"{file}: cannot be read ({reason})") from None
+
+
+def _json(file: Path, text: str) -> Observed:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = _lines(text)
+    if isinstance(data, Mapping) and isinstance(data.get("data"), Mapping) and "result" in data["data"]:
+        return _range_query(data["data"], str(file))
+    spans = [span for one in (data if isinstance(data, list) else [data]) for span in _spans(one)]
+    if spans:
+        return _of_spans(spans, str(file))
+    return _benchmark(file)
+
+
+def _lines(text: str) -> list[Any]:
+    """Documents of a JSON-lines file, as an OTLP file exporter writes it; [] where it is none."""
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError:
+        return []
+
+
+def samples_of(text: str, place: str) -> dict[Sample, float]:
+    """Every sample of a Prometheus text.
+
+    Raises:
+        ForerunError: it is none, or holds nothing of a known engine.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise ForerunError("forerun twin needs prometheus-client: pip install 'forerun[serve]'") from None
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError as error:
+        raise ForerunError(f"{place}: no Prometheus text ({error})") from None
+    found = {
+        (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
+        for family in families
+        for sample in family.samples
+    }
+    if not any(name.startswith(("vllm:", "sglang:", "llamacpp:", "dynamo_")) for name, _ in found):
+        raise ForerunError(f"{place}: no metrics of vLLM, SGLang, llama.cpp or Dynamo in it")
+    return found
+
+
+def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: str, seconds: float | None) -> Observed:
+    """What happened from one scrape to the next; counters that fell began anew.
+
+    Raises:
+        ForerunError: nothing says how long that was, or nothing happened.
+    """
+    grown = {key: value - first.get(key, 0.0) if value >= first.get(key, 0.0) else value for key, value in last.items()}
+    clock = next((value for (name, _), value in grown.items() if name == CLOCK), None)
+    duration = clock if clock is not None else seconds
+    seen = Observed(place, duration, **_counts(grown))
+    return replace(seen, **_histograms(grown), **_positions(grown))
+
+
+def _counts(grown: Mapping[Sample, float]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for what, names in COUNTERS.items():
+        known = {f"{name}_total" for name in names} | set(names)
+        values = [value for (name, _), value in grown.items() if name in known]
+        if values and what in Observed.__dataclass_fields__:
+            found[what] = sum(values)
+    return found
+
+
+def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for what, names in HISTOGRAMS.items():
+        name = next((name for name in names if any(key[0] == f"{name}_count" for key in grown)), None)
+        if name is None:
+            continue
+        count = sum(value for key, value in grown.items() if key[0] == f"{name}_count")
+        total = sum(value for key, value in grown.items() if key[0] == f"{name}_sum")
+        if count <= 0:
+            continue
+        if what.endswith("_lengths"):
+            found[what] = _lengths(grown, name, total / count)
+            found.setdefault("requests", count)
+            found[{"prompt_lengths": "prompt_tokens", "output_lengths": "output_tokens"}[what]] = total
+        else:
+            found[what] = Mean(count, total / count)
+    return found
+
+
+def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tuple[int, float], ...]:
+    """Lengths in the middles of a histogram's buckets, moved together so that their mean is the one that is known."""
+    below: dict[float, float] = {}
+    for (sample, labels), value in grown.items():
+        if sample == f"{name}_bucket":
+            bound = float(dict(labels)["le"])
+            below[bound] = below.get(bound, 0.0) + value
+    found, before, least = [], 0.0, 1.0
+    for bound in sorted(below):
+        count, most = below[bound] - before, bound if math.isfinite(bound) else 2.0 * least
+        if count > 0:
+            found.append((math.sqrt(least * max(most, least)), count))
+        before, least = below[bound], max(most, 1.0)
+    total = sum(count for _, count in found)
+    if not total:
+        return ((max(1, round(mean)), 1.0),)
+    scale = mean / (sum(tokens * count for tokens, count in found) / total)
+    return tuple((max(1, round(tokens * scale)), count) for tokens, count in found)
+
+
+def _positions(grown: Mapping[Sample, float]) -> dict[str, Any]:
+    by_position: dict[int, float] = {}
+    for (name, labels), value in grown.items():
+        if name in (PER_POSITION, f"{PER_POSITION}_total"):
+            position = int(dict(labels).get("position", -1))
+            by_position[position] = by_position.get(position, 0.0) + value
+    return {"accepted_per_position": tuple(by_position[at] for at in sorted(by_position))} if by_position else {}
+
+
+def _range_query(data: Mapping[str, Any], place: str) -> Observed:
+    """The growth of every series over a range query's answer."""
+    first: dict[Sample, float] = {}
+    last: dict[Sample, float] = {}
+    times: list[float] = []
+    for series in data["result"]:
+        labels = dict(series.get("metric", {}))
+        values = series.get("values") or [series.get("value", [0, "0"])]
+        key = (labels.pop("__name__", ""), tuple(sorted(labels.items())))
+        first[key], last[key] = float(values[0][1]), float(values[-1][1])
+        times += [float(values[0][0]), float(values[-1][0])]
+    if not times or max(times) <= min(times):
+        raise ForerunError(f"{place}: a range query over some time expected (query_range, not query)")
+    return between(first, last, place, max(times) - min(times))
+
+
+def _spans(document: Any) -> Iterable[Mapping[str, Any]]:
+    """Spans of an OTLP JSON document."""
+    if not isinstance(document, Mapping):
+        return
+    for resource in document.get("resourceSpans") or ():
+        for scope in resource.get("scopeSpans") or ():
+            yield from scope.get("spans") or ()
+
+
+def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
+    rows = sorted((row for row in map(_request, spans) if row is not None), key=lambda row: row["began"])
+    if len(rows) < 2:
+        raise ForerunError(f"{place}: no spans of requests with gen_ai.usage attributes in it")
+    origin = rows[0]["began"]
+    per_token = [
+        (row["e2el"] - row["ttft"]) / (row["output"] - 1)
+        for row in rows
+        if row["ttft"] is not None and row["output"] > 1
+    ]
+    return Observed(
+        place,
+        duration_s=max(row["began"] + row["e2el"] for row in rows) - origin,
+        requests=len(rows),
+        prompt_tokens=sum(row["prompt"] for row in rows),
+        output_tokens=sum(row["output"] for row in rows),
+        arrivals=tuple((row["began"] - origin, int(row["prompt"]), int(row["output"])) for row in rows),
+        ttft=_mean([row["ttft"] for row in rows]),
+        prefill=_mean([row["prefill"] for row in rows]),
+        itl=_mean(per_token),
+    )
+
+
+def _request(span: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a span tells of a request: seconds and tokens by the keys of ``SPAN_KEYS``; None where it is of none."""
+    values = {one["key"]: _value(one.get("value", {})) for one in span.get("attributes") or ()}
+    found: dict[str, Any] = {
+        what: next((values[key] for key in keys if key in values), None) for what, keys in SPAN_KEYS.items()
+    }
+    if not found["prompt"] or not found["output"] or "startTimeUnixNano" not in span:
+        return None
+    began = int(span["startTimeUnixNano"])
+    lasted = (int(span.get("endTimeUnixNano", began)) - began) * 1e-9
+    return found | {"began": began * 1e-9, "e2el": found["e2el"] or lasted}
+
+
+def _value(value: Mapping[str, Any]) -> float | None:
+    for key in ("intValue", "doubleValue"):
+        if key in value:
+            return float(value[key])
+    return None
+
+
+def _mean(values: Sequence[float | None]) -> Mean | None:
+    known = [value for value in values if value is not None]
+    return Mean(len(known), sum(known) / len(known)) if known else None
+
+
+def _benchmark(file: Path) -> Observed:
+    from traces.servings import read_runs
+
+    runs = read_runs(file)
+    if len(runs) != 1:
+        raise ForerunError(f"{file}: holds {len(runs)} runs; a result of one is expected")
+    (run,) = runs
+    measured, count = run.measured, float(run.num_requests or 0) or None
+    rate = measured.get("request_throughput")
+    lengths = {
+        f"{what}_lengths": ((one, 1.0),) if isinstance(one, int) else tuple((end, 1.0) for end in one)
+        for what, one in (("prompt", run.input_tokens), ("output", run.output_tokens))
+        if one is not None
+    }
+    latencies = {
+        name: Mean(count or 1.0, measured[f"mean_{name}_ms"] / 1e3)
+        for name in ("ttft", "itl", "e2el")
+        if f"mean_{name}_ms" in measured
+    }
+    if "itl" not in latencies and "mean_tpot_ms" in measured:
+        latencies["itl"] = Mean(count or 1.0, measured["mean_tpot_ms"] / 1e3)
+    duration = count / rate if count and rate else None
+    return Observed(str(file), duration, count, **lengths, **latencies)  # type: ignore[arg-type]

@@ -1,0 +1,513 @@
+"""A live engine beside its twin: the same traffic simulated, what differs and why, and what would change it.
+
+The traffic is rebuilt from what was seen (rate, lengths, hits, acceptance) and served by the scenario; several seeds
+say how far such a run scatters. What lies beyond is blamed on one of five: the load, the drafter, the prefix cache,
+host work between steps, or kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ForerunError
+from simulator.metrics.document import forerun_version, jsonable, scenario_document
+from simulator.result import StudyResult, Summary
+from simulator.run import RunResult, simulate
+from simulator.scenario import Scenario
+from simulator.serve.observed import Observed
+from simulator.speculation import draft_survival
+from simulator.tables import Cell, Table, Value
+from simulator.workload import RequestStream, generate_requests
+from traces import PrefixHashes
+
+Document = dict[str, Any]
+SEEDS = 8
+FALSE_ALARM = 0.01
+"""Chance that a healthy engine raises any alarm."""
+REQUESTS = (200, 1500)
+"""Least and most requests of a simulated run."""
+FLOOR = 0.005
+"""Relative error of the rebuilt traffic itself: lengths are known by bucket."""
+HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s")
+"""Host costs of an engine that one factor moves together."""
+LATENCIES = ("itl", "prefill", "ttft")
+LATENCY_FLOOR = 0.001
+"""The same of mean latencies, which the mean lengths tell nearly alone."""
+FACTOR_LIMITS = (0.1, 10.0)
+PROBE, SECANTS, CLOSE = 0.3, 3, 1e-3
+"""Logarithm of the first factor tried, most steps from there, and where they end."""
+CAUSES = {
+    "load": "the traffic is not what the scenario expects",
+    "drafter": "draft tokens are accepted more or less often than the scenario says",
+    "cache": "prompts are found in the prefix cache more or less often than this traffic allows",
+    "host": "work of the host between steps takes longer or less long",
+    "kernels": "kernels take longer or less long",
+}
+
+
+class Check(NamedTuple):
+    """One thing that was seen beside what was to be expected."""
+
+    metric: str
+    cause: str | None
+    """What it is blamed on when it is out of bounds; None where several may be."""
+    measured: float
+    expected: float
+    spread: float
+    """Standard deviation of ``log(measured / expected)`` by chance."""
+    scores: float
+    """Distance in standard deviations."""
+    alarm: bool
+
+    @property
+    def gap_percent(self) -> float:
+        """Measured over expected, less one."""
+        return 100.0 * (self.measured / self.expected - 1.0) if self.expected else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A scenario under the traffic that was seen.
+
+    Args:
+        scenario: what the engine should do.
+        seen: what it did.
+        seed: the first seed.
+    """
+
+    scenario: Scenario
+    seen: Observed
+    seed: int
+
+    def run(self, seed: int, host: float = 1.0, kernels: float = 1.0, **changes: Any) -> RunResult:
+        """One run of the rebuilt traffic.
+
+        Kernels that take ``kernels`` times as long are the same engine with time running slower: requests come so much
+        faster, host work is so much shorter, and all times are so much longer in the end.
+        """
+        scenario = self.scenario.with_values(changes) if changes else self.scenario
+        name = scenario.engine.framework
+        factors = {f"{name}.{part}": host / kernels for part in HOST_FIELDS}
+        return simulate(scenario, seed, stream=self.stream(seed, kernels), factors=factors, full_step_rows=0)
+
+    def means(
+        self, seeds: Sequence[int], host: float = 1.0, kernels: float = 1.0, **changes: Any
+    ) -> NDArray[np.float64]:
+        """Mean latencies of each seed's run: [seed, latency of ``LATENCIES``], seconds."""
+        rows = []
+        for seed in seeds:
+            result = self.run(seed, host, kernels, **changes)
+            requests, summary = result.requests, result.document["summary"]
+            prefill = float(np.nanmean(requests.first_token_s - requests.scheduled_s))
+            values = {"itl": summary["mean_itl_ms"], "ttft": summary["mean_ttft_ms"], "prefill": prefill * 1e3}
+            rows.append([float(values[name] or np.nan) * kernels / 1e3 for name in LATENCIES])
+        return np.array(rows)
+
+    @property
+    def count(self) -> int:
+        """Requests of a simulated run."""
+        seen = self.seen.arrivals
+        return len(seen) if seen else int(min(max(self.seen.requests or 0.0, REQUESTS[0]), REQUESTS[1]))
+
+    def stream(self, seed: int, kernels: float) -> RequestStream:
+        """The traffic that was seen: its own arrivals where they are known, else a Poisson process of the same rate."""
+        seen, rng, count = self.seen, np.random.default_rng([seed, 0x7317]), self.count
+        if seen.arrivals:
+            at_s, prompts, answers = (np.array(column) for column in zip(*seen.arrivals, strict=True))
+        else:
+            assert seen.requests is not None
+            assert seen.duration_s is not None
+            at_s = np.sort(rng.uniform(0.0, count * seen.duration_s / seen.requests, count))
+            prompts, answers = (_drawn(lengths, count, rng) for lengths in (seen.prompt_lengths, seen.output_lengths))
+        at_s = (at_s - at_s[0]) / kernels
+        prompts, answers = prompts.astype(np.int64), answers.astype(np.int64)
+        hashes = _shared_starts(prompts, seen.hit_rate, self.scenario.engine.block_size)
+        return RequestStream(at_s, prompts, answers, None, prefix_hashes=hashes)
+
+
+def _drawn(lengths: Sequence[tuple[int, float]], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Lengths in the shares that are given, as exactly as ``count`` allows, in random order."""
+    tokens, weights = (np.array(column) for column in zip(*lengths, strict=True))
+    places = (rng.permutation(count) + 0.5) / count
+    found: NDArray[np.int64] = tokens[np.searchsorted(np.cumsum(weights) / np.sum(weights), places)]
+    return found
+
+
+def _shared_starts(prompts: NDArray[np.int64], share: float | None, block: int) -> PrefixHashes | None:
+    """Hashes with which a prefix cache finds this share of all prompts' tokens: they begin alike so far."""
+    if not share:
+        return None
+    blocks = prompts // block
+    alike = np.minimum(np.rint(share * prompts / block).astype(np.int64), blocks)
+    offsets = np.concatenate([[0], np.cumsum(blocks)])
+    position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+    own = int(blocks.max(initial=0)) + np.arange(offsets[-1])
+    return PrefixHashes(offsets, np.where(position < np.repeat(alike, blocks), position, own), block)
+
+
+def twin(
+    scenario: Scenario,
+    seen: Observed,
+    *,
+    seed: int = 0,
+    tolerance: float = 0.0,
+    what_ifs: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> TwinResult:
+    """What an engine does beside what it should do.
+
+    Args:
+        scenario: what it should be: model, hardware, engine, speculation, and the traffic that is expected.
+        seen: what was observed.
+        seed: the first of ``SEEDS`` seeds.
+        tolerance: relative gap that is put down to the model; on a real engine, the error of ``replay requests``.
+        what_ifs: look for changes that pay on this traffic.
+        progress: called with (parts done, parts in all).
+
+    Raises:
+        ForerunError: what was seen does not tell the traffic, or the scenario cannot serve it.
+    """
+    _require(seen)
+    tell = progress or (lambda done, total: None)
+    checks = [*_load_checks(scenario, seen), *_drafter_check(scenario, seen), *_cache_check(scenario, seen, seed)]
+    as_seen = Twin(_with_acceptance(scenario, seen), seen, seed)
+    seeds = range(seed, seed + SEEDS)
+    tell(1, 4)
+    plain = as_seen.means(seeds)
+    latencies = _latency_checks(plain, seen, as_seen.count, tolerance)
+    tell(2, 4)
+    fits = {cause: _fit(as_seen, cause, plain, latencies, seeds[:2]) for cause in ("host", "kernels")}
+    tell(3, 4)
+    culprits = [check.cause for check in sorted(checks, key=lambda c: -abs(c.scores)) if check.alarm and check.cause]
+    if any(check.alarm for check in latencies):
+        culprits.append(min(fits, key=lambda cause: fits[cause]["misfit"]))
+    changed = what_if_rows(as_seen, fits, culprits, seeds[:4]) if what_ifs else []
+    tell(4, 4)
+    return TwinResult(_document(scenario, seen, [*checks, *latencies], fits, culprits, changed, seed))
+
+
+def _require(seen: Observed) -> None:
+    missing = [
+        what
+        for what, known in (
+            ("how long it was watched (--seconds)", seen.duration_s),
+            ("requests", seen.requests),
+            ("prompt lengths", seen.prompt_lengths or seen.arrivals or seen.prompt_tokens),
+            ("output lengths", seen.output_lengths or seen.arrivals or seen.output_tokens),
+        )
+        if not known
+    ]
+    if missing:
+        raise ForerunError(
+            f"{seen.source}: does not tell {', '.join(missing)}, without which traffic cannot be rebuilt"
+        )
+
+
+def with_lengths(seen: Observed) -> Observed:
+    """Lengths by their means where no histogram tells them."""
+    if not seen.requests or seen.arrivals:
+        return seen
+    changes = {
+        f"{what}_lengths": ((max(1, round(total / seen.requests)), 1.0),)
+        for what, total in (("prompt", seen.prompt_tokens), ("output", seen.output_tokens))
+        if total and not getattr(seen, f"{what}_lengths")
+    }
+    return replace(seen, **changes)  # type: ignore[arg-type]
+
+
+def _bound() -> float:
+    """Distance from which a check is an alarm: five checks and two fits share the false alarms."""
+    from scipy.stats import t
+
+    return float(t.ppf(1.0 - FALSE_ALARM / 2 / 7, SEEDS - 1))
+
+
+def _check(metric: str, cause: str | None, measured: float, expected: float, spread: float, tolerance: float) -> Check:
+    gap = log(measured / expected) if measured > 0 and expected > 0 else (0.0 if measured == expected else float("inf"))
+    beyond = max(0.0, abs(gap) - log(1.0 + tolerance))
+    score = beyond / max(spread, 1e-12)
+    return Check(metric, cause, measured, expected, spread, score, score > _bound())
+
+
+def _load_checks(scenario: Scenario, seen: Observed) -> list[Check]:
+    """Rate and mean lengths beside those of the scenario's workload."""
+    stream = generate_requests(scenario.workload, 0)
+    arrivals = scenario.workload.arrivals
+    found = []
+    assert seen.requests is not None
+    if arrivals is not None and arrivals.request_rate is not None and arrivals.profile is None and seen.duration_s:
+        shape = arrivals.burstiness or 1.0
+        rate = seen.requests / seen.duration_s
+        found.append(_check("request_rate", "load", rate, arrivals.request_rate, _sd(1.0 / shape, seen.requests), 0.05))
+    for metric, total, own in (
+        ("prompt_tokens", seen.prompt_tokens, stream.input_tokens),
+        ("output_tokens", seen.output_tokens, stream.output_tokens),
+    ):
+        if total:
+            variance = float(own.var()) / float(own.mean()) ** 2
+            spread = _sd(variance, seen.requests) + _sd(variance, len(own))
+            found.append(_check(metric, "load", total / seen.requests, float(own.mean()), spread, 0.05))
+    return found
+
+
+def _sd(relative_variance: float, count: float) -> float:
+    return sqrt(relative_variance / max(count, 1.0)) + FLOOR
+
+
+def _drafter_check(scenario: Scenario, seen: Observed) -> list[Check]:
+    """Tokens of a verify step beside what the scenario's acceptance gives."""
+    length = seen.acceptance_length
+    if length is None or scenario.speculation is None or scenario.speculation.method == "none":
+        return []
+    assert seen.drafts is not None
+    survival = draft_survival(scenario.speculation)
+    expected = 1.0 + float(survival.sum())
+    second = 1.0 + float(np.sum((2 * np.arange(1, len(survival) + 1) + 1) * survival))  # E[(1 + A)^2], tail sums
+    variance = max(0.0, second - expected**2) / expected**2
+    return [_check("acceptance_length", "drafter", length, expected, _sd(variance, seen.drafts), 0.0)]
+
+
+def _cache_check(scenario: Scenario, seen: Observed, seed: int) -> list[Check]:
+    """Share of prompt tokens found in the cache beside what the scenario's own workload finds."""
+    if seen.hit_rate is None or not scenario.engine.enable_prefix_caching:
+        return []
+    rates = []
+    for one in range(seed, seed + 2):
+        found = simulate(scenario, one, full_step_rows=0).document["kv_cache"]["prefix_hit_rate"]
+        if not found:
+            return []
+        rates.append(found)
+    expected = sum(rates) / len(rates)
+    spread = abs(rates[0] - rates[1]) / expected + 10 * FLOOR
+    return [_check("prefix_hit_rate", "cache", seen.hit_rate, expected, spread, 0.05)]
+
+
+def _latency_checks(plain: NDArray[np.float64], seen: Observed, count: int, tolerance: float) -> list[Check]:
+    found = []
+    logs = np.log(plain)
+    for at, name in enumerate(LATENCIES):
+        mean = getattr(seen, name)
+        if mean is None or mean.mean <= 0:
+            continue
+        assert seen.requests is not None
+        by_chance = float(logs[:, at].var(ddof=1)) * (count / seen.requests + 1.0 / len(plain))
+        found.append(
+            _check(name, None, mean.mean, exp(float(logs[:, at].mean())), sqrt(by_chance) + LATENCY_FLOOR, tolerance)
+        )
+    return found
+
+
+def _with_acceptance(scenario: Scenario, seen: Observed) -> Scenario:
+    """The scenario with the acceptance that was seen."""
+    if scenario.speculation is None or seen.acceptance_length is None or not seen.drafts:
+        return scenario
+    if seen.accepted_per_position:
+        rates = np.minimum.accumulate([accepted / seen.drafts for accepted in seen.accepted_per_position])
+        return scenario.with_values({"speculation.acceptance": {"per_position": [float(rate) for rate in rates]}})
+    return scenario.with_values({"speculation.acceptance": {"acceptance_length": seen.acceptance_length}})
+
+
+def _fit(twin: Twin, cause: str, plain: NDArray[np.float64], checks: Sequence[Check], seeds: Sequence[int]) -> Document:
+    """The factor on host work, or on kernels, that explains the time between tokens, and how it fits the rest.
+
+    Returns:
+        ``value`` with ``low`` and ``high`` (95 %), and ``misfit``: the sum of squares of what it leaves, in standard
+        deviations. Without a time between tokens, value and interval are None.
+    """
+    known = {check.metric: check for check in checks}
+    if "itl" not in known:
+        return {"value": None, "low": None, "high": None, "misfit": float("inf")}
+    target, at = log(known["itl"].measured), LATENCIES.index("itl")
+    # The few seeds of the search lie off the mean of all by this much, whatever the factor.
+    offset = np.log(plain).mean(axis=0) - np.log(plain[: len(seeds)]).mean(axis=0)
+
+    def logs(factor: float) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = np.log(twin.means(seeds, **{cause: exp(factor)})).mean(axis=0) + offset
+        return found
+
+    low, high = (log(limit) for limit in FACTOR_LIMITS)
+    before, there = 0.0, np.log(plain).mean(axis=0)
+    factor, slope = PROBE, 1.0
+    here = logs(factor)
+    for _ in range(SECANTS):  # the time between tokens is nearly straight in either factor
+        slope = max(1e-3, float(here[at] - there[at]) / (factor - before))
+        ahead = min(high, max(low, factor + (target - float(here[at])) / slope))
+        if abs(ahead - factor) < CLOSE:
+            break
+        before, there = factor, here
+        factor, here = ahead, logs(ahead)
+    left = [(log(check.measured) - here[LATENCIES.index(name)]) / check.spread for name, check in known.items()]
+    spread = 1.96 * known["itl"].spread / slope
+    bounds = {"low": exp(factor - spread), "high": exp(factor + spread)}
+    return {"value": exp(factor), **bounds, "misfit": float(np.sum(np.square(left)))}
+
+
+def what_if_rows(
+    twin: Twin, fits: Mapping[str, Document], culprits: Sequence[str], seeds: Sequence[int]
+) -> list[Document]:
+    """Changes on this traffic: what each does to the mean times per token and to the first one, paired by seed."""
+    from scipy.stats import t
+
+    factors = {cause: fits[cause]["value"] for cause in culprits if cause in fits and fits[cause]["value"]}
+    base = twin.means(seeds, **factors)
+    rows = []
+    for name, changes in _what_ifs(twin.scenario).items():
+        try:
+            ratios = np.log(twin.means(seeds, **factors, **changes) / base)
+        except ForerunError:
+            continue
+        half = float(t.ppf(0.975, len(seeds) - 1)) * ratios.std(axis=0, ddof=1) / sqrt(len(seeds))
+        row: Document = {"name": name, "set": changes}
+        for at, latency in enumerate(LATENCIES):
+            if latency != "prefill":
+                centre = float(ratios[:, at].mean())
+                row[latency] = {
+                    "change_percent": 100 * (exp(centre) - 1),
+                    "low": 100 * (exp(centre - float(half[at])) - 1),
+                    "high": 100 * (exp(centre + float(half[at])) - 1),
+                }
+        rows.append(row)
+    return rows
+
+
+def _what_ifs(scenario: Scenario) -> dict[str, Document]:
+    """Changes worth a look."""
+    found: dict[str, Document] = {}
+    speculation, engine = scenario.speculation, scenario.engine
+    if speculation is not None and speculation.num_speculative_tokens:
+        found["no speculation"] = {"speculation": None}
+        for tokens in range(1, speculation.num_speculative_tokens):
+            found[f"K={tokens}"] = {"speculation.num_speculative_tokens": tokens}
+    budget = engine.max_num_batched_tokens
+    found[f"{budget // 4:,} tokens a step"] = {"engine.max_num_batched_tokens": max(budget // 4, engine.max_num_seqs)}
+    found["one replica more"] = {"hardware.replicas": scenario.hardware.replicas + 1}
+    return found
+
+
+class TwinResult(StudyResult):
+    """What an engine does beside what it should do."""
+
+    kind = "twin"
+
+    @property
+    def culprit(self) -> str | None:
+        """What is to blame most; None where nothing is out of bounds."""
+        found: str | None = self.document["culprit"]
+        return found
+
+    @property
+    def title(self) -> str:
+        """What was watched."""
+        return f"Twin of {self.model}"
+
+    @property
+    def summary(self) -> Summary:
+        """Gaps by metric, percent."""
+        return Summary({check["metric"]: check["gap_percent"] for check in self.document["checks"]})
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """None: its tables say it."""
+        return ()
+
+    def gap(self, metric: str) -> float:
+        """Percent by which a metric, or ``host`` or ``kernels``, lies off.
+
+        Raises:
+            ForerunError: nothing of that name was seen.
+        """
+        known = {check["metric"]: check["gap_percent"] for check in self.document["checks"]}
+        known |= {
+            cause: 100 * (fit["value"] - 1) for cause, fit in self.document["fits"].items() if fit["value"] is not None
+        }
+        if known.get(metric) is None:
+            raise ForerunError(f"fail_above: {metric}: was not seen here ({', '.join(known)})")
+        return abs(float(known[metric]))
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a check."""
+        rows: list[dict[str, Any]] = self.document["checks"]
+        return rows
+
+    def tables(self) -> list[Table]:
+        """Checks, factors, what-ifs."""
+        checks = []
+        for row in self.document["checks"]:
+            verdict = Cell("off", tone="bad") if row["alarm"] else Cell("as expected", tone="good")
+            gap = f"{row['gap_percent']:+.1f} %" if row["gap_percent"] is not None else None
+            unit = 1e3 if row["metric"] in LATENCIES else 1.0
+            name = f"{row['metric']} (ms)" if unit != 1.0 else row["metric"]
+            checks.append((name, row["measured"] * unit, row["expected"] * unit, gap, verdict))
+        fits = [
+            (cause, Cell(f"{fit['value']:.3f}", aside=f"{fit['low']:.3f}..{fit['high']:.3f}"))
+            for cause, fit in self.document["fits"].items()
+            if fit["value"] is not None
+        ]
+        changes: list[tuple[Value, ...]] = [
+            (row["name"], *(_change(row[name]) for name in ("itl", "ttft"))) for row in self.document["what_ifs"]
+        ]
+        return [
+            Table("Measured beside its twin", ("", "measured", "expected", "gap", ""), checks),
+            Table("Factor that would explain the time between tokens", ("", "factor"), fits),
+            Table("What if, on this traffic", ("", "time between tokens", "time to first token"), changes),
+        ]
+
+
+def _change(row: Document) -> Cell:
+    return Cell(f"{row['change_percent']:+.1f} %", aside=f"{row['low']:+.1f}..{row['high']:+.1f}")
+
+
+def _document(
+    scenario: Scenario,
+    seen: Observed,
+    checks: Sequence[Check],
+    fits: Mapping[str, Document],
+    culprits: Sequence[str],
+    changed: Sequence[Document],
+    seed: int,
+) -> Document:
+    blamed = list(dict.fromkeys(culprits))
+    worst = max((abs(check.gap_percent) for check in checks if check.metric in LATENCIES), default=0.0)
+    if blamed:
+        text = f"To blame: {blamed[0]} ({CAUSES[blamed[0]]})"
+        text += f"; then {', '.join(blamed[1:])}." if blamed[1:] else "."
+    else:
+        text = f"The engine does what it should; its latencies lie within {worst:.1f} % of its twin's."
+    length = seen.acceptance_length
+    document = {
+        "source": seen.source,
+        "observed": {
+            "duration_s": seen.duration_s,
+            "requests": seen.requests,
+            "prompt_tokens": seen.prompt_tokens,
+            "output_tokens": seen.output_tokens,
+            "acceptance_length": length,
+            "prefix_hit_rate": seen.hit_rate,
+            "preemptions": seen.preemptions,
+        },
+        "checks": [
+            {
+                **{key: value for key, value in check._asdict().items() if key != "scores"},
+                "gap_percent": check.gap_percent,
+            }
+            for check in checks
+        ],
+        "fits": {cause: {key: fit[key] for key in ("value", "low", "high")} for cause, fit in fits.items()},
+        "culprit": blamed[0] if blamed else None,
+        "blame": blamed,
+        "what_ifs": list(changed),
+        "conclusion": text,
+        "scenario": scenario_document(scenario),
+        "seed": seed,
+        "version": forerun_version(),
+        "basis": None,
+        "notes": [f"a healthy engine raises an alarm in {FALSE_ALARM:.0%} of such looks", *seen.notes],
+    }
+    plain: Document = jsonable(document)
+    return plain

@@ -1,0 +1,172 @@
+"""A simulated engine with hidden parameters, read through its metrics alone: what is off is found, and named."""
+
+import json
+
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.build import build_run
+from simulator.cli import main
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.serve.counters import Counters
+from simulator.serve.live import LiveFleet
+from simulator.serve.observed import between, observe_files, samples_of
+from simulator.serve.twin import HOST_FIELDS, twin, with_lengths
+from simulator.workload import generate_requests
+
+SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+HOST = {f"vllm.{name}": 1.3 for name in HOST_FIELDS}
+SESSIONS = {"turns": 3, "think_time_s": 0.5, "system_prompt_tokens": 256, "system_prompts": 2}
+
+
+def scenario_of(**workload) -> Scenario:
+    return Scenario(**(tiny_data(num_requests=500, **workload) | {"speculation": SPECULATION}))
+
+
+def scraped(scenario: Scenario, seed: int, factors=None) -> str:
+    """``/metrics`` after the scenario's own requests were served by an engine with these hidden factors."""
+    stream = generate_requests(scenario.workload, seed)
+    fleet = LiveFleet(build_run(scenario, seed, factors=factors), slots=len(stream) + 1)
+    counters = Counters(fleet, "model", 4096)
+    first, last, tokens = {}, {}, dict.fromkeys(range(len(stream)), 0)
+
+    def take(found):
+        for delivery in found:
+            slot = delivery.slot
+            if slot not in first:
+                first[slot] = delivery.at_s
+                counters.first(slot, delivery.at_s)
+            else:
+                counters.between_tokens.observe(delivery.at_s - last[slot])
+            last[slot] = delivery.at_s
+            tokens[slot] += delivery.tokens
+            counters.answer_tokens += delivery.tokens
+            if delivery.ended:
+                counters.ended(slot, first[slot], delivery.at_s, tokens[slot], None, "stop")
+
+    for request, at_s in enumerate(stream.arrival_s.tolist()):
+        hashes = () if stream.prefix_hashes is None else stream.prefix_hashes.of(request).tolist()
+        take(fleet.advance(at_s))
+        fleet.submit(int(stream.input_tokens[request]), int(stream.output_tokens[request]), hashes, at_s)
+    take(fleet.advance(stream.arrival_s[-1] + 100.0))
+    lines = counters.exposition().decode().splitlines()
+    return "\n".join(line for line in lines if "simulated_seconds" not in line) + "\n"
+
+
+def watched(scenario: Scenario, hidden: Scenario, seed: int = 5, factors=None):
+    seconds = float(generate_requests(hidden.workload, seed).arrival_s[-1])
+    seen = between({}, samples_of(scraped(hidden, seed, factors), "metrics"), "metrics", seconds)
+    return twin(scenario, with_lengths(seen), what_ifs=False)
+
+
+def test_a_healthy_engine_raises_no_alarm():
+    found = watched(scenario_of(), scenario_of())
+    assert found.document["blame"] == []
+    assert found.gap("itl") < 1.0
+
+
+def test_host_work_that_takes_longer_is_found():
+    found = watched(scenario_of(), scenario_of(), factors=HOST)
+    assert found.culprit == "host"
+    assert found.document["fits"]["host"]["value"] == pytest.approx(1.3, rel=0.1)
+
+
+def test_a_drafter_that_fell_behind_is_found():
+    hidden = scenario_of().with_values({"speculation.acceptance": {"alpha": 0.55}})
+    found = watched(scenario_of(), hidden)
+    assert found.culprit == "drafter"
+    expected = 1 + 0.55 + 0.55**2 + 0.55**3
+    assert found.document["observed"]["acceptance_length"] == pytest.approx(expected, rel=0.03)
+
+
+def test_a_cache_that_finds_nothing_is_found():
+    own = scenario_of(sessions=SESSIONS, arrivals={"process": "poisson", "request_rate": 8.0})
+    found = watched(own, own.with_values({"engine.enable_prefix_caching": False}))
+    assert found.culprit == "cache"
+
+
+def otlp(rows) -> dict:
+    spans = []
+    for at_s, prompt, output in rows:
+        began = int(1e18 + at_s * 1e9)
+        attributes = [
+            {"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": str(prompt)}},
+            {"key": "gen_ai.usage.completion_tokens", "value": {"intValue": str(output)}},
+            {"key": "gen_ai.latency.time_to_first_token", "value": {"doubleValue": 0.02}},
+            {"key": "gen_ai.latency.e2e", "value": {"doubleValue": 0.12}},
+        ]
+        spans.append({"startTimeUnixNano": str(began), "endTimeUnixNano": str(began), "attributes": attributes})
+    return {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+
+
+def test_spans_bring_arrivals_and_lengths(tmp_path):
+    file = tmp_path / "spans.json"
+    file.write_text(json.dumps(otlp([(0.0, 10, 5), (1.5, 20, 11)])))
+    seen = observe_files([file], None)
+    assert [(round(at_s, 6), prompt, output) for at_s, prompt, output in seen.arrivals] == [(0, 10, 5), (1.5, 20, 11)]
+    assert seen.itl.mean == pytest.approx((0.1 / 4 + 0.1 / 10) / 2)
+
+
+def test_a_range_query_is_what_grew(tmp_path):
+    def series(name, *values, **labels):
+        return {"metric": {"__name__": name, **labels}, "values": [[60.0 * n, str(v)] for n, v in enumerate(values)]}
+
+    result = [
+        series("vllm:request_success_total", 5, 30, 65),
+        series("vllm:prompt_tokens_total", 100, 400, 700),
+        series("vllm:generation_tokens_total", 10, 100, 310),
+        series("vllm:time_to_first_token_seconds_sum", 1.0, 2.0, 4.0),
+        series("vllm:time_to_first_token_seconds_count", 10, 20, 70),
+    ]
+    file = tmp_path / "range.json"
+    file.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}))
+    seen = with_lengths(observe_files([file], None))
+    assert (seen.duration_s, seen.requests, seen.prompt_lengths) == (120.0, 60.0, ((10, 1.0),))
+    assert seen.ttft.mean == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("go_threads 5\n", "no metrics of"),
+        ("}{", "no Prometheus text"),
+        ("llamacpp:prompt_tokens_total 5\n", "--seconds"),
+    ],
+)
+def test_what_tells_nothing_is_refused_with_the_file(tmp_path, capsys, text, said):
+    file, scenario = tmp_path / "metrics.txt", tmp_path / "own.json"
+    file.write_text(text)
+    scenario.write_text(json.dumps(tiny_data()))
+    assert main(["twin", str(file), "--scenario", str(scenario)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_other_engines_names_are_known():
+    text = (
+        "sglang:prompt_tokens_total 500\nsglang:generation_tokens_total 90\nsglang:num_requests_total 10\n"
+        "sglang:time_to_first_token_seconds_sum 2\nsglang:time_to_first_token_seconds_count 10\n"
+    )
+    seen = with_lengths(between({}, samples_of(text, "x"), "x", 30.0))
+    assert (seen.requests, seen.prompt_lengths, seen.output_lengths) == (10.0, ((50, 1.0),), ((9, 1.0),))
+    text = (
+        "dynamo_frontend_input_sequence_tokens_sum 700\ndynamo_frontend_input_sequence_tokens_count 7\n"
+        "dynamo_frontend_output_sequence_tokens_sum 70\ndynamo_frontend_output_sequence_tokens_count 7\n"
+    )
+    seen = between({}, samples_of(text, "x"), "x", 30.0)
+    assert (seen.requests, seen.prompt_lengths, seen.output_tokens) == (7.0, ((100, 1.0),), 70.0)
+
+
+def test_a_canary_fails_by_its_exit_code(tmp_path, capsys):
+    own = scenario_of()
+    file, scenario = tmp_path / "metrics.txt", tmp_path / "own.json"
+    file.write_text(scraped(own.with_values({"speculation.acceptance": {"alpha": 0.55}}), 5))
+    scenario.write_text(own.model_dump_json(exclude_unset=True))
+    seconds = str(float(generate_requests(own.workload, 5).arrival_s[-1]))
+    command = ["twin", str(file), "--scenario", str(scenario), "--seconds", seconds, "--no-what-ifs"]
+    assert main([*command, "--fail-above", "acceptance_length=5"]) == 1
+    assert "drafter" in capsys.readouterr().out
+    assert main([*command, "--fail-above", "acceptance_length=50", "--json", str(tmp_path / "twin.json")]) == 0
+    assert json.loads((tmp_path / "twin.json").read_text())["culprit"] == "drafter"
+    with pytest.raises(ForerunError, match="was not seen"):
+        twin(own, with_lengths(observe_files([file], float(seconds))), what_ifs=False).gap("prefix_hit_rate")
