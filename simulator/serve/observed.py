@@ -62,6 +62,8 @@ SPAN_KEYS = {
 }
 """Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
 
+PARTS = 5
+"""Lengths that stand for those of one bucket."""
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels."""
 
@@ -258,7 +260,8 @@ def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
 
 
 def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tuple[int, float], ...]:
-    """Lengths in the middles of a histogram's buckets, moved together so that their mean is the one that is known."""
+    """Lengths spread evenly (in their logarithms) over a histogram's buckets, moved together so that their mean is the
+    one that is known."""
     below: dict[float, float] = {}
     for (sample, labels), value in grown.items():
         if sample == f"{name}_bucket":
@@ -268,7 +271,8 @@ def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tup
     for bound in sorted(below):
         count, most = below[bound] - before, bound if math.isfinite(bound) else 2.0 * least
         if count > 0:
-            found.append((math.sqrt(least * max(most, least)), count))
+            wide = max(most, least) / least
+            found += [(least * wide ** ((part + 0.5) / PARTS), count / PARTS) for part in range(PARTS)]
         before, least = below[bound], max(most, 1.0)
     total = sum(count for _, count in found)
     if not total:
