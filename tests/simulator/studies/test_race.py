@@ -147,7 +147,7 @@ def test_the_compiled_loop_draws_by_request_as_the_oracle_does():
 def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_controller_does_not():
     """vllm-project/vllm#49548 (July 2026): [[1,4,2],[5,512,0]] with MTP K = 2 took 8 requests of 180 tokens from 232 to
     between 24 and 157 tok/s, though neither K is slow by itself. What a change of K costs there was not published: here
-    it is what explains the report, seconds rather than milliseconds (shapes that no graph was captured for)."""
+    it is what would explain the report: seconds rather than milliseconds."""
 
     def outcomes(requests, switch_s):
         policy = {"name": "batch-table", "table": [[1, 4, 2], [5, 512, 0]], "switch_s": switch_s}
