@@ -408,7 +408,7 @@ def gantt_figure(data: GanttData) -> go.Figure:
     shown: set[str] = set()
     for row, bars in enumerate((data.hit, data.miss), start=1):
         for kind, colour in WORK_COLOURS.items():
-            part = [bar for bar in bars if kind_of(bar) == kind]
+            part = [bar for bar in bars if work_of(bar) == kind]
             if not part:
                 continue
             figure.add_bar(
@@ -461,7 +461,7 @@ def wide(bar: Bar, width_s: float) -> bool:
     return bar.kept and (bar.end_s - bar.start_s) / width_s >= LABEL_SHARE
 
 
-def kind_of(bar: Bar) -> str:
+def work_of(bar: Bar) -> str:
     """The legend entry of a bar."""
     if bar.lane == "link":
         return "link"

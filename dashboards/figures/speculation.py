@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,6 +163,7 @@ def acceptance_data(names: Sequence[str], most: int, chosen: str | None = None) 
     return AcceptanceData(tuple(_curve(name, most) for name in names), chosen)
 
 
+@cache
 def _curve(name: str, most: int) -> AcceptanceCurve:
     curve = load_curve(name)
     tokens = tuple(range(1, min(most, curve.positions) + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Annotated
 
@@ -73,7 +73,7 @@ class Curve(Section):
             return UNLIMITED
         return len(self.per_position or self.conditional or self.heads or ())
 
-    @property
+    @cached_property
     def fit(self) -> AcceptanceFit:
         """Level and decay of the curve."""
         if self.lengths is not None:

@@ -315,7 +315,7 @@ def test_capacity_controls_make_a_plan_of_their_values():
 def test_a_shipped_trace_is_fitted_and_scored_on_the_rest(served):
     plain = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic")
     fitted = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic", layer=FITTED)
-    assert len(fitted.table) < len(plain.table)
+    assert len(fitted.rows) < len(plain.rows)
     assert fitted.overall.mape < plain.overall.mape / 2
     assert (plain.basis, fitted.basis) == ("datasheet", "calibrated")
     with pytest.raises(ForerunError, match="no row of"):

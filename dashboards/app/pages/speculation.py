@@ -85,7 +85,6 @@ def compute(_context: Context, values: Values) -> Shown:
     batch = values["batch"]
     grid = _grid(json.dumps(scenario_data(values), sort_keys=True), batch, values["prompt"], values["output"])
     chosen = None if values["curve"] == ONE_RATE else values["curve"]
-    names = [name for name in curve_names() if load_curve(name).method == grid.method or name == chosen]
     notes = [
         *grid.notes,
         "Speed-up: acceptance length times the step without speculation over the step that verifies and drafts.",
@@ -113,9 +112,16 @@ def compute(_context: Context, values: Values) -> Shown:
         "by-batch": speedup_figure(speedup_by_batch(grid)),
         "by-context": speedup_figure(speedup_by_context(grid)),
         "crossover": crossover_figure(crossover_data(grid)),
-        "acceptance": acceptance_figure(acceptance_data(names, max(DRAFT_TOKENS), chosen)) if names else None,
     }
     return shown, figures
+
+
+def compute_acceptance(_context: Context, values: Values) -> Shown:
+    """Published curves of the method, which neither load nor hardware change."""
+    chosen = None if values["curve"] == ONE_RATE else values["curve"]
+    names = [name for name in curve_names() if name == chosen or load_curve(name).method == values["method"]]
+    figure = acceptance_figure(acceptance_data(names, max(DRAFT_TOKENS), chosen)) if names else None
+    return {}, {"acceptance": figure}
 
 
 @lru_cache(maxsize=16)
@@ -194,7 +200,8 @@ PAGE = Page(
             compute,
             ("chip", "model", "tp", "dtype", "method", "draft", "curve", "alpha", "batch", "prompt", "output"),
             ("sentence", "best", "flags", "basis"),
-            ("by-batch", "by-context", "crossover", "acceptance"),
-        )
+            ("by-batch", "by-context", "crossover"),
+        ),
+        View(compute_acceptance, ("method", "curve"), figures=("acceptance",), message_at=None),
     ],
 )
