@@ -103,6 +103,8 @@ EXAMPLES = {
     "faults.mtbf_s": "86400",
     "faults.mttr_s": "600",
     "faults.events.replica": "0",
+    "autoscaler": "{target: 8, max_replicas: 6, start_up_s: 120}",
+    "autoscaler.rule": "llm-d",
     "faults.events.at_s": "20",
     "faults.events.down_s": "30",
     "pools": "{prefill: {role: prefill}, decode: {role: decode}}",

@@ -78,12 +78,15 @@ class AutoscalerConfig(Section):
     """
 
     rule: Literal["hpa", "llm-d"] = "hpa"
+    """Which autoscaler."""
     metric: Literal["outstanding", "running", "waiting", "kv_cache"] = "outstanding"
     """hpa: requests running or waiting, one of the two, or the share of KV blocks in use (0 to 1)."""
     target: PositiveFloat | None = None
     """hpa: what each replica should have of the metric."""
     min_replicas: PositiveInt = 1
+    """Fewest replicas that are kept."""
     max_replicas: PositiveInt
+    """Most replicas that are started."""
     interval_s: PositiveSeconds = 15.0
     """Time from one look to the next (the HPA's 15 s; KEDA's ``pollingInterval`` is 30 s by default)."""
     window_s: NonNegativeFloat = 0.0
@@ -91,6 +94,7 @@ class AutoscalerConfig(Section):
     tolerance: NonNegativeFloat = 0.1
     """hpa: relative distance from the target within which nothing changes."""
     scale_up_window_s: NonNegativeFloat = 0.0
+    """hpa: time that a wish for more replicas has to last."""
     scale_down_window_s: NonNegativeFloat = 300.0
     """hpa: time that a wish for fewer replicas has to last (``stabilizationWindowSeconds``)."""
     start_up_s: PositiveSeconds
