@@ -83,7 +83,7 @@ def test_compare_files(forerun, scenario_file, tmp_path):
 def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_file):
     """Break-even along any number: drafting for nothing costs, drafting with full acceptance pays."""
     scenario_file.write_text(
-        scenario_file.read_text()
+        scenario_file.read_text().replace("output_tokens: 16", "output_tokens: 100")
         + "speculation: {method: draft-model, num_speculative_tokens: 3, draft: {model: llama-3.2-1b}, "
         "acceptance: {alpha: 0.7}}\n"
     )
