@@ -63,9 +63,9 @@ SERVED_ENDS = {
 }
 """90 % ends of that factor, by what the layers are and by kind of step.
 
-From served runs of 17 public tables (BLIS, inference-perf, InferenceX, Nebius, NIM, TensorRT-LLM and others): measured
-over predicted TTFT and TPOT of the configurations on the training side of the split train=0.5,seed=1, beyond what
-kernels, host and chance explain. Mixtures launch kernels that no table of kernels has."""
+Set by hand from served runs of 17 public tables (BLIS, inference-perf, InferenceX, Nebius, NIM, TensorRT-LLM and
+others), all of them in view: measured over predicted TTFT and TPOT beyond what kernels, host and chance explain.
+Mixtures launch kernels that no table of kernels has."""
 FITTED_HOST_ENDS = (0.8, 1.25)
 """Host costs per step were fitted to within some 5 % of E2E latencies of which they are a fifth (frameworks.yaml)."""
 ASSUMED_HOST_ENDS = (0.5, 2.0)
