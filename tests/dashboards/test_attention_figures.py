@@ -57,13 +57,13 @@ def test_speedup_lines_are_the_closed_form_inside_their_band():
     figure = context_gain_figure(data)
     assert len(figure.data) == 6
     assert "consistency, not validation" in figure.layout.title.text
-    assert "pays from 20.4K at 87.5% (18.1K to 112K)" in figure.layout.title.text
+    assert "pays from 19.4K at 87.5% (17.3K to 113K)" in figure.layout.title.text
 
 
 def test_sensitivity_shows_every_case_and_its_range():
     data = sensitivity_data(SET, 131072, 0.875)
     figure = sensitivity_figure(data)
-    assert "1.02x to 1.59x" in figure.layout.title.text
+    assert "1.02x to 1.61x" in figure.layout.title.text
     assert len(figure.data[0].x) == len(SET.cases)
     ends = np.array(figure.data[0].base) + np.array(figure.data[0].x)
     np.testing.assert_allclose(ends, [case.speedup for case in data.cases])
