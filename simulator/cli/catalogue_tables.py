@@ -94,7 +94,9 @@ def model_row(architecture: Architecture) -> dict[str, Any]:
         "active_parameters": counts.active,
         "num_layers": architecture.num_layers,
         "hidden_size": architecture.hidden_size,
-        "attention": sorted({row["attention"] for row in architecture_summary(architecture)["layers"]}),
+        "attention": sorted(
+            {row["attention"] for row in architecture_summary(architecture)["layers"] if row["attention"] is not None}
+        ),
         "kv_elements_per_token": architecture.kv_elements_per_token,
         "max_position": architecture.max_position,
     }

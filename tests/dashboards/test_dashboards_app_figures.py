@@ -146,7 +146,12 @@ def test_scores_are_those_of_the_replay(sample_replay):
     assert [bar.p90_ape for bar in data.bars] == sorted((bar.p90_ape for bar in data.bars), reverse=True)
     drawn = {label: x for trace in scores_figure(data).data for label, x in zip(trace.y, trace.x, strict=True)}
     assert drawn == {bar.label: bar.median_ape for bar in data.bars}
-    assert len(coverage_figure(data).data[0].x or ()) == 0
+    covered = {score.coverage90 for score in sample_replay.groups if score.regime != "all"}
+    bars = coverage_figure(data).data[0]
+    assert dict(zip(bars.y, bars.x, strict=True)) == {bar.label: bar.coverage90 for bar in data.bars}
+    assert set(bars.x) == covered
+    unknown = data._replace(bars=tuple(bar._replace(coverage90=None) for bar in data.bars))
+    assert len(coverage_figure(unknown).data[0].x or ()) == 0
 
 
 def test_heat_maps_hold_the_grid(grid):

@@ -1,5 +1,6 @@
 """The report: self-contained, safe, complete, and clear about folders that are not runs."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -62,10 +63,29 @@ def test_text_of_the_run_cannot_become_markup(page):
     assert "<markup>" not in page
 
 
+def shown_interval(run, key):
+    """The cell of a number with the ends of its interval, as the page has it."""
+    low, high = run.document["intervals"][key]
+    value = run.document["summary"][key]
+    return f'{number(value)} <span class="aside">{number(low, 3)}..{number(high, 3)}</span></td>'
+
+
 def test_replications_show_intervals(write_hand_made, tmp_path):
-    page = report_html(load_run(write_hand_made(tmp_path / "run", replications=3)))
+    run = load_run(write_hand_made(tmp_path / "run", replications=3))
+    page = report_html(run)
     assert "3 replications" in page
-    assert re.search(r'<span class="aside">±', page)
+    for key in ("output_throughput", "p99_ttft_ms"):
+        assert shown_interval(run, key) in page
+
+
+def test_a_single_run_shows_the_interval_of_the_models_error(run):
+    ends = {"output_throughput": [700.0, 1400.0], "p99_ttft_ms": [150.0, 400.0]}
+    told = dataclasses.replace(run, document=run.document | {"intervals": ends, "interval_level": 0.9})
+    page = report_html(told)
+    assert "single run" in page
+    for key in ends:
+        assert shown_interval(told, key) in page
+        assert shown_interval(told, key) not in report_html(run)
 
 
 def test_report_goes_where_asked(run_folder, tmp_path):

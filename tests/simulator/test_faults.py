@@ -235,5 +235,5 @@ def test_a_missing_extra_is_one_line_that_names_it(absent, argv, extra, place, t
     code = main([str(place / "scenario.json") if word == "SCENARIO" else word for word in argv])
     lines = capsys.readouterr().err.splitlines()
     assert (code, len(lines)) == (2, 1), lines
-    assert f"pip install '{extra}'" in lines[0]
+    assert lines[0].endswith(f"in Forerun's checkout: pip install {extra}")
     assert left(tmp_path) == []

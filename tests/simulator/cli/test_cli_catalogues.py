@@ -41,6 +41,7 @@ def test_a_users_chip_is_checked(forerun, tmp_path):
 def test_models_are_listed_shown_and_checked(forerun, tmp_path):
     rows = {row["name"]: row for row in json.loads(forerun("models", "list", "--json", "-").out)}
     assert rows["llama-3.1-8b"]["parameters"] == 8_030_261_248
+    assert rows["nemotron-3-nano-30b-a3b"]["attention"] == ["Mamba-2", "gqa"]  # and layers with neither
     assert "8.03 B" in forerun("models", "show", "llama-3.1-8b").out
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama"}')
