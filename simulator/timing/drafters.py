@@ -212,9 +212,9 @@ class HostOverhead:
     pass_s: float = 0.0
     """Per sequential pass."""
     per_sequence_s: float = 0.0
+    """Per drafting sequence and step."""
     sequence_pass_s: float = 0.0
     """For each pass of each drafting sequence."""
-    """Per drafting sequence and step."""
 
     def part(self, drafting: Any, passes: Any) -> Part:
         """Host work of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""

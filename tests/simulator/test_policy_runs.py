@@ -103,10 +103,19 @@ def test_a_policy_is_read_back_as_it_was_given():
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ("fast", "speculation.policy: must be 'fixed', 'disable-above-batch', 'batch-table', 'goodput' or 'ema'"),
+        (
+            "fast",
+            "speculation.policy: must be 'fixed', 'disable-above-batch', 'batch-table', 'goodput', 'ema', 'p-min', "
+            "'entropy' or 'forerun'",
+        ),
+        (
+            {"name": "disable-above-batch", "bacth": 3},
+            "speculation.policy.bacth: unknown field; did you mean 'batch'",
+        ),
+        # A word that is part of a field's name means that field (EMA's), before one that is spelled alike.
         (
             {"name": "disable-above-batch", "batches": 3},
-            "speculation.policy.batches: unknown field; did you mean 'batch'",
+            "speculation.policy.batches: unknown field; did you mean 'warmup_batches'",
         ),
         ({"name": "goodput", "batch": 3}, "policy 'goodput' has no use for batch (it takes prior, window"),
         ({"name": "fixed", "switch_s": 1e-3}, "policy 'fixed' has no use for switch_s (it takes no parameters)"),

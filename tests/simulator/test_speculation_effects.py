@@ -68,14 +68,17 @@ def test_a_run_with_constant_step_times_is_leviathans_closed_form(alpha, tokens,
 
 
 def test_a_prompt_is_prefilled_by_the_drafter_too():
-    """A completed prompt costs the drafter's own pass over it and the passes that draft."""
+    """A completed prompt costs the drafter's own pass over it, the passes that draft and the host around them."""
     timer = build_alone(scenario("draft-model"), 0).main.timer
     prompt = StepWork(1, 1000, (500_500,), (1000,), 1, (1001,), 0, 4, (0,))
     drafter = timer.drafter
     prefill = drafter.step.seconds(prompt, 1)
     passes = 2 * drafter.step.seconds(StepWork(0, 0, (0,), (0,), 0, (0,), 1, 1, (1002,)), 1)
     added = timer.seconds(prompt) - timer.target.seconds(prompt) - timer._step_s - timer._per_sequence_s
-    assert added == pytest.approx(prefill + passes, rel=1e-9)
+    host = drafter.overhead
+    assert host.step_s > 0
+    host_s = host.step_s + host.per_sequence_s + 3 * (host.pass_s + host.sequence_pass_s)
+    assert added == pytest.approx(prefill + passes + host_s, rel=1e-9)
     chunk = prompt._replace(sampled_prefills=0, sampled_kv_tokens=(0,))
     unfinished = timer.seconds(chunk) - timer.target.seconds(chunk) - timer._step_s - timer._per_sequence_s
     assert unfinished == pytest.approx(drafter.step.seconds(chunk, 0), rel=1e-9)

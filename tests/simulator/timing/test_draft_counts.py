@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,6 +39,11 @@ class Recorder:
     windows: tuple = (None,)
     max_tokens: int = 10**6
     asked: list = field(default_factory=list)
+    drafts: str = "together"
+
+    @property
+    def deployment(self):
+        return SimpleNamespace(framework=SimpleNamespace(drafts=self.drafts))
 
     def seconds(self, work, logit_rows=None):
         self.asked.append((work, logit_rows))
@@ -117,6 +123,16 @@ def test_each_layer_of_a_tree_computes_its_nodes_once():
     # Nodes before and in a layer: 4, 6, 10, 11; the two layers of four stand 4 and 10 deep, 7 in the middle.
     assert passes == {4: 7 - 14, 2: 6 - 14, 1: 11 - 14}
     assert [rows for _, rows in step.asked] == [3, 12, 6, 3]
+
+
+def test_apart_each_sequence_has_the_later_passes_to_itself():
+    """The first pass serves all; each of the others is run once for each of three sequences, over its own context."""
+    step = Recorder(drafts="apart")
+    drafter = SequentialDrafter(step, 3, (1, 1), 0.0, 0.0)
+    assert seconds_of(drafter, decode(3, 100, 4)) == 1 + 3 * 2
+    (first, first_rows), (later, rows) = step.asked
+    assert (first.decode_seqs, first_rows) == (3, 3)
+    assert (later.decode_seqs, later.query_len, rows, later.decode_kv_tokens) == (1, 1, 1, (101,))
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("ngram", "suffix")])

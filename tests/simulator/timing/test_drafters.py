@@ -76,6 +76,11 @@ def made(name, target=None, **changes):
     return build_drafter(request(name, target, **changes))
 
 
+def hostless(name, target=None, **changes):
+    """The drafter without its engine's host time: what its kernels take."""
+    return replace(made(name, target, **changes), overhead=HostOverhead())
+
+
 def decode(seqs, context, query_len, windows=(None,)):
     empty = tuple(0 for _ in windows)
     return StepWork(0, 0, empty, empty, 0, empty, seqs, query_len, tuple(seqs * context for _ in windows))
@@ -256,7 +261,7 @@ class TestMemory:
 class TestTime:
     def test_an_eagle_pass_reads_its_layer_and_the_lm_head(self):
         """Never faster than the bytes; less than twice them while alone (218 M + 34 M + 525 M weights per pass)."""
-        one = seconds_of(made("eagle"), decode(1, 500, 2))
+        one = seconds_of(hostless("eagle"), decode(1, 500, 2))
         bound = (made("eagle").weight_bytes + 2 * 4096 * 128_256) / 3.35e12
         assert bound < one < 2 * bound
 
@@ -283,13 +288,27 @@ class TestTime:
         asked = {"step_s": 1e-3, "pass_s": 1e-4}
         work = decode(4, 500, 4)
         for name, passes in (("eagle3", 3), ("parallel-draft", 1)):
-            plain = seconds_of(made(name, num_speculative_tokens=3), work)
+            plain = seconds_of(made(name, num_speculative_tokens=3, draft={"step_s": 0.0, "pass_s": 0.0}), work)
             slow = seconds_of(made(name, num_speculative_tokens=3, draft=asked), work)
             assert slow - plain == pytest.approx(1e-3 + passes * 1e-4)
-        assert request("eagle3", draft=asked).overhead == HostOverhead(1e-3, 1e-4)
+        known = request("eagle3").overhead
+        assert known.per_sequence_s > 0 < known.sequence_pass_s
+        assert request("eagle3", draft=asked).overhead == replace(known, step_s=1e-3, pass_s=1e-4)
+        # Whoever measured a sequence's host time has its passes in it.
+        assert request("eagle3", draft=asked | {"per_sequence_s": 2e-5}).overhead == HostOverhead(1e-3, 1e-4, 2e-5)
+
+    def test_host_time_of_a_sequence_counts_its_passes(self):
+        """vLLM's costs by hand: four sequences in a step of three passes, and in one."""
+        for name, passes in (("eagle3", 3), ("parallel-draft", 1)):
+            drafter, free = (build(name, num_speculative_tokens=3) for build in (made, hostless))
+            due = drafter.overhead.step_s + 4 * (
+                drafter.overhead.per_sequence_s + passes * drafter.overhead.sequence_pass_s
+            )
+            work = decode(4, 500, 4)
+            assert seconds_of(drafter, work) - seconds_of(free, work) == pytest.approx(due)
 
     def test_a_wide_layer_costs_next_to_nothing_alone_and_more_in_a_crowd(self):
-        chain, tree = made("eagle", num_speculative_tokens=5), made("eagle tree")
+        chain, tree = hostless("eagle", num_speculative_tokens=5), hostless("eagle tree")
         alone = seconds_of(tree, decode(1, 500, 26)) / seconds_of(chain, decode(1, 500, 6))
         crowd = seconds_of(tree, decode(64, 500, 26)) / seconds_of(chain, decode(64, 500, 6))
         assert 1.0 <= alone < 1.04
