@@ -242,6 +242,7 @@ class KernelLibrary:
         correction = self.correction(family, dtype)
         if correction is None:
             return time
+        _untraceable(time)
         light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time)
         seconds = time.seconds * correction.factor(family, sizes, time, float(self.chip.compute.usable_cores))
         seconds = np.maximum(seconds, np.minimum(light, time.seconds))
@@ -632,7 +633,8 @@ class KernelLibrary:
         parameters = cast(RecurrentPrefillParameters, self.parameters("recurrent_prefill", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
         time = evaluate((seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q))
-        return self._corrected_recurrent("recurrent_prefill", shape, time, seqs, q_tokens / np.maximum(1, seqs))
+        each = q_tokens / functions_of(seqs).maximum(1, seqs)
+        return self._corrected_recurrent("recurrent_prefill", shape, time, seqs, each)
 
     def recurrent_decode(self, shape: RecurrentShape, *, seqs: Num, q_len: Num, warm: bool = False) -> KernelTime:
         """Time of a recurrent layer's update of the states of decoding sequences; ``q_len`` > 1 verifies tokens.

@@ -54,8 +54,8 @@ RULES = {
         "return tokens // self._block_size",
     ),
     "one place too many in the batch": (
-        "and len(self.running) < self._max_num_seqs:",
-        "and len(self.running) <= self._max_num_seqs:",
+        "and len(self.running) < self._max_num_seqs",
+        "and len(self.running) <= self._max_num_seqs",
     ),
     "the last to come is served first": (
         "sequence = self.waiting[0]\n            known",

@@ -182,9 +182,13 @@ def test_killed_while_it_writes_the_old_files_stay(place, out):
 
 
 def test_interrupted_the_command_ends_with_one_line(place, out):
-    """Ctrl-C in the middle of a simulation, at the first progress that it tells: at no moment of a clock."""
+    """Ctrl-C in the middle of a simulation, at the first progress that it tells: at no moment of a clock.
+
+    Python heeds it as on a terminal: a shell starts what runs in the background with Ctrl-C ignored.
+    """
     (out / "long.json").write_text(json.dumps(tiny_data(num_requests=20_000)))
     interrupt = "import os, signal\nfrom simulator.cli.output import Progress\n"
+    interrupt += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     interrupt += "Progress.update = lambda _, done, total: done < total and os.kill(os.getpid(), signal.SIGINT)"
     process = started(interrupt, "run", out / "long.json", "--out", out / "run", stdout=subprocess.PIPE)
     _, err = process.communicate(timeout=HANGS_S)

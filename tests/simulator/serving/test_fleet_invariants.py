@@ -128,6 +128,7 @@ def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
     positions = fleet.pools[0].limits.query_len - 1
     log = RunLog(stream, StepLog(1), positions)
     run = FleetRun(fleet, log, log.admit(fleet.refusal))
+    run.run()
     log.settle()
     served = ~np.asarray(log.failed, dtype=bool)
     event(f"disaggregated {bool(fleet.links)}, restarts {sum(log.restarts) > 0}")
@@ -153,4 +154,4 @@ def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
         assert scheduler.everything() == []
         assert scheduler.used_blocks == scheduler.swapped_blocks == 0
         assert scheduler.cache.shared_blocks == 0
-    assert all(feed.outstanding == 0 for feed in run._feeds)
+    assert all(feed.outstanding == 0 for feed in run.feeds)
