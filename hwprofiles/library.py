@@ -230,7 +230,7 @@ class KernelLibrary:
         return None
 
     def _corrected(self, family: str, dtype: str, time: KernelTime, held: bool = False, **sizes: Num) -> KernelTime:
-        """A time of physics with its correction; never faster than the chip's light.
+        """A time of physics with its correction; never faster than the chip's light in the format.
 
         Args:
             family: of the kernel.
@@ -243,7 +243,7 @@ class KernelLibrary:
         if correction is None:
             return time
         _untraceable(time)
-        light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time)
+        light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, format_of(dtype))
         seconds = time.seconds * correction.factor(family, sizes, time, float(self.chip.compute.usable_cores))
         seconds = np.maximum(seconds, np.minimum(light, time.seconds))
         if not isinstance(time.seconds, np.ndarray):

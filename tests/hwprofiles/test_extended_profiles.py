@@ -2,7 +2,7 @@
 
 import pytest
 
-from hwprofiles import KernelLibrary, ProfileError, load_chip
+from hwprofiles import BASES, KernelLibrary, ProfileError, load_chip
 
 TEXT = """\
 extends: h200-sxm
@@ -56,13 +56,25 @@ memory:
 
 @pytest.mark.parametrize("base", ["h200-sxm", "b200-sxm"])
 def test_kernels_fitted_under_other_limits_are_not_this_chips(tmp_path, base):
-    """Other bandwidths were never measured: the base's parameters stand in, and say so."""
+    """Other bandwidths were never measured: the base's parameters stand in, and say so.
+
+    They keep the shapes they have seen and an interval, never narrower than the base's; nothing calls them calibrated.
+    """
     path = tmp_path / "faster.yaml"
     path.write_text(FASTER.format(base=base))
     own, other = KernelLibrary(load_chip(path), "vllm"), KernelLibrary(base, "vllm")
     for family, dtype in (("gemm", "bf16"), ("attention_decode", "bf16"), ("moe", "bf16"), ("collective", "any")):
         assert own.basis(family, dtype) == "datasheet"
-        assert own.parameters(family, dtype).fit is None
+        carried, fit = own.parameters(family, dtype).fit, other.parameters(family, dtype).fit
+        assert other.basis(family, dtype) == "calibrated"
+        assert carried.ranges == fit.ranges
+        seen = {name: low for name, (low, _) in fit.ranges.items()}
+        assert own.basis_code(family, dtype, seen) == BASES.index("datasheet")
+        assert other.basis_code(family, dtype, seen) == BASES.index("calibrated")
+        assert own.interval(family, dtype, seen, "memory") == (1.0, 1.0)
+        low, high = own.interval(family, dtype, seen, "memory", assumed=True)
+        inner = fit.intervals.get("all", (1.0, 1.0))
+        assert low < inner[0] <= inner[1] < high
         before = other.parameters(family, dtype).vector()
         assert own.parameters(family, dtype).vector() == pytest.approx(before)
     assert KernelLibrary("h200-sxm", "vllm").basis("gemm", "bf16") == "calibrated"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hwprofiles import KernelLibrary, load_chip
-from hwprofiles.dtypes import format_of
+from hwprofiles.choice import exact_names
 from simulator.replay.fit import core_rows, family_rows
 from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import predict_table
@@ -104,7 +104,7 @@ def test_profiles_that_name_the_split_obeyed_it(shared_data):
         table = concatenate(parts)
         for (family, dtype), index in family_rows(table).items():
             sets = chip.kernels.get(library, {}).get(family, {})
-            fitted = sets.get(dtype, sets.get(format_of(dtype)))
+            fitted = next((sets[name] for name in exact_names(family, dtype) if name in sets), None)
             if fitted is None or scored_shapes(fitted.source.reference) != "left out":
                 continue
             rows = table.where(index)
@@ -114,7 +114,7 @@ def test_profiles_that_name_the_split_obeyed_it(shared_data):
             left = int(core_rows(family, seen).sum())
             assert fitted.source.rows <= left, (library, family, dtype)
             compared += fitted.source.rows == left
-    assert compared >= 12, "rows that beat the datasheet are left out of a fit, in one set of TensorRT-LLM's"
+    assert compared >= 16, "rows that beat the datasheet are left out of a fit, in one set of TensorRT-LLM's"
 
 
 def test_measured_tables_are_recognised(shared_data):
