@@ -84,6 +84,21 @@ def test_a_prompt_is_prefilled_by_the_drafter_too():
     assert unfinished == pytest.approx(drafter.step.seconds(chunk, 0), rel=1e-9)
 
 
+def test_a_run_pays_for_the_passes_of_each_slot():
+    """llama.cpp drafts for each slot by itself: a run's steps last what the timing model says, alone or not."""
+    workload = {"arrivals": {"process": "burst"}, "input_tokens": 64, "output_tokens": 60, "num_requests": 4}
+    asked = scenario("draft-model", {"framework": "llama.cpp"}, workload)
+    timer = build_alone(asked, 0).main.timer
+    steps = simulate(asked).steps
+    decoding = np.flatnonzero(steps.prefill_seqs == 0)
+    assert {1, 4} <= set(steps.decode_seqs[decoding].tolist())
+    for i in decoding:
+        counts = (int(values[i]) for values in (steps.decode_seqs, steps.query_len, steps.decode_kv_tokens))
+        seqs, query_len, keys = counts
+        work = StepWork(0, 0, (0,), (0,), 0, (0,), seqs, query_len, (keys,))
+        assert steps.seconds[i] == pytest.approx(timer.seconds(work), rel=1e-6)
+
+
 def verify_s(timer, seqs, query_len):
     return timer.target.seconds(StepWork(0, 0, (0,), (0,), 0, (0,), seqs, query_len, (seqs * 300,)))
 
