@@ -76,6 +76,11 @@ class AttentionSpeculationConfig(Section):
             raise ValueError(f"lambda: beyond {MOST_TOLERANCE:g} nothing is verified any more (got {self.lambda_:g})")
         if self.task is not None:
             published_hit_rate(self.task)
+        if self.batch_correlation and self.verification == "joint":
+            raise ValueError("batch_correlation: one norm decides for the whole batch; set verification: every-query")
+        correlations = (self.layer_correlation, self.token_correlation)
+        if self.hits == "mean" and correlations != (LAYER_CORRELATION, TOKEN_CORRELATION):
+            raise ValueError("layer_correlation, token_correlation: nothing is drawn from them; set hits: drawn")
         points = self.hit_rate_by_context or []
         for point in points:
             if len(point) != 2 or not (1 <= point[0] <= 1e12 and 0 <= point[1] <= 1):
