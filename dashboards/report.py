@@ -36,7 +36,7 @@ from dashboards.page import (
 from simulator.metrics import main_bottleneck
 from simulator.metrics.files import write_text_atomically
 from simulator.metrics.run_folder import Run, load_run
-from simulator.metrics.tables import more_run_tables, run_tables
+from simulator.metrics.tables import interval_words, more_run_tables, run_tables
 from simulator.tables import ABSENT, number, percent
 
 Document = dict[str, Any]
@@ -133,6 +133,8 @@ def run_marks(document: Document) -> list[tuple[str, str]]:
         marks.append((f"{number(document['kv_cache']['preemptions'])} preemptions", "bad"))
     runs = document.get("replications", 1)
     marks.append((f"{runs} replications" if runs > 1 else "single run", ""))
+    if document.get("interval_level") is not None:
+        marks.append((interval_words(document), ""))
     return marks
 
 

@@ -42,12 +42,17 @@ def run_title(document: Document) -> str:
     return f"{model} on {chips_words(document)}"
 
 
+def interval_words(document: Document) -> str:
+    """Level of a run's intervals, and what they are of."""
+    return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
+
+
 def run_facts(document: Document) -> str:
     """What the numbers of a run document rest on."""
     runs = document["replications"]
     count = f" · mean of {runs} runs" if runs > 1 else ""
     if document["interval_level"] is not None:
-        count += f" · {document['interval_level']:.0%} intervals of {document['intervals_of']}"
+        count += f" · {interval_words(document)}"
     shares = " + ".join(f"{share:.0%} {name}" for name, share in document["evidence"].items() if share >= 0.005)
     return f"basis: {document['basis']} ({shares}) · seed {document['seed']}{count}"
 
