@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+PLACE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
+"""A line of a stub: where a name lives."""
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -18,7 +21,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     """
     home = sys.modules[package]
     stub = Path(str(home.__file__)).with_suffix(".pyi")
-    places = _places(stub.read_text(encoding="utf-8"))
+    places = {name: module for module, name in PLACE.findall(stub.read_text(encoding="utf-8"))}
 
     def get(name: str) -> Any:
         if name not in places:
@@ -28,13 +31,3 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         return value
 
     return get, lambda: sorted({*vars(home), *places}), sorted(places)
-
-
-def _places(stub: str) -> dict[str, str]:
-    """Name to module, of every import in a stub."""
-    return {
-        alias.name: statement.module
-        for statement in ast.parse(stub).body
-        if isinstance(statement, ast.ImportFrom) and statement.module
-        for alias in statement.names
-    }

@@ -33,15 +33,9 @@ from simulator.serving import (
 )
 from simulator.serving.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
-from simulator.speculation import (
-    AcceptanceSampler,
-    PolicyFactory,
-    borrowed_acceptance,
-    draft_survival,
-    proposal,
-    sampler_of,
-)
+from simulator.speculation import AcceptanceSampler, PolicyFactory, borrowed_acceptance, draft_survival, sampler_of
 from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
+from simulator.speculation.proposal import proposal
 from simulator.timing import (
     Deployment,
     Drafter,

@@ -1,9 +1,12 @@
 """The house: imports run downwards only, and every room is a package with a docstring."""
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from forerun.lazy import PLACE
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
@@ -87,3 +90,20 @@ def test_imports_run_downwards(path):
 def test_every_module_says_what_it_is():
     for path in sources():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+FACES = [stub for source in sources() if (stub := source.with_suffix(".pyi")).exists()]
+
+
+@pytest.mark.parametrize("stub", FACES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_face_lends_what_its_stub_says(stub):
+    package = ".".join(stub.parent.relative_to(ROOT).parts)
+    lines = stub.read_text(encoding="utf-8").splitlines()
+    places = dict(reversed(found) for found in PLACE.findall("\n".join(lines)))
+    assert len(places) == len(lines), "one name a line, each once: from module import name as name"
+    # once such a module is imported, its package's attribute of that name is the module
+    assert not {place for place in places if (stub.parent / f"{place}.py").exists()}
+    face = import_module(package)
+    assert face.__all__ == sorted(places)
+    for name, module in places.items():
+        assert getattr(face, name) is getattr(import_module(module), name)

@@ -19,7 +19,8 @@ from simulator.replay.speculation import (
     group_scores,
     load_published,
 )
-from simulator.replay.validation import facts, fitted_words
+from simulator.replay.validation import fitted_words
+from simulator.replay.validation.facts import facts
 
 HEAD = f"""# Speculation against published measurements
 

@@ -15,7 +15,8 @@ from dashboards.app.served import Served
 from dashboards.replay_report import KERNELS, kind_of
 from hwprofiles import KernelLibrary, load_chip
 from simulator.errors import ForerunError
-from simulator.replay import ReplayReport, Split, calibrate, replay_kernels
+from simulator.replay import ReplayReport, Split, replay_kernels
+from simulator.replay.calibrate import calibrate
 from simulator.scenario import Scenario
 from traces.kernels import KernelTable, read_kernels
 

@@ -1,17 +1,5 @@
 """Times real kernels with torch on this machine's CPU or GPU into a canonical kernel trace."""
 
-from simulator.measure.machine import MachineLimits, machine_profile
-from simulator.measure.record import Measurement, measure, measurement_document
-from simulator.measure.shapes import DTYPES, FAMILIES, KernelShape, kernel_shapes
+from forerun.lazy import lazy_names
 
-__all__ = [
-    "DTYPES",
-    "FAMILIES",
-    "KernelShape",
-    "MachineLimits",
-    "Measurement",
-    "kernel_shapes",
-    "machine_profile",
-    "measure",
-    "measurement_document",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,6 +1,5 @@
 """What arrives: request lengths and arrival times, synthetic or from a trace."""
 
-from simulator.workload.config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
-from simulator.workload.generate import RequestStream, generate_requests
+from forerun.lazy import lazy_names
 
-__all__ = ["ArrivalsConfig", "LengthConfig", "RequestStream", "SessionsConfig", "WorkloadConfig", "generate_requests"]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

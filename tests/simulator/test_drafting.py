@@ -8,7 +8,8 @@ from simulator.drafting import build_drafter
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import Scenario
-from simulator.speculation import draft_survival, proposal
+from simulator.speculation import draft_survival
+from simulator.speculation.proposal import proposal
 from simulator.timing import HostDrafter, check_drafter
 
 ALPHA = {"alpha": 0.7}

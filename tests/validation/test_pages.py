@@ -11,7 +11,8 @@ from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import predict_table
 from simulator.replay.speculation import compare_published, curve_scores, group_scores, load_published
 from simulator.replay.split import training_rows
-from simulator.replay.validation import SPLIT, ErrorRow, facts, read_errors, shipped_errors
+from simulator.replay.validation import SPLIT, ErrorRow, read_errors, shipped_errors
+from simulator.replay.validation.facts import facts
 from traces.kernels import concatenate, read_kernels
 from validation.__main__ import main
 from validation.kernels import measured_kernel_errors

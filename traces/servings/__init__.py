@@ -1,27 +1,5 @@
 """Measured serving runs: one canonical record per run, readers for benchmark results and published tables."""
 
-from traces.servings.read import FORMATS, read_runs, register_table
-from traces.servings.run import (
-    LATENCIES,
-    METRICS,
-    PROCESSES,
-    THROUGHPUTS,
-    MeasuredRun,
-    PromptPool,
-    TokenCounts,
-    latencies_ms,
-)
+from forerun.lazy import lazy_names
 
-__all__ = [
-    "FORMATS",
-    "LATENCIES",
-    "METRICS",
-    "PROCESSES",
-    "THROUGHPUTS",
-    "MeasuredRun",
-    "PromptPool",
-    "TokenCounts",
-    "latencies_ms",
-    "read_runs",
-    "register_table",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,6 +1,5 @@
 """Measured engine steps: batch composition and seconds; canonical table and readers."""
 
-from traces.steps.read import FORMATS, read_steps
-from traces.steps.table import COLUMNS, StepTable
+from forerun.lazy import lazy_names
 
-__all__ = ["COLUMNS", "FORMATS", "StepTable", "read_steps"]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -10,13 +10,8 @@ from made_kernels import attention_rows, gemm_rows, measured
 
 from hwprofiles import BASES, KernelLibrary, load_chip
 from simulator.errors import ForerunError
-from simulator.replay import (
-    Split,
-    calibrate,
-    predict_table,
-    replay_kernels,
-    write_profile,
-)
+from simulator.replay import Split, predict_table, replay_kernels, write_profile
+from simulator.replay.calibrate import calibrate
 from simulator.replay.correction import fit_trees
 from simulator.replay.evidence import conformal_intervals
 from simulator.replay.light_speed import light_seconds

@@ -5,7 +5,8 @@ import pytest
 
 from hwprofiles import KernelLibrary, load_chip
 from simulator.errors import ForerunError
-from simulator.replay import calibrate, predict_table
+from simulator.replay import predict_table
+from simulator.replay.calibrate import calibrate
 from traces.kernels import KernelTable, concatenate, make_table
 
 BARE = load_chip("h100-sxm").model_copy(update={"kernels": {}})

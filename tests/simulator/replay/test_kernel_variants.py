@@ -6,7 +6,8 @@ import pytest
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.choice import find_parameters
 from hwprofiles.dtypes import DTYPES, dtype_bytes, format_of
-from simulator.replay import calibrate, replay_kernels
+from simulator.replay import replay_kernels
+from simulator.replay.calibrate import calibrate
 from simulator.replay.fit import family_rows
 from traces.kernels.table import concatenate, make_table
 

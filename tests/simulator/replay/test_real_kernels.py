@@ -8,7 +8,8 @@ import pytest
 
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.dtypes import VARIANT
-from simulator.replay import Split, calibrate, replay_kernels
+from simulator.replay import Split, replay_kernels
+from simulator.replay.calibrate import calibrate
 from simulator.replay.fit import core_rows, family_rows
 from simulator.replay.kernels import trace_library
 from traces.kernels import concatenate, read_kernels

@@ -16,7 +16,6 @@ from simulator.replay.validation import (
     ErrorRow,
     digest_of,
     errors_document,
-    facts,
     fitted_words,
     grown_errors,
     merged,
@@ -24,7 +23,7 @@ from simulator.replay.validation import (
     shipped,
     shipped_errors,
 )
-from simulator.replay.validation.facts import NOTHING
+from simulator.replay.validation.facts import NOTHING, facts
 from simulator.replay.validation.shipped import parts, sample_errors
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)

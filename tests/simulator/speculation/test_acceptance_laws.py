@@ -9,13 +9,13 @@ from scipy.optimize import brentq
 from trees import drawn_confidences, full_tree, grow_tree, steady
 
 from simulator.errors import ForerunError
-from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_lengths, fit_survival, proposal
+from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_lengths, fit_survival
 from simulator.speculation.acceptance import CLASSES, ContextDrift, request_classes, sampler_of, widest_spread
 from simulator.speculation.closed_form import iid_alpha
 from simulator.speculation.config import AcceptanceConfig, TreeConfig
 from simulator.speculation.curves import Curve
 from simulator.speculation.level_decay import AcceptanceFit, extended
-from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, tree_survival
+from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, proposal, tree_survival
 from simulator.speculation.tree import (
     ROOT,
     GrowthPlan,

@@ -6,8 +6,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pydantic import ValidationError
 
 from simulator.errors import ForerunError
-from simulator.speculation import SpeculationConfig, draft_survival, proposal, survival_rates
-from simulator.speculation.proposal import OTHER_RANKS
+from simulator.speculation import SpeculationConfig, draft_survival, survival_rates
+from simulator.speculation.proposal import OTHER_RANKS, proposal
 from simulator.speculation.tree import (
     GrowthPlan,
     grown_acceptance,

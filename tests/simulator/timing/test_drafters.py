@@ -13,7 +13,8 @@ from hwprofiles import KernelLibrary, load_chip, load_link
 from simulator.drafting import DraftRequest, build_drafter, lookahead_tokens
 from simulator.errors import ForerunError
 from simulator.llm import load_architecture
-from simulator.speculation import SpeculationConfig, proposal
+from simulator.speculation import SpeculationConfig
+from simulator.speculation.proposal import proposal
 from simulator.timing import (
     Deployment,
     HostDrafter,

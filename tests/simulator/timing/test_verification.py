@@ -13,7 +13,8 @@ from numpy.testing import assert_allclose
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
 from simulator.drafting import DraftRequest, build_drafter
 from simulator.llm import load_architecture
-from simulator.speculation import SpeculationConfig, proposal
+from simulator.speculation import SpeculationConfig
+from simulator.speculation.proposal import proposal
 from simulator.timing import (
     Deployment,
     ModelTimer,

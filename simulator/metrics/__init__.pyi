@@ -1,0 +1,17 @@
+from simulator.metrics.document import forerun_version as forerun_version
+from simulator.metrics.document import json_text as json_text
+from simulator.metrics.document import jsonable as jsonable
+from simulator.metrics.document import run_document as run_document
+from simulator.metrics.document import scenario_document as scenario_document
+from simulator.metrics.replications import combine_replications as combine_replications
+from simulator.metrics.slo import LATENCIES as LATENCIES
+from simulator.metrics.slo import PERCENTILES as PERCENTILES
+from simulator.metrics.slo import Limit as Limit
+from simulator.metrics.slo import slo_limits as slo_limits
+from simulator.metrics.statistics import WeightedSample as WeightedSample
+from simulator.metrics.statistics import mean_interval as mean_interval
+from simulator.metrics.summary import request_latencies_ms as request_latencies_ms
+from simulator.metrics.summary import summarise as summarise
+from simulator.metrics.usage import bottleneck_shares as bottleneck_shares
+from simulator.metrics.usage import main_bottleneck as main_bottleneck
+from simulator.metrics.usage import utilisation as utilisation

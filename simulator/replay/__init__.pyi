@@ -1,0 +1,15 @@
+from simulator.replay.calibrate import Calibration as Calibration
+from simulator.replay.calibrate import FamilyFit as FamilyFit
+from simulator.replay.calibrate import write_profile as write_profile
+from simulator.replay.kernels import ReplayReport as ReplayReport
+from simulator.replay.kernels import replay_kernels as replay_kernels
+from simulator.replay.kernels import worst_rows as worst_rows
+from simulator.replay.predict import Prediction as Prediction
+from simulator.replay.predict import predict_table as predict_table
+from simulator.replay.scores import Limit as Limit
+from simulator.replay.scores import Score as Score
+from simulator.replay.scores import exceeded as exceeded
+from simulator.replay.scores import parse_limit as parse_limit
+from simulator.replay.split import Split as Split
+from simulator.replay.split import parse_split as parse_split
+from simulator.replay.split import training_rows as training_rows

@@ -1,0 +1,14 @@
+from simulator.replay.validation.errors import ErrorRow as ErrorRow
+from simulator.replay.validation.errors import errors_document as errors_document
+from simulator.replay.validation.errors import grown_errors as grown_errors
+from simulator.replay.validation.errors import merged as merged
+from simulator.replay.validation.errors import read_errors as read_errors
+from simulator.replay.validation.facts import Fact as Fact
+from simulator.replay.validation.facts import fitted_words as fitted_words
+from simulator.replay.validation.inputs import Cache as Cache
+from simulator.replay.validation.inputs import cache_folder as cache_folder
+from simulator.replay.validation.inputs import digest_of as digest_of
+from simulator.replay.validation.shipped import SPLIT as SPLIT
+from simulator.replay.validation.shipped import Outcome as Outcome
+from simulator.replay.validation.shipped import Part as Part
+from simulator.replay.validation.shipped import shipped_errors as shipped_errors

@@ -1,0 +1,16 @@
+from traces.kernels.canonical import write_kernels as write_kernels
+from traces.kernels.columns import COLLECTIVES as COLLECTIVES
+from traces.kernels.columns import OPS as OPS
+from traces.kernels.columns import OTHER as OTHER
+from traces.kernels.columns import SIZES as SIZES
+from traces.kernels.columns import WORDS as WORDS
+from traces.kernels.names import kernel_class as kernel_class
+from traces.kernels.read import KERNEL_FORMATS as KERNEL_FORMATS
+from traces.kernels.read import read_kernels as read_kernels
+from traces.kernels.read import recognise_columns as recognise_columns
+from traces.kernels.silicon import silicon_folder as silicon_folder
+from traces.kernels.table import KernelTable as KernelTable
+from traces.kernels.table import Words as Words
+from traces.kernels.table import concatenate as concatenate
+from traces.kernels.table import make_table as make_table
+from traces.kernels.table import words as words

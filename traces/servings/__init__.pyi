@@ -1,0 +1,11 @@
+from traces.servings.read import FORMATS as FORMATS
+from traces.servings.read import read_runs as read_runs
+from traces.servings.read import register_table as register_table
+from traces.servings.run import LATENCIES as LATENCIES
+from traces.servings.run import METRICS as METRICS
+from traces.servings.run import PROCESSES as PROCESSES
+from traces.servings.run import THROUGHPUTS as THROUGHPUTS
+from traces.servings.run import MeasuredRun as MeasuredRun
+from traces.servings.run import PromptPool as PromptPool
+from traces.servings.run import TokenCounts as TokenCounts
+from traces.servings.run import latencies_ms as latencies_ms
