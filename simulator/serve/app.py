@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from types import coroutine
@@ -281,7 +282,7 @@ class Server:
 
     def _deliver(self, found: Sequence[Delivery]) -> None:
         """Let tokens out to those that wait for them; what can wait until all are out is counted then."""
-        clock, written, closing = self.pace.loop.time, [], []
+        told, closing = [], []
         for delivery in found:
             known = self._under_way.get(delivery.slot)
             if known is None:  # nobody waits for it any more
@@ -294,36 +295,40 @@ class Server:
                 exchange.error = BadRequestError(delivery.refusal, 503, code="overloaded")
             elif exchange.streams:
                 exchange.write(self._chunk(exchange, choice, delivery.tokens))
-            written.append((delivery, choice, choice.last_s if choice.tokens else None, clock()))
+            told.append((delivery, choice, choice.last_s if choice.tokens else None))
             choice.tokens += delivery.tokens
             choice.last_s = delivery.at_s
             if delivery.ended:
                 closing.append((delivery.slot, exchange, choice))
         for ended in closing:
             self._close(*ended)
-        self.pace.loop.call_soon(self._count, written)
+        self.pace.when_sent(partial(self._count, told))
 
-    def _count(self, written: Sequence[tuple[Delivery, Choice, float | None, float]]) -> None:
-        """Take what has been let out into the counters."""
-        counters = self.counters
-        for (slot, tokens, at_s, ended, refusal), choice, last_s, written_s in written:
+    def _count(self, told: Sequence[tuple[Delivery, Choice, float | None]], first_s: float, last_s: float) -> None:
+        """Take what has been let out into the counters: the first token at ``first_s`` by the loop's clock, the last
+        at ``last_s``, the others between them."""
+        counters, apart_s = self.counters, (last_s - first_s) / len(told) if told else 0.0
+        for place, ((slot, tokens, at_s, ended, refusal), choice, before_s) in enumerate(told, 1):
             if refusal is not None:
                 continue
             counters.answer_tokens += tokens
-            counters.lateness.observe(abs(written_s - self.pace.due(at_s)))
-            if last_s is not None:
-                counters.between_tokens.observe(at_s - last_s)
+            counters.lateness.observe(abs(first_s + place * apart_s - self.pace.due(at_s)))
+            if before_s is not None:
+                counters.between_tokens.observe(at_s - before_s)
             else:
                 counters.first(slot, at_s)
             if ended:
                 counters.ended(slot, choice.first_s, at_s, choice.tokens, choice.asked, choice.finish)
 
     def _chunk(self, exchange: Exchange, choice: Choice, tokens: int) -> bytes:
-        text = filler(choice.number, choice.tokens, tokens)
+        """A token's event; the first brings a chat's opening along, as vLLM's does: clients take the first event for
+        the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
+        answer, text = exchange.answer, filler(choice.number, choice.tokens, tokens)
+        opening = answer.chunk(answer.choice(choice.index, None)) if answer.chat and not choice.tokens else b""
         if exchange.counts_on:
             usage = usage_of(exchange.prompt_tokens, choice.tokens + tokens, exchange.cached_tokens)
-            return exchange.answer.chunk(exchange.answer.choice(choice.index, text), usage)
-        return choice.before + text.encode() + choice.after
+            return opening + answer.chunk(answer.choice(choice.index, text), usage)
+        return opening + choice.before + text.encode() + choice.after
 
     def _close(self, slot: int, exchange: Exchange, choice: Choice) -> None:
         """A choice has ended; with the last of them the exchange has."""
@@ -369,9 +374,6 @@ class _Endpoint:
         answer = exchange.answer
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if answer.chat:
-            for choice in exchange.choices:
-                await send(_part(answer.chunk(answer.choice(choice.index, None))))
         exchange.send = send
         held, exchange.held = b"".join(exchange.held), []
         if held:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 
 from simulator.serve.live import Delivery, LiveFleet
 
 TIMER_S = 0.5e-3
 """Event loops keep timers to a millisecond: this much before the moment they are woken, and sleep the rest."""
-MOST_LEAD_S = 1.5e-3
-"""A step's tokens go out one after another: the first at most so much before the moment, so that the last is not as
-much later."""
+MOST_LEAD_S = 5e-3
+"""Work on a step's tokens begins at most so much before they are due."""
 SMOOTHING = 0.2
 
 
@@ -90,18 +90,24 @@ class Pace:
         left_s = self.due(aimed_s) - self._lead_s - self.loop.time()
         if left_s > 0:
             time.sleep(left_s)
-        begun_s = self.loop.time()
         self._let_out(max(aimed_s, self.now))
-        self.loop.call_soon(self._learn, begun_s)
+        self.when_sent(partial(self._learn, self.due(aimed_s)))
         self._aim()
+
+    def when_sent(self, then: Callable[[float, float], None]) -> None:
+        """Call ``then`` when what was written has left, with the loop's time at which that began and ended.
+
+        uvloop sends what callbacks have written after all callbacks of its turn, those of ``call_soon`` too.
+        """
+        begun_s = self.loop.time()
+        self.loop.call_soon(self.loop.call_soon, lambda: then(begun_s, self.loop.time()))
 
     def _let_out(self, to_s: float) -> None:
         found = self._fleet.advance(to_s)
         if found:
             self._deliver(found)
 
-    def _learn(self, begun_s: float) -> None:
-        """How long it takes until all tokens of a step have been written."""
-        took_s = self.loop.time() - begun_s
-        lead_s = min(took_s / 2, MOST_LEAD_S)
-        self._lead_s += SMOOTHING * (lead_s - self._lead_s)
+    def _learn(self, due_s: float, first_s: float, last_s: float) -> None:
+        """Begin the next step's tokens so that half of them leave before they are due."""
+        late_s = (first_s + last_s) / 2 - due_s
+        self._lead_s = min(max(self._lead_s + SMOOTHING * late_s, 0.0), MOST_LEAD_S)

@@ -83,6 +83,30 @@ def test_a_stream_says_what_the_whole_answer_says(speculation):
     assert texts[0] != texts[1]
 
 
+def test_a_chat_opens_with_its_first_token_and_no_sooner():
+    sent = []
+
+    async def talk(client, server):
+        inner = server.app
+
+        async def spied(scope, receive, send):
+            async def noted(message):
+                sent.append(message.get("body"))
+                await send(message)
+
+            await inner(scope, receive, noted)
+
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app=spied), base_url="http://served")
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": True, "stream": True}
+        await client.post("/v1/chat/completions", json=body)
+
+    ask(talk)
+    first = next(filter(None, sent))
+    opening, token = events(first.decode() + "data: [DONE]\n\n")
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert len(tokens_of(token["choices"][0]["delta"]["content"])) == 1
+
+
 def test_usage_with_every_chunk():
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "a b", "max_tokens": 5, "ignore_eos": True, "stream": True, "stream_options": options}
