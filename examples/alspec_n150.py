@@ -128,7 +128,7 @@ def layout_gains(
         hardware={"chip": chip, "tensor_parallel": serial // 2, "speculative_parallel": 2},
         attention_speculation={"hit_rate": hit_rate},
     )
-    return gains(alone, both, batches, contexts), StepPricer(both).step(1, K).basis
+    return gains(alone, both, batches, contexts), StepPricer(both).basis
 
 
 def h100_finding(model: str, why: str) -> Finding:

@@ -278,7 +278,7 @@ def _replicas(
         assumed=bool(groups or borrowed),
         notes=(),
         groups=groups,
-        hits=None if groups is None else groups.drawn(seed),
+        hits=None if groups is None else groups.drawn(seed, most_seqs),
     )
     return replace(pool, notes=tuple(_notes(scenario, architecture, pool, drafter, borrowed)))
 

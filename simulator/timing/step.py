@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -373,6 +374,12 @@ class StepTimer:
         one = _sum(layer_calls(self.deployment, layer, tokens, query_len), self.deployment, len(tokens))
         one.add(_sum(reduction_calls(self.deployment, layer, tokens), self.deployment, len(tokens)))
         return one
+
+    def beside(self, overlap: DecodeOverlap) -> StepTimer:
+        """The same with decode attention priced by another overlap, and all tables shared that it does not change."""
+        other = copy(self)
+        other._overlap, other._attention = overlap, []
+        return other
 
     @property
     def overlap(self) -> DecodeOverlap | None:

@@ -12,7 +12,7 @@ from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.speculation.attention_level import READINGS, mechanism_costs, pass_seconds, simulate_pass
 from simulator.speculation.attention_level.drawn import OutcomeDraws
-from simulator.speculation.attention_level.hit_rates import batch_hit_rate
+from simulator.speculation.attention_level.hit_rates import batch_hit_rate, failing_chance
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
 from simulator.studies.alspec import StepPricer, at_range_end, gains, layout
 from simulator.timing import StepWork
@@ -120,13 +120,15 @@ def test_bounds_add_up_to_the_seconds_of_the_step():
 
 
 @pytest.mark.parametrize("speculation", [None, EAGLE3])
-@pytest.mark.parametrize("reading", ["next-attention", "pipelined"])
-def test_fast_and_exact_serving_agree(speculation, reading):
+@pytest.mark.parametrize(
+    "rule", [{"reading": "next-attention"}, {"reading": "pipelined"}, {"verification": "per-request"}]
+)
+def test_fast_and_exact_serving_agree(speculation, rule):
     hardware = N150 | {"replicas": 2}
     fast, exact = (
         simulate(
             scenario(
-                {"task": "gsm8k", "lambda": 0.1, "reading": reading},
+                {"task": "gsm8k", "lambda": 0.1, **rule},
                 hardware=hardware,
                 speculation=speculation,
                 engine=ENGINE | {"stepping": stepping},
@@ -176,6 +178,37 @@ def test_one_norm_for_a_batch_hits_more_often_than_every_query():
         for rule in ("joint", "every-query")
     )
     assert joint < strict
+
+
+@pytest.mark.parametrize("reading", READINGS[:2])
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_a_step_rolls_back_those_requests_that_fail(reading, correlation):
+    """The engine's step: every number of failing requests with its chance, the kernels of their rows run again."""
+    seqs, query_len, keys = 4, 2, 131072
+    block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": correlation, "reading": reading}
+    step, plain = target(build_alone(scenario(block), 0)), target(build_alone(serial(), 0))
+    attention = SpeculativeAttention(scenario(block).attention_speculation, plain)
+    (kind,) = step._kinds
+    times = attention.layer_times(kind.shape, seqs, query_len, keys)
+    whole = batch_hit_rate(0.9, seqs * query_len, "every-query", correlation)
+    rows = attention._kinds[kind.shape, None]
+    layers, expected = kind.layers, 0.0
+    chances = [whole, *(failing_chance(m, 0.9, seqs, query_len, correlation) for m in range(1, seqs))]
+    for failing, chance in enumerate([*chances, 1 - sum(chances)]):
+        again = failing * query_len
+        own = times.rolled_back(rows.pre_s[again], rows.other_s[again] - rows.pre_s[again])
+        outcome = (failing == 0) if failing in (0, seqs) else own
+        expected += chance * pass_seconds(times, [outcome] * layers, reading)
+    around = plain.seconds(decode_work(seqs, query_len, keys)) - layers * times.serial_s
+    found = step.seconds(decode_work(seqs, query_len, keys))
+    assert_allclose(found, around + expected, rtol=1e-9)
+    together = target(build_alone(scenario(block | {"verification": "every-query"}), 0))
+    assert found < together.seconds(decode_work(seqs, query_len, keys))
+    alone = decode_work(1, query_len, keys)
+    assert_allclose(step.seconds(alone), together.seconds(alone), rtol=1e-12)
+    arrays = StepWork(*(tuple(np.array([n]) for n in p) if isinstance(p, tuple) else np.array([p])
+                        for p in decode_work(seqs, query_len, keys)[:9]))  # fmt: skip
+    assert_allclose(step.costs(arrays).device_s, found, rtol=1e-9)
 
 
 def test_sliding_windows_do_not_speculate():
@@ -342,6 +375,25 @@ def test_equal_draws_equal_runs_compiled_or_not():
     assert_allclose(bounds, parts.seconds, rtol=1e-9)
 
 
+def test_requests_drawn_by_themselves_have_the_mean_of_the_closed_form():
+    """Eight sequences that fail one by one, errors correlated over the batch; compiled or not."""
+    load = {"arrivals": {"process": "burst"}, "input_tokens": 8000, "output_tokens": 300, "num_requests": 8}
+    block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": 0.4, "token_correlation": 0.0}
+
+    def steps(hits, stepping="fast"):
+        own = {name: value for name, value in block.items() if hits == "drawn" or name != "token_correlation"}
+        engine = ENGINE | {"max_num_batched_tokens": 8192, "stepping": stepping}
+        return simulate(scenario(own | {"hits": hits}, engine=engine, workload=load), 5).steps
+
+    mean, found, oracle = steps("mean"), steps("drawn"), steps("drawn", "exact-steps")
+    assert_allclose(found.seconds, oracle.seconds, rtol=1e-9)
+    decoding = (mean.prefill_seqs == 0) & (mean.decode_seqs == 8)
+    apart = found.seconds[decoding] - mean.seconds[decoding]
+    assert decoding.sum() > 200
+    assert apart.std() > 0
+    assert abs(apart.mean()) < 3 * apart.std() / len(apart) ** 0.5
+
+
 def test_drawn_outcomes_keep_their_rates_and_correlations():
     draws = OutcomeDraws(40, layer_correlation=0.6, token_correlation=0.3, seed=1, replica=0)
     rates = np.linspace(0.1, 0.9, 40)
@@ -349,6 +401,10 @@ def test_drawn_outcomes_keep_their_rates_and_correlations():
     assert_allclose(passed.mean(axis=0), rates, atol=4 * 0.5 * (1.9 / 20_000) ** 0.5)
     half = OutcomeDraws(40, layer_correlation=0.6, token_correlation=0.3, seed=2, replica=0)
     signs = np.array([half.next([0.5] * 40) for _ in range(20_000)]) * 2.0 - 1.0
+    many = OutcomeDraws(40, layer_correlation=0.6, token_correlation=0.0, seed=3, replica=0, requests=8)
+    failing = np.array([many.failing(rates, 8, 2, 0.5) for _ in range(4000)])
+    expected = [8 * (1 - batch_hit_rate(rate, 2, "per-request", 0.5)) for rate in rates]
+    assert_allclose(failing.mean(axis=0), expected, atol=4 * 4 / 4000**0.5)
     # Of two normal numbers with correlation r the signs have 2/pi asin(r).
     assert np.mean(signs[:, 1:] * signs[:, :-1]) == pytest.approx(2 / np.pi * np.arcsin(0.6), abs=0.01)
     assert np.mean(signs[1:] * signs[:-1]) == pytest.approx(2 / np.pi * np.arcsin(0.3), abs=0.01)

@@ -90,7 +90,7 @@ def compute_own(_context: Context, values: Values) -> Shown:
     )
     rows = tuple(gains(alone, both, BATCHES, LONG))
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
-    basis = StepPricer(both).step(1, MAP_CONTEXTS[0]).basis
+    basis = StepPricer(both).basis
     return {}, {"gain": gain_figure(GainData(title, values["model"], rows, basis))}
 
 

@@ -47,10 +47,11 @@ class AttentionSpeculationConfig(Section):
     """Where the groups wait for one another: the next attention kernel, the same layer, or never (``pipelined``)."""
     prefill: Literal["context-parallel", "replicated"] = "context-parallel"
     """Whether each group computes half of a prompt and sends its keys and values to the other, or all of it."""
-    verification: Literal["joint", "every-query"] = "joint"
-    """Whether one norm decides for the whole batch, or every query has to pass."""
+    verification: Literal["joint", "every-query", "per-request"] = "joint"
+    """Whether one norm decides for the whole batch, or every query has to pass; or every request is verified by itself
+    and those that fail alone are rolled back."""
     batch_correlation: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Of the errors of a batch's queries in one layer, where every one has to pass: 0 = each fails by itself, 1 = all
+    """Of the errors of a batch's queries in one layer, where each is looked at: 0 = each fails by itself, 1 = all
     together. Nobody has published one: try both ends."""
     hits: Literal["mean", "drawn"] = "mean"
     """Whether a step takes the mean over hits and misses, or outcomes drawn for each of its layers."""
@@ -77,7 +78,11 @@ class AttentionSpeculationConfig(Section):
         if self.task is not None:
             published_hit_rate(self.task)
         if self.batch_correlation and self.verification == "joint":
-            raise ValueError("batch_correlation: one norm decides for the whole batch; set verification: every-query")
+            raise ValueError(
+                "batch_correlation: one norm decides for the whole batch; set verification: every-query or per-request"
+            )
+        if self.verification == "per-request" and self.reading == "pipelined":
+            raise ValueError("verification: per-request is not modelled in the ideal pipeline; set another reading")
         correlations = (self.layer_correlation, self.token_correlation)
         if self.hits == "mean" and correlations != (LAYER_CORRELATION, TOKEN_CORRELATION):
             raise ValueError("layer_correlation, token_correlation: nothing is drawn from them; set hits: drawn")

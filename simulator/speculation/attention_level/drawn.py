@@ -10,19 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig
+from simulator.speculation.attention_level.hit_rates import rate_at_factor
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
 from simulator.timing import DraftStep, ModelTimer, StepWork
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
 STREAM = 0xA77E
 
 
 class OutcomeDraws:
-    """Whether each layer of each step passes verification: equal marginal chances, correlated between neighbours.
+    """What passes verification in each layer of each step: equal marginal chances, correlated between neighbours.
 
     A layer passes where a standard normal number falls below the quantile of its hit rate; those numbers follow a
     first-order autoregression over layers and another over steps (a Gaussian copula), so every layer keeps its rate.
+    Requests that pass or fail by themselves have numbers of their own beside the one that they share.
 
     Args:
         layers: those that speculate.
@@ -30,25 +33,46 @@ class OutcomeDraws:
         token_correlation: between a layer in one step and in the next.
         seed: of the stream; a replica draws from its own.
         replica: its number.
+        requests: most of them in a step that fail by themselves; 0: a batch passes or fails as one.
     """
 
     def __init__(
-        self, layers: int, layer_correlation: float, token_correlation: float, seed: int, replica: int
+        self,
+        layers: int,
+        layer_correlation: float,
+        token_correlation: float,
+        seed: int,
+        replica: int,
+        requests: int = 0,
     ) -> None:
         self._generator = np.random.default_rng([seed, STREAM, replica])
         apart = np.abs(np.subtract.outer(np.arange(layers), np.arange(layers)))
         self._mixing = np.linalg.cholesky(layer_correlation**apart)
         self._kept, self._new = token_correlation, np.sqrt(1.0 - token_correlation**2)
-        self._state = self._mixing @ self._generator.standard_normal(layers)
+        self._shape = (layers, 1 + requests)
+        self._state = self._mixing @ self._generator.standard_normal(self._shape)
 
     def next(self, rates: Sequence[float]) -> BoolArray:
-        """The outcomes of the next step, layer i with chance ``rates[i]``."""
+        """Whether each layer of the next step passes as a whole, layer i with chance ``rates[i]``."""
         from scipy.special import ndtri  # slow to import, and most runs do without
 
-        passed: BoolArray = self._state < ndtri(rates)
-        fresh = self._mixing @ self._generator.standard_normal(len(rates))
-        self._state = self._kept * self._state + self._new * fresh
-        return passed
+        return self._step()[:, 0] < ndtri(rates)
+
+    def failing(self, rates: Sequence[float], requests: int, queries: int, correlation: float) -> IntArray:
+        """Requests that fail in each layer of the next step, whose ``queries`` queries pass with chance ``rates[i]``
+        each, their errors correlated as ``batch_hit_rate`` says."""
+        from scipy.special import ndtr
+
+        state = self._step()
+        passing = rate_at_factor(rates, correlation, state[:, :1]) ** queries
+        return np.sum(ndtr(state[:, 1 : 1 + requests]) >= passing, axis=1)
+
+    def _step(self) -> FloatArray:
+        """The numbers of the next step, [layers, 1 + requests]."""
+        found = self._state
+        fresh = self._mixing @ self._generator.standard_normal(self._shape)
+        self._state = self._kept * found + self._new * fresh
+        return found
 
 
 class DrawnTimer:
@@ -58,9 +82,15 @@ class DrawnTimer:
     where correlated outcomes also change how often a group waits).
     """
 
-    def __init__(self, timer: ModelTimer, attention: SpeculativeAttention, draws: OutcomeDraws) -> None:
+    def __init__(
+        self,
+        timer: ModelTimer,
+        attention: SpeculativeAttention,
+        config: AttentionSpeculationConfig,
+        draws: OutcomeDraws,
+    ) -> None:
         self.windows = timer.windows
-        self._timer, self._attention, self._draws = timer, attention, draws
+        self._timer, self._attention, self._config, self._draws = timer, attention, config, draws
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> float:
         """Seconds of one step, host included."""
@@ -69,7 +99,14 @@ class DrawnTimer:
             return total
         full = self.windows.index(None)
         step = (work.decode_seqs, work.query_len, work.decode_kv_tokens[full])
-        return total + self._attention.outcome_change(*step, self._draws.next(self._attention.rates(*step)))
+        return total + self._attention.outcome_change(*step, self._failing(*step))
+
+    def _failing(self, seqs: int, query_len: int, keys: int) -> IntArray:
+        """Sequences that fail in each layer: all or none where they pass as one."""
+        if self._config.verification != "per-request":
+            return np.where(self._draws.next(self._attention.rates(seqs, query_len, keys)), 0, seqs)
+        rates = self._config.layer_hit_rates(self._attention.layers, keys / seqs)
+        return self._draws.failing(rates, seqs, query_len, self._config.batch_correlation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +115,14 @@ class DrawnHits:
 
     config: AttentionSpeculationConfig
     seed: int
+    most_seqs: int
+    """Sequences of a step."""
 
     def timer(self, timer: ModelTimer, replica: int) -> DrawnTimer:
         """The timing model of one replica."""
         attention = timer.target.overlap
         assert isinstance(attention, SpeculativeAttention)
         correlations = (self.config.layer_correlation, self.config.token_correlation)
-        return DrawnTimer(timer, attention, OutcomeDraws(attention.layers, *correlations, self.seed, replica))
+        requests = self.most_seqs if self.config.verification == "per-request" else 0
+        draws = OutcomeDraws(attention.layers, *correlations, self.seed, replica, requests)
+        return DrawnTimer(timer, attention, self.config, draws)

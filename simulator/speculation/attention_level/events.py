@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import simpy
 
 from simulator.errors import ForerunError
-from simulator.speculation.attention_level.layer import LayerTimes, Reading
+from simulator.speculation.attention_level.layer import LayerTimes, Outcome, Reading
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -50,13 +50,13 @@ class PassTrace:
 
 
 def simulate_pass(
-    times: LayerTimes, hits: Sequence[bool], reading: Reading, sync_parts: SyncParts | None = None
+    times: LayerTimes, hits: Sequence[Outcome], reading: Reading, sync_parts: SyncParts | None = None
 ) -> PassTrace:
     """Run one pass through ``len(hits)`` layers, event by event; ``pass_seconds`` is its closed form.
 
     Args:
         times: plain floats.
-        hits: whether each layer's speculative output passes.
+        hits: whether each layer's speculative output passes, as ``pass_seconds`` takes them.
         reading: when the receiver waits.
         sync_parts: how the synchronisation divides over its messages.
 
@@ -65,7 +65,7 @@ def simulate_pass(
     """
     if not len(hits):
         raise ForerunError("a pass has at least one layer")
-    model = _Groups(simpy.Environment(), times, [bool(hit) for hit in hits], reading, sync_parts or SyncParts())
+    model = _Groups(simpy.Environment(), times, list(hits), reading, sync_parts or SyncParts())
     model.env.run(until=model.env.process(model.pipeline() if reading == "pipelined" else model.layers()))
     return PassTrace(float(model.env.now), tuple(model.bars), tuple(model.senders))
 
@@ -74,7 +74,7 @@ class _Groups:
     """Two device groups that hold the same layers, and the link between them."""
 
     def __init__(
-        self, env: simpy.Environment, times: LayerTimes, hits: list[bool], reading: Reading, parts: SyncParts
+        self, env: simpy.Environment, times: LayerTimes, hits: list[Outcome], reading: Reading, parts: SyncParts
     ) -> None:
         self.env = env
         self.times = times
@@ -95,8 +95,9 @@ class _Groups:
                 yield env.process(self.both(layer, "pre", self.times.pre_s))
             self.senders.append(sender)
             output, refused = env.event(), env.event()
-            yield env.process(self.send_side(layer, sender, hit, output, refused)) & env.process(
-                self.receive_side(layer, 1 - sender, hit, output, refused)
+            passed = bool(hit)
+            yield env.process(self.send_side(layer, sender, passed, output, refused)) & env.process(
+                self.receive_side(layer, 1 - sender, passed, output, refused)
             )
             yield env.process(self.synchronise(layer))
             sender = 1 - sender if hit else sender
@@ -110,9 +111,10 @@ class _Groups:
         yield from self.work(layer, group, "verify", times.verify_s)
         if not hit:
             refused.succeed()
+        skips = "again" if isinstance(self.hits[layer], LayerTimes) else "skip"
         for name, seconds, skip_s in self.following(layer):
             if hit:
-                yield from self.work(layer, group, f"skip {name}", skip_s)
+                yield from self.work(layer, group, f"{skips} {name}", skip_s)
             else:
                 yield from self.work(layer, group, name, seconds)
 
@@ -155,8 +157,9 @@ class _Groups:
         )
 
     def following(self, layer: int) -> list[tuple[str, float, float]]:
-        """What follows attention before the groups meet: name, seconds, seconds where skipped."""
-        times = self.times
+        """What follows attention before the groups meet: name, seconds, seconds where skipped for those that passed."""
+        outcome = self.hits[layer]
+        times = outcome if isinstance(outcome, LayerTimes) else self.times
         after = [("post", times.post_s, times.skip_post_s)]
         if self.ahead and layer + 1 < len(self.hits):
             after.append(("next pre", times.pre_s, times.skip_pre_s))

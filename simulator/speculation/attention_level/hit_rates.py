@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from simulator.errors import ForerunError, did_you_mean
 from simulator.speculation.attention_level.parameters import Parameter, source_words
 
+FloatArray = NDArray[np.float64]
 TOLERANCE = 0.10
 """The tolerance lambda that the paper recommends, and that a hit rate belongs to unless told."""
 WINDOW_TOKENS = 128
@@ -67,7 +69,7 @@ def batch_hit_rate(rate: Any, queries: Any, verification: str, correlation: floa
         rate: of one query.
         queries: tokens verified together, sequences times tokens per sequence.
         verification: ``joint``: one norm over the batch, as the published kernel sums it, taken to pass as often as one
-            query does; ``every-query``: all must pass: ``rate ** queries`` where they do so independently.
+            query does; else all must pass: ``rate ** queries`` where they do so independently.
         correlation: of the normal scores of the queries' errors, 0 to 1; all share one factor, and given it they are
             independent (Vasicek, "Loan portfolio value", Risk 15(12), 2002). Integrated by Gauss and Hermite.
     """
@@ -75,13 +77,47 @@ def batch_hit_rate(rate: Any, queries: Any, verification: str, correlation: floa
         return rate
     if correlation == 0.0:
         return rate**queries
+    given, weights = given_factor(rate, correlation)
+    found = given ** np.asarray(queries)[..., None] @ weights
+    return found if np.ndim(found) else float(found)
+
+
+def failing_chance(failing: int, rate: Any, requests: Any, queries: Any, correlation: float) -> Any:
+    """Chance that so many requests of a batch fail, of which others pass; 0 where a batch is no larger.
+
+    Args:
+        failing: requests of which a query fails, >= 1.
+        rate: hit rate of one query.
+        requests: of the batch.
+        queries: of each request.
+        correlation: as ``batch_hit_rate`` takes it.
+    """
+    if correlation == 1.0:
+        return 0.0 * (rate * requests)
+    from scipy.special import gammaln, xlog1py, xlogy
+
+    given, weights = given_factor(rate, correlation)
+    passed = given ** np.asarray(queries)[..., None]
+    others = np.maximum(np.asarray(requests)[..., None] - failing, 0)
+    ways = gammaln(others + failing + 1.0) - gammaln(others + 1.0) - gammaln(failing + 1.0)
+    chance = np.exp(ways + xlog1py(failing, -passed) + xlogy(others, passed)) @ weights
+    return np.where(np.asarray(requests) > failing, chance, 0.0)
+
+
+def given_factor(rate: Any, correlation: float) -> tuple[Any, FloatArray]:
+    """Hit rate of a query at values of the factor that its batch shares (last axis), and what those weigh."""
+    if correlation == 0.0:
+        return np.asarray(rate, dtype=np.float64)[..., None], np.ones(1)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE_NODES)
+    return rate_at_factor(rate, correlation, nodes), weights / weights.sum()
+
+
+def rate_at_factor(rate: Any, correlation: float, factor: Any) -> Any:
+    """Hit rate of a query whose batch shares ``factor``, a standard normal number; along the last axis."""
     from scipy.special import ndtr, ndtri  # slow to import, and most runs do without
 
-    nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE_NODES)
-    score = ndtri(np.asarray(rate, dtype=np.float64))[..., None] - np.sqrt(correlation) * nodes
-    passed = ndtr(score / np.sqrt(1.0 - correlation)) ** np.asarray(queries)[..., None]
-    found = passed @ (weights / weights.sum())
-    return found if np.ndim(found) else float(found)
+    score = ndtri(np.asarray(rate, dtype=np.float64))[..., None] - np.sqrt(correlation) * factor
+    return ndtr(score / np.sqrt(1.0 - correlation)) if correlation < 1.0 else (score > 0.0).astype(np.float64)
 
 
 HERMITE_NODES = 64

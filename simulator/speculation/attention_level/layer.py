@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -69,6 +69,16 @@ class LayerTimes:
         """The layer on the same group without speculation."""
         return self.pre_s + self.exact_s + self.post_s
 
+    def rolled_back(self, pre_s: Seconds, post_s: Seconds) -> LayerTimes:
+        """The layer where some requests of the batch fail and others pass: for those that fail the sender runs what it
+        would have skipped, in so many seconds; the receiver's work stands for the others. Priced as a hit is."""
+        pre, post = np.minimum(pre_s, self.pre_s), np.minimum(post_s, self.post_s)
+        return replace(self, skip_pre_s=pre, skip_post_s=post)
+
+
+Outcome = bool | LayerTimes
+"""Whether a layer passes with the whole batch; or its ``LayerTimes.rolled_back``, where some requests alone do."""
+
 
 def hit_seconds(times: LayerTimes, reading: Reading) -> Seconds:
     """Seconds of a layer whose speculative output passes verification, far from the ends of the pass.
@@ -99,8 +109,10 @@ def miss_seconds(times: LayerTimes) -> Seconds:
     return times.serial_s + times.verify_s + times.sync_s
 
 
-def pass_seconds(times: LayerTimes, hits: Sequence[bool], reading: Reading) -> Seconds:
+def pass_seconds(times: LayerTimes, hits: Sequence[Outcome], reading: Reading) -> Seconds:
     """Seconds of a pass through ``len(hits)`` equal layers whose outcomes are known.
+
+    Requests that roll back by themselves are modelled in the readings that wait, not in the pipeline.
 
     The first layer's pre-kernels have nothing to hide behind, and the last layer has no next one whose kernels could
     run ahead: a pass of L layers in the ``next-attention`` reading holds L - 1 overlaps across layers and one within.
@@ -113,38 +125,53 @@ def pass_seconds(times: LayerTimes, hits: Sequence[bool], reading: Reading) -> S
     if not len(hits):
         raise ForerunError("a pass has at least one layer")
     if reading == "same-layer":
-        passed = sum(map(bool, hits))
-        return passed * hit_seconds(times, reading) + (len(hits) - passed) * miss_seconds(times)
-    total = times.pre_s + _last_layer(times, float(bool(hits[-1])), reading)
+        return sum(hit_seconds(_own(times, hit), reading) if hit else miss_seconds(times) for hit in hits)
+    total = times.pre_s + _last_layer(_own(times, hits[-1]), float(bool(hits[-1])), reading)
     miss = miss_seconds(times)
-    first, second = _hit_pair(times, reading)
     waits = False
     for hit in hits[:-1]:
+        first, second = _hit_pair(_own(times, hit), reading)
         total = total + ((second if waits else first) if hit else miss)
         waits = bool(hit) and not waits
     return total
 
 
-def expected_pass_seconds(times: LayerTimes, hit_rates: Sequence[Any], reading: Reading) -> Seconds:
+def expected_pass_seconds(
+    times: LayerTimes,
+    hit_rates: Sequence[Any],
+    reading: Reading,
+    rolled_back: Iterable[tuple[LayerTimes, Sequence[Any]]] = (),
+) -> Seconds:
     """Mean seconds of a pass whose layers pass verification independently, layer i with ``hit_rates[i]``.
 
     A rate may be an array over the cases. In the pipeline the chance that a hit has to wait follows
     ``p[i+1] = h[i] (1 - p[i])``.
+
+    Args:
+        times: of a layer.
+        hit_rates: chance of each layer to pass with the whole batch.
+        reading: when a receiver waits.
+        rolled_back: ``LayerTimes.rolled_back`` for every number of requests that may fail while others pass, with the
+            chance of it in each layer; what is left of 1 are layers in which all fail. Not in the pipeline.
 
     Raises:
         ForerunError: no layer.
     """
     if not len(hit_rates):
         raise ForerunError("a pass has at least one layer")
+    partial: Any = 0.0
+    for own, chances in rolled_back:  # a miss is the same in both, so this is what these outcomes save over one
+        none = [0.0] * len(chances)
+        partial = partial + expected_pass_seconds(own, chances, reading) - expected_pass_seconds(own, none, reading)
     first, second = _hit_pair(times, reading)
     miss = miss_seconds(times)
     if reading == "same-layer":
         hits = sum(hit_rates)
-        return hits * first + (len(hit_rates) - hits) * miss
+        return hits * first + (len(hit_rates) - hits) * miss + partial
     total = times.pre_s + _last_layer(times, hit_rates[-1], reading)
     if reading == "next-attention":
         hits = sum(hit_rates[:-1])
-        return total + hits * first + (len(hit_rates) - 1 - hits) * miss
+        return total + hits * first + (len(hit_rates) - 1 - hits) * miss + partial
     waits: Any = 0.0
     for rate in hit_rates[:-1]:
         total = total + rate * ((1 - waits) * first + waits * second) + (1 - rate) * miss
@@ -159,6 +186,10 @@ def layer_seconds(times: LayerTimes, hit_rate: Any, reading: Reading) -> Seconds
     first, second = _hit_pair(times, reading)
     waits = hit_rate / (1 + hit_rate)
     return hit_rate * ((1 - waits) * first + waits * second) + (1 - hit_rate) * miss_seconds(times)
+
+
+def _own(times: LayerTimes, outcome: Outcome) -> LayerTimes:
+    return outcome if isinstance(outcome, LayerTimes) else times
 
 
 def _hit_pair(times: LayerTimes, reading: Reading) -> tuple[Seconds, Seconds]:

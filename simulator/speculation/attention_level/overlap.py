@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,9 +19,10 @@ from simulator.speculation.attention_level.hit_rates import (
     WINDOW_TOKENS,
     batch_hit_rate,
     error_law,
+    failing_chance,
     rate_range,
 )
-from simulator.speculation.attention_level.layer import LayerTimes, expected_pass_seconds, pass_seconds
+from simulator.speculation.attention_level.layer import LayerTimes, Outcome, expected_pass_seconds, pass_seconds
 from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
@@ -74,15 +76,9 @@ class SpeculativeAttention:
                 f"hardware.link: chip '{deployment.chip.name}' has no scale-up link of its own; name the one between "
                 f"the two groups (forerun chips list)"
             )
-        self._config = config
         self._deployment = deployment
         self._link = deployment.link
         self._hidden = deployment.architecture.hidden_size
-        costs = chosen_costs(config, deployment.chip.kind)
-        self._send_s = costs["send_s"].value
-        self._verify_s = costs["verify_s"].value
-        self._sync_s = costs["sync_s"].value
-        self._skip_s = costs["skip_launch_s"].value * deployment.framework.kernels_per_layer
         self._kinds = self._collect(timer)
         layers = sum(kind.layers for (_, window), kind in self._kinds.items() if window is None)
         if not layers:
@@ -92,10 +88,30 @@ class SpeculativeAttention:
             )
         self.layers = layers
         """Those that speculate."""
+        self._set(config)
+
+    def under(self, config: AttentionSpeculationConfig) -> SpeculativeAttention:
+        """The same layers under other hit rates, levers or costs.
+
+        Raises:
+            ForerunError: hit rates for another number of layers.
+        """
+        other = copy(self)
+        other._set(config)
+        return other
+
+    def _set(self, config: AttentionSpeculationConfig) -> None:
+        deployment = self._deployment
         try:
-            config.layer_hit_rates(layers, 1.0)
+            config.layer_hit_rates(self.layers, 1.0)
         except ValueError as error:
             raise ForerunError(f"attention_speculation.hit_rate: {error}") from None
+        costs = chosen_costs(config, deployment.chip.kind)
+        self._config = config
+        self._send_s = costs["send_s"].value
+        self._verify_s = costs["verify_s"].value
+        self._sync_s = costs["sync_s"].value
+        self._skip_s = costs["skip_launch_s"].value * deployment.framework.kernels_per_layer
 
     @property
     def prompt_groups(self) -> int:
@@ -148,22 +164,52 @@ class SpeculativeAttention:
             for rate in config.layer_hit_rates(self.layers, keys / seqs)
         ]
 
-    def outcome_change(self, seqs: int, query_len: int, keys: int, passed: NDArray[np.bool_]) -> float:
-        """Seconds by which a step whose layers pass or fail so differs from the mean step."""
+    def outcome_change(self, seqs: int, query_len: int, keys: int, failing: NDArray[np.int64]) -> float:
+        """Seconds by which a step in whose layers so many sequences fail differs from the mean step; where they do not
+        roll back by themselves, all fail or none."""
         change = 0.0
         for shape in self.full_attention:
             times = self.layer_times(shape, seqs, query_len, keys)
-            mean = expected_pass_seconds(times, self.rates(seqs, query_len, keys), self._config.reading)
-            own = pass_seconds(times, passed.tolist(), self._config.reading)
+
+            def outcome(count: int, shape: AttentionShape = shape, times: LayerTimes = times) -> Outcome:
+                some = 0 < count < seqs
+                return self._rolled_back(shape, times, count * query_len) if some else not count
+
+            own = pass_seconds(times, [outcome(count) for count in failing.tolist()], self._config.reading)
+            mean = self._mean_pass(shape, times, seqs, query_len, keys)
             change += self._kinds[shape, None].layers / self.layers * float(own - mean)
         return change
+
+    def _mean_pass(self, shape: AttentionShape, times: LayerTimes, seqs: Any, query_len: Any, keys: Any) -> Any:
+        """Mean seconds of a pass through all layers, as if all were of that shape."""
+        config, rates = self._config, self.rates(seqs, query_len, keys)
+        if config.verification != "per-request":
+            return expected_pass_seconds(times, rates, config.reading)
+        one = config.layer_hit_rates(self.layers, keys / seqs)
+
+        def partial(failing: int) -> tuple[LayerTimes, list[Any]]:
+            chances = {id(rate): rate for rate in one}
+            found = {
+                key: failing_chance(failing, rate, seqs, query_len, config.batch_correlation)
+                for key, rate in chances.items()
+            }
+            rows = np.minimum(failing, seqs) * query_len
+            return self._rolled_back(shape, times, rows), [found[id(rate)] for rate in one]
+
+        some = (partial(failing) for failing in range(1, int(np.max(seqs, initial=1))))
+        return expected_pass_seconds(times, rates, config.reading, some)
+
+    def _rolled_back(self, shape: AttentionShape, times: LayerTimes, rows: Any) -> LayerTimes:
+        """The layer where so many queries fail by themselves."""
+        kind = self._kinds[shape, None]
+        return times.rolled_back(kind.pre_s[rows], kind.other_s[rows] - kind.pre_s[rows])
 
     def _parts(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> tuple[Any, Any]:
         """Seconds beyond the rest of the layers, over all layers of a kind: in attention, on the link."""
         kind = self._kinds[shape, None]
         times = self._times(shape, seqs, query_len, keys, exact)
         rates = self.rates(seqs, query_len, keys)
-        mean = expected_pass_seconds(times, rates, self._config.reading) / self.layers
+        mean = self._mean_pass(shape, times, seqs, query_len, keys) / self.layers
         link = times.sync_s + sum(rates) / self.layers * times.send_s
         exposed = mean - times.other_s
         link = np.minimum(link, exposed)
@@ -238,13 +284,13 @@ class DeviceGroups:
         """What a ``StepTimer`` of one group asks while it is made."""
         return SpeculativeAttention(self.config, timer)
 
-    def drawn(self, seed: int) -> DrawnHits | None:
-        """How replicas draw hits and misses; None where a step takes their mean."""
+    def drawn(self, seed: int, most_seqs: int) -> DrawnHits | None:
+        """How replicas of up to ``most_seqs`` sequences draw hits and misses; None where a step takes their mean."""
         if self.config.hits == "mean":
             return None
         from simulator.speculation.attention_level.drawn import DrawnHits
 
-        return DrawnHits(self.config, seed)
+        return DrawnHits(self.config, seed, most_seqs)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -277,6 +323,12 @@ class DeviceGroups:
         )
 
 
+def costs_at(config: AttentionSpeculationConfig, chip_kind: str, end: str) -> AttentionSpeculationConfig:
+    """The section with every assumed cost at the ``low`` or the ``high`` end of its range; what is given stays."""
+    costs = chosen_costs(config, chip_kind)
+    return config.model_copy(update={name: getattr(cost, end) for name, cost in costs.items()})
+
+
 def seconds_change(
     config: AttentionSpeculationConfig,
     end: Literal["low", "high"],
@@ -286,10 +338,9 @@ def seconds_change(
     keys: IntArray,
 ) -> float:
     """Seconds by which decode steps change, summed, with every assumed cost at one end of its range."""
-    costs = chosen_costs(config, timer.deployment.chip.kind)
-    moved = config.model_copy(update={name: getattr(cost, end) for name, cost in costs.items()})
     total = 0.0
-    own, other = SpeculativeAttention(config, timer), SpeculativeAttention(moved, timer)
+    own = SpeculativeAttention(config, timer)
+    other = own.under(costs_at(config, timer.deployment.chip.kind, end))
     for shape in own.full_attention:
         parts = [model.exposed_parts(shape, None, seqs, query_len, keys) for model in (own, other)]
         total += float(np.sum(parts[1]) - np.sum(parts[0]))

@@ -151,7 +151,11 @@ def test_s_has_an_optimum_and_lambda_is_paid_in_error():
         ({"hit_rate": 0.5, "window_tokens": 0}, "greater than 0"),
         ({"hit_rate": 0.5, "sync_s": 25.0}, "less than 1"),
         ({"hit_rate": 0.5, "sync_us": 25.0}, "not permitted"),
-        ({"hit_rate": 0.5, "batch_correlation": 0.3}, "set verification: every-query"),
+        ({"hit_rate": 0.5, "batch_correlation": 0.3}, "set verification: every-query or per-request"),
+        (
+            {"hit_rate": 0.5, "verification": "per-request", "reading": "pipelined"},
+            "not modelled in the ideal pipeline",
+        ),
         ({"hit_rate": 0.5, "layer_correlation": 0.3}, "set hits: drawn"),
         ({"hit_rate": 0.5, "token_correlation": 0.0}, "set hits: drawn"),
     ],

@@ -21,6 +21,7 @@ from simulator.speculation.attention_level import (
     pass_seconds,
     simulate_pass,
 )
+from simulator.speculation.attention_level.hit_rates import batch_hit_rate, failing_chance
 
 MICROSECONDS = st.floats(0.0, 1000.0).map(lambda us: us * 1e-6)
 SHARE = st.floats(0.0, 1.0)
@@ -51,6 +52,59 @@ REPEATABLE = settings(max_examples=60, deadline=None, derandomize=True)
 @given(layers(), OUTCOMES, st.sampled_from(READINGS))
 def test_events_take_as_long_as_the_closed_form(times, hits, reading):
     assert_allclose(simulate_pass(times, hits, reading).seconds, pass_seconds(times, hits, reading), rtol=1e-9)
+
+
+@st.composite
+def batches(draw):
+    """A layer, and what becomes of it in each layer of a pass: all pass, all fail, or some are rolled back alone."""
+    times = draw(layers())
+
+    def part(share):
+        pre, post = times.pre_s - times.skip_pre_s, times.post_s - times.skip_post_s
+        return times.rolled_back(times.skip_pre_s + share * pre, times.skip_post_s + share * post)
+
+    some = st.builds(part, SHARE)
+    return times, draw(st.lists(st.one_of(st.booleans(), some), min_size=1, max_size=8))
+
+
+@REPEATABLE
+@given(batches(), st.sampled_from(READINGS[:2]))
+def test_requests_that_roll_back_alone_take_as_long_as_events_say(batch, reading):
+    times, outcomes = batch
+    found = pass_seconds(times, outcomes, reading)
+    assert_allclose(simulate_pass(times, outcomes, reading).seconds, found, rtol=1e-9)
+    passed = [bool(outcome) for outcome in outcomes]
+    assert pass_seconds(times, passed, reading) <= found * (1 + 1e-12)
+
+
+def test_a_miss_of_some_costs_their_own_kernels_and_no_others():
+    """By hand, microseconds: attention 668, verification 3; the receiver has the others after 8 + 6 + 670."""
+    few = TYPICAL.rolled_back(50e-6, 150e-6)
+    assert hit_seconds(few, "next-attention") == pytest.approx((668 + 3 + 50 + 150 + 25) * 1e-6)
+    assert hit_seconds(few, "same-layer") == pytest.approx((200 + 668 + 3 + 150 + 25) * 1e-6)
+    none = TYPICAL.rolled_back(TYPICAL.skip_pre_s, TYPICAL.skip_post_s)
+    assert hit_seconds(none, "next-attention") == hit_seconds(TYPICAL, "next-attention")
+    rows = [simulate_pass(TYPICAL, [few, True], "next-attention").bars]
+    assert {"again post", "again next pre"} <= {bar.work for bars in rows for bar in bars}
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(layers(), st.floats(0.05, 0.95), st.sampled_from(READINGS[:2]), st.integers(2, 5))
+def test_expectation_over_requests_is_the_mean_over_all_that_can_happen(times, rate, reading, requests):
+    """Two layers and few requests: every combination of how many fail in each, with its chance."""
+    chances = [rate**requests]
+    chances += [float(failing_chance(failing, rate, requests, 1, 0.0)) for failing in range(1, requests)]
+    chances += [(1 - rate) ** requests]
+    assert sum(chances) == pytest.approx(1.0)
+    some = [times.rolled_back(m / requests * times.pre_s, m / requests * times.post_s) for m in range(1, requests)]
+    outcomes = [True, *some, False]
+    every = sum(
+        chances[first] * chances[second] * pass_seconds(times, [outcomes[first], outcomes[second]], reading)
+        for first in range(requests + 1)
+        for second in range(requests + 1)
+    )
+    rolled_back = [(own, [chance] * 2) for own, chance in zip(some, chances[1:-1], strict=True)]
+    assert_allclose(expected_pass_seconds(times, chances[:1] * 2, reading, rolled_back), every, rtol=1e-12)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -225,3 +279,17 @@ def test_collected_grid_and_sensitivity_table(shared_data):
         assert_allclose(alone / (speculative - group.other_s), row["variant_B_overhead_reduction"], rtol=0.01)
         checked += 1
     assert checked == len(named)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_every_request_fails_as_often_as_its_queries_do_however_they_hang_together(correlation, queries):
+    """Expected failures of a batch: requests times the chance of one, whatever the correlation."""
+    requests, rate = np.array([6, 3]), 0.9
+    some = sum(m * failing_chance(m, rate, requests, queries, correlation) for m in range(1, 6))
+    one = 1 - batch_hit_rate(rate, queries, "per-request", correlation)
+    every = batch_hit_rate(np.array([rate] * 2), requests * queries, "per-request", correlation)
+    partial = sum(failing_chance(m, rate, requests, queries, correlation) for m in range(1, 6))
+    assert_allclose(some + requests * (1 - every - partial), requests * one, rtol=1e-9)
+    if correlation == 1.0:
+        assert not partial.any()
