@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -348,20 +348,53 @@ def attention_map_figure(data: AttentionMapData) -> go.Figure:
     return captioned(figure, "TP 4 x SP 2 over TP 8", f"reading: {data.reading}", data.basis, 420)
 
 
+PAYS = 1.02
+"""Gain from which on a layout is said to pay."""
+
+
 class AtlasData(NamedTuple):
-    """``speedup[layout, context]`` of two groups over one of all chips; NaN where the KV does not fit."""
+    """``speedup[layout, context]`` of two groups over the fastest single one; NaN where the KV does not fit."""
 
     layouts: tuple[str, ...]
     contexts: tuple[int, ...]
     speedup: FloatArray
+    low: FloatArray
+    high: FloatArray
+    """With every assumed cost at the ends of its range."""
     title: str
     caption: str
 
 
+def atlas_data(
+    cases: Sequence[Mapping[str, Any]], names: Sequence[str], batch: int, title: str, caption: str
+) -> AtlasData:
+    """The gains of cases that were priced (``simulator.studies.alspec.atlas_gains``), a row each."""
+    rows = [{row["context_tokens"]: row for row in case["gains"] if row["batch"] == batch} for case in cases]
+    contexts = tuple(sorted(rows[0]))
+
+    def part(name: str) -> FloatArray:
+        return np.array([[row[at][name] if row[at]["fits"] else np.nan for at in contexts] for row in rows])
+
+    return AtlasData(tuple(names), contexts, part("speedup"), part("low"), part("high"), title, caption)
+
+
+def region_words(case: Mapping[str, Any], batch: int) -> str:
+    """From which context on a layout of the atlas pays, and its largest gain with the range; of those whose KV fits."""
+    rows = [row for row in case["gains"] if row["batch"] == batch and row["fits"]]
+    if not rows:
+        return "KV does not fit"
+    paying = [row["context_tokens"] for row in rows if row["speedup"] >= PAYS]
+    best = max(rows, key=lambda row: row["speedup"])
+    where = f"pays from {min(paying) // 1024}K" if paying else "pays nowhere"
+    range_words = f"{best['speedup']:.2f}x ({best['low']:.2f} to {best['high']:.2f})"
+    return f"{where}, at most {range_words} at {best['context_tokens'] // 1024}K"
+
+
 def atlas_figure(data: AtlasData) -> go.Figure:
     """A heat map with the gain of every layout at every context; 1 is neutral."""
-    hover = "%{y}, %{x} tokens: %{z:.3f} x<extra></extra>"
+    hover = "%{y}, %{x} tokens: %{z:.3f} x (%{customdata[0]:.2f} to %{customdata[1]:.2f})<extra></extra>"
     figure = gain_map([tokens(context) for context in data.contexts], data.layouts, data.speedup, "speedup", hover)
+    figure.update_traces(customdata=np.dstack((data.low, data.high)))
     figure.update_xaxes(title="context (tokens)", type="category", showgrid=False)
     figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
     return captioned(figure, data.title, data.caption, "extrapolated", 140 + 24 * len(data.layouts))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -12,14 +13,33 @@ import numpy as np
 
 from hwprofiles import load_chip
 from simulator.build import build_alone
+from simulator.errors import ForerunError
 from simulator.scenario import Scenario, scenario_from
 from simulator.speculation import draft_survival
 from simulator.speculation.attention_level import AttentionSpeculationConfig
 from simulator.speculation.attention_level.overlap import SpeculativeAttention, costs_at
-from simulator.timing import StepWork, keys_read
+from simulator.timing import EngineTimer, ModelTimer, StepWork, keys_read
 
 WORKLOAD = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
 """Stands in where only steps are priced."""
+
+
+ATLAS_CHIPS = ("n150", "n150-v0.55", "n300", "p150", "h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm")
+ATLAS_MODELS = (
+    "llama-3.2-1b",
+    "llama-3.1-8b",
+    "qwen3-30b-a3b",
+    "llama-3.1-70b",
+    "gpt-oss-120b",
+    "llama-3.1-405b",
+)
+ATLAS_GROUPS = (2, 4, 8, 16, 32)
+"""Chips of both groups together."""
+ATLAS_CONTEXTS = tuple(2**power for power in range(10, 21))
+ATLAS_BATCHES = (1, 8)
+ATLAS_LEVERS = ((0.10, 128), (0.05, 128), (0.20, 128), (0.10, 1024), (0.05, 1024))
+"""lambda and S; the first is the published rule."""
+EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}}
 
 
 class DecodeStep(NamedTuple):
@@ -63,7 +83,7 @@ class StepPricer:
 
     def __init__(self, scenario: Scenario) -> None:
         self._build = build_alone(scenario, seed=0)
-        self._timer = self._build.main.timer
+        self._timer: EngineTimer = self._build.main.timer
         speculation = scenario.speculation
         self._accepted = 0.0
         if speculation is not None and speculation.method != "none":
@@ -76,9 +96,10 @@ class StepPricer:
 
     def under(self, config: AttentionSpeculationConfig) -> StepPricer:
         """The same layout with other hit rates, levers or costs of attention-level speculation, nothing built again."""
-        other, target = copy(self), self._timer.target
-        assert isinstance(target.overlap, SpeculativeAttention)
-        other._timer = replace(self._timer, target=target.beside(target.overlap.under(config)))
+        other, timer = copy(self), self._timer
+        assert isinstance(timer, ModelTimer)
+        assert isinstance(timer.target.overlap, SpeculativeAttention)
+        other._timer = replace(timer, target=timer.target.beside(timer.target.overlap.under(config)))
         return other
 
     def step(self, batch: int, context_tokens: int) -> DecodeStep:
@@ -168,3 +189,60 @@ def lever_gains(
             rows.append(Gain(batch, context, ratios[0], min(ratios), max(ratios), fits))
         found.append(rows)
     return found
+
+
+def atlas_layouts(
+    chips: Iterable[str],
+    models: Iterable[str],
+    groups: Iterable[int],
+    levers: Sequence[tuple[float, int]] = ATLAS_LEVERS,
+) -> Iterator[list[dict[str, Any]]]:
+    """Layouts of the atlas, those together that share chips, model and drafter; levers vary where nothing drafts."""
+    for chip, model, count, drafter in product(chips, models, groups, (None, "eagle3")):
+        case = {"chip": chip, "model": model, "chips": count}
+        chosen = levers if drafter is None else levers[:1]
+        yield [case | {"lambda": x, "window_tokens": s, "speculation": drafter} for x, s in chosen]
+
+
+def atlas_gains(
+    cases: Sequence[Mapping[str, Any]],
+    batches: Sequence[int] = ATLAS_BATCHES,
+    contexts: Sequence[int] = ATLAS_CONTEXTS,
+) -> list[dict[str, Any]]:
+    """Cases that differ in lambda and S alone, with their ``gains`` by batch and context or why they are ``refused``.
+
+    Hit rates are those published for gsm8k; the gain is that over the fastest single group of as many chips or fewer.
+    """
+    case = cases[0]
+    hardware = {"chip": case["chip"], "tensor_parallel": case["chips"] // 2, "speculative_parallel": 2}
+    levers = [{name: one[name] for name in ("lambda", "window_tokens")} for one in cases]
+    sizes = [case["chips"] // 2**halvings for halvings in range(case["chips"].bit_length())]
+    alone = [_one_group(case["chip"], case["model"], case["speculation"], size) for size in sizes]
+    try:
+        two = layout(
+            _atlas_base(case["chip"], case["model"], case["speculation"]),
+            hardware=hardware,
+            attention_speculation={"task": "gsm8k"},
+        )
+        found = lever_gains([group for group in alone if group], two, batches, contexts, levers)
+    except ForerunError as error:
+        return [{**one, "refused": str(error)} for one in cases]
+    return [{**one, "gains": [row._asdict() for row in rows]} for one, rows in zip(cases, found, strict=True)]
+
+
+def _atlas_base(chip: str, model: str, speculation: str | None) -> dict[str, Any]:
+    """What scenarios of a layout have in common; Tensix chips in their usual block format."""
+    base: dict[str, Any] = {"model": model, "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256}}
+    if load_chip(chip).kind == "tensix":
+        base |= {"weights_dtype": "bfp8", "kv_cache_dtype": "bfp8"}
+    return base | ({"speculation": EAGLE3} if speculation else {})
+
+
+@lru_cache(maxsize=256)
+def _one_group(chip: str, model: str, speculation: str | None, chips: int) -> StepPricer | None:
+    """One group of chips without attention-level speculation; None where the model does not fit."""
+    try:
+        base = _atlas_base(chip, model, speculation)
+        return StepPricer(layout(base, hardware={"chip": chip, "tensor_parallel": chips}))
+    except ForerunError:
+        return None

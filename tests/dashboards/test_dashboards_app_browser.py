@@ -18,7 +18,7 @@ pytestmark = [
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WAIT_MS = 45_000
-PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "attention": 5, "capacity": 1, "runs": 5, "replay": 3}
+PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "attention": 6, "capacity": 1, "runs": 5, "replay": 3}
 """Figures that each page draws as it opens."""
 SCENARIO = """
 model: llama-3.1-8b

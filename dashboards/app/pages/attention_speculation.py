@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from dashboards.app.controls import CHIP, CONTEXTS, MODEL, TENSOR_PARALLEL, WEIGHTS, Choice, Number, Values, weights_of
@@ -11,6 +12,8 @@ from dashboards.app.parts import area, columns, figure_card, message_area, remar
 from dashboards.app.served import Served
 from dashboards.figures.attention import (
     GainData,
+    atlas_data,
+    atlas_figure,
     attention_map_data,
     attention_map_figure,
     context_gain_data,
@@ -18,13 +21,15 @@ from dashboards.figures.attention import (
     gain_figure,
     gantt_data,
     gantt_figure,
+    region_words,
     sensitivity_data,
     sensitivity_figure,
     tokens,
 )
+from simulator.errors import ForerunError
 from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
 from simulator.speculation.attention_level.consistency import group_layer
-from simulator.studies.alspec import StepPricer, gains
+from simulator.studies.alspec import ATLAS_GROUPS, ATLAS_MODELS, StepPricer, atlas_gains, gains
 from simulator.studies.alspec import layout as layout_scenario
 
 MAP_CONTEXTS = CONTEXTS[3:]
@@ -46,6 +51,11 @@ def content(page: str, _served: Served) -> list[Any]:
         ),
         message_area(page, "own"),
         figure_card(page, "gain", 500, "Speedup on another chip by batch and context"),
+        message_area(page, "everywhere"),
+        figure_card(
+            page, "atlas", 780, "Where it pays on the other chip, by model, number of chips and context", wide=True
+        ),
+        area(page, "regions"),
         area(page, "basis"),
     ]
 
@@ -94,6 +104,25 @@ def compute_own(_context: Context, values: Values) -> Shown:
     return {}, {"gain": gain_figure(GainData(title, values["model"], rows, basis))}
 
 
+def compute_atlas(_context: Context, values: Values) -> Shown:
+    """Every model of the atlas on the chosen chip, in groups of several sizes."""
+    chip, batch = values["chip"], values["batch"]
+    levers = {"lambda": values["lambda"], "window_tokens": values["window"], "speculation": None}
+    layouts = [{"chip": chip, "model": m, "chips": n} | levers for m, n in product(ATLAS_MODELS, ATLAS_GROUPS)]
+    priced = [case for one in layouts for case in atlas_gains([one], [batch]) if "gains" in case]
+    found = [case for case in priced if any(row["fits"] for row in case["gains"])]
+    if not found:
+        raise ForerunError(f"{chip}: no model of the atlas fits with its KV at batch {batch}; choose a smaller one")
+    names = [f"{case['model']} · {case['chips']}" for case in found]
+    title = f"{chip}: two groups over the fastest one"
+    caption = f"gsm8k's hits at lambda {values['lambda']:g}, S = {values['window']}, batch {batch}"
+    told = {name: region_words(case, batch) for name, case in zip(names, found, strict=True)}
+    paying = [f"{name} chips {words}" for name, words in told.items() if "from" in words]
+    lead = f"It pays in {len(paying)} of {len(found)} layouts (model · chips) of {chip} that hold their KV. "
+    words = remark(lead + "; ".join(paying) + "." if paying else lead)
+    return {"regions": words}, {"atlas": atlas_figure(atlas_data(found, names, batch, title, caption))}
+
+
 PAGE = Page(
     "attention",
     "Attention speculation",
@@ -108,6 +137,25 @@ PAGE = Page(
         MODEL,
         replace(TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
         WEIGHTS,
+        Number(
+            "lambda",
+            "Lambda, where it pays",
+            stops=(0.02, 0.05, 0.1, 0.2, 0.3),
+            default=0.1,
+            low=0.01,
+            high=1.0,
+            whole=False,
+        ),
+        Number(
+            "window",
+            "S, where it pays",
+            stops=(64, 128, 256, 512, 1024, 2048),
+            default=128,
+            unit="tokens",
+            low=16,
+            high=8192,
+        ),
+        Number("batch", "Batch, where it pays", stops=BATCHES[:3], default=1, unit="sequences", low=1, high=16),
     ],
     content,
     [
@@ -118,5 +166,6 @@ PAGE = Page(
             ("map", "gantt", "speedup", "sensitivity"),
         ),
         View(compute_own, ("rate", "chip", "model", "tp", "dtype"), figures=("gain",), message_at="own"),
+        View(compute_atlas, ("chip", "lambda", "window", "batch"), ("regions",), ("atlas",), message_at="everywhere"),
     ],
 )

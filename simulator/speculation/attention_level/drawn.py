@@ -65,7 +65,8 @@ class OutcomeDraws:
 
         state = self._step()
         passing = rate_at_factor(rates, correlation, state[:, :1]) ** queries
-        return np.sum(ndtr(state[:, 1 : 1 + requests]) >= passing, axis=1)
+        found: IntArray = np.sum(ndtr(state[:, 1 : 1 + requests]) >= passing, axis=1)
+        return found
 
     def _step(self) -> FloatArray:
         """The numbers of the next step, [layers, 1 + requests]."""
