@@ -37,6 +37,13 @@ _SAMPLES = {
             "github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl",
             "Apache-2.0",
         ),
+        Sample(
+            "agents",
+            "agents.jsonl",
+            "Six agents that plan, call helpers at once, wait for them and report (92 requests)",
+            "made by tests/traces/agent_sample.py of the project, filler text",
+            "Apache-2.0",
+        ),
     )
 }
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from simulator.errors import ForerunError
+from traces.requests.agents import request_of, spans_of
 
 COUNTERS: dict[str, tuple[str, ...]] = {
     "requests": ("vllm:request_success", "sglang:num_requests", "dynamo_frontend_requests"),
@@ -53,15 +54,6 @@ HISTOGRAMS: dict[str, tuple[str, ...]] = {
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 CLOCK = "forerun:simulated_seconds"
 """A simulated engine's own clock, which may run faster than the wall's."""
-SPAN_KEYS = {
-    "prompt": ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
-    "output": ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
-    "ttft": ("gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token"),
-    "e2el": ("gen_ai.latency.e2e", "gen_ai.server.request.duration"),
-    "prefill": ("gen_ai.latency.time_in_model_prefill",),
-}
-"""Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
-
 PARTS = 5
 """Lengths that stand for those of one bucket."""
 Sample = tuple[str, tuple[tuple[str, str], ...]]
@@ -179,7 +171,7 @@ def _json(file: Path, text: str) -> Observed:
         data = _lines(text)
     if isinstance(data, Mapping) and isinstance(data.get("data"), Mapping) and "result" in data["data"]:
         return _range_query(data["data"], str(file))
-    spans = [span for one in (data if isinstance(data, list) else [data]) for span in _spans(one)]
+    spans = [span for one in (data if isinstance(data, list) else [data]) for span in spans_of(one)]
     if spans:
         return _of_spans(spans, str(file))
     return _benchmark(file)
@@ -306,17 +298,8 @@ def _range_query(data: Mapping[str, Any], place: str) -> Observed:
     return between(first, last, place, max(times) - min(times))
 
 
-def _spans(document: Any) -> Iterable[Mapping[str, Any]]:
-    """Spans of an OTLP JSON document."""
-    if not isinstance(document, Mapping):
-        return
-    for resource in document.get("resourceSpans") or ():
-        for scope in resource.get("scopeSpans") or ():
-            yield from scope.get("spans") or ()
-
-
 def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
-    rows = sorted((row for row in map(_request, spans) if row is not None), key=lambda row: row["began"])
+    rows = sorted((row for row in map(request_of, spans) if row is not None), key=lambda row: row["began"])
     if len(rows) < 2:
         raise ForerunError(f"{place}: no spans of requests with gen_ai.usage attributes in it")
     origin = rows[0]["began"]
@@ -336,26 +319,6 @@ def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
         prefill=_mean([row["prefill"] for row in rows]),
         itl=_mean(per_token),
     )
-
-
-def _request(span: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a span tells of a request: seconds and tokens by the keys of ``SPAN_KEYS``; None where it is of none."""
-    values = {one["key"]: _value(one.get("value", {})) for one in span.get("attributes") or ()}
-    found: dict[str, Any] = {
-        what: next((values[key] for key in keys if key in values), None) for what, keys in SPAN_KEYS.items()
-    }
-    if not found["prompt"] or not found["output"] or "startTimeUnixNano" not in span:
-        return None
-    began = int(span["startTimeUnixNano"])
-    lasted = (int(span.get("endTimeUnixNano", began)) - began) * 1e-9
-    return found | {"began": began * 1e-9, "e2el": found["e2el"] or lasted}
-
-
-def _value(value: Mapping[str, Any]) -> float | None:
-    for key in ("intValue", "doubleValue"):
-        if key in value:
-            return float(value[key])
-    return None
 
 
 def _mean(values: Sequence[float | None]) -> Mean | None:

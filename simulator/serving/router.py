@@ -98,8 +98,8 @@ class Router:
         """Requests of a closed loop that were sent."""
         self._due: list[int] = []
         """New requests to send in this instant."""
-        self._followers = _followers(log, requests)
-        """The request that follows each, where there is one."""
+        self._followers, self._waits_for = _followers(log, requests)
+        """The requests that wait for each, where there are any; how many each of those still waits for."""
         self._called = False
         """Whether the router acts in this instant."""
         self._queue: deque[int] = deque()
@@ -141,16 +141,16 @@ class Router:
         """A request has ended, whichever way."""
         if self._log.completed == len(self._log.stream):
             self.done.succeed()
-        elif self._max_concurrency is not None:
-            if self._next < len(self._requests):
-                self.announce(self._requests[self._next])
-                self._next += 1
-        elif request in self._followers:
-            follower = self._followers[request]
-            assert self._log.stream.think_s is not None
-            turn = self._env.timeout(float(self._log.stream.think_s[follower]), follower)
-            assert turn.callbacks is not None
-            turn.callbacks.append(self._next_turn)
+        elif self._max_concurrency is not None and self._next < len(self._requests):
+            self.announce(self._requests[self._next])
+            self._next += 1
+        for follower in self._followers.get(request, ()):
+            self._waits_for[follower] -= 1
+            if not self._waits_for[follower]:
+                assert self._log.stream.think_s is not None
+                turn = self._env.timeout(float(self._log.stream.think_s[follower]), follower)
+                assert turn.callbacks is not None
+                turn.callbacks.append(self._next_turn)
 
     def restart(self, requests: Iterable[int]) -> None:
         """Requests of a replica that failed: they go out again before any other.
@@ -181,7 +181,7 @@ class Router:
 
     def _arrivals(self) -> Generator[simpy.Event]:
         """Announce each arrival of an open loop at its time."""
-        follow = set(self._followers.values())
+        follow = set(self._waits_for)
         for request in self._requests if not follow else [r for r in self._requests if r not in follow]:
             arrival = self._log.arrival_s[request]
             if arrival > self._env.now:
@@ -235,11 +235,16 @@ class Router:
             self.ended(request)
 
 
-def _followers(log: RunLog, requests: Sequence[int]) -> dict[int, int]:
-    """The request that each of ``requests`` is followed by, where both can be served."""
-    follows = log.stream.follows
-    if follows is None:
-        return {}
+def _followers(log: RunLog, requests: Sequence[int]) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Requests that wait for each of ``requests``, and how many each waits for; those that cannot be served are not
+    waited for."""
+    found: dict[int, list[int]] = {}
+    counts: dict[int, int] = {}
+    if log.stream.follows is None:
+        return found, counts
     served = set(requests)
-    pairs = zip(follows.tolist(), range(len(follows)), strict=True)
-    return {before: request for before, request in pairs if before in served and request in served}
+    for before, request in log.stream.follows.tolist():
+        if before in served and request in served:
+            found.setdefault(before, []).append(request)
+            counts[request] = counts.get(request, 0) + 1
+    return found, counts

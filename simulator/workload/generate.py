@@ -43,11 +43,13 @@ class RequestStream:
     answers_hashed: bool = False
     """Whether ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
     follows: IntArray | None = None
-    """Request whose end each waits for, -1 for none; None where requests do not wait for each other."""
+    """Pairs of requests (waited for, waiting), the first before the second: a request arrives when all that it waits
+    for have ended; None where requests do not wait for each other."""
     priorities: IntArray | None = None
     """Lower goes first, where the scheduler asks; None: all alike."""
     think_s: FloatArray | None = None
-    """Time from that end to the arrival; ``arrival_s`` of such a request is the start of its session."""
+    """Time from the last of those ends to the arrival; ``arrival_s`` of such a request is the start of its session, or
+    what was recorded."""
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -101,10 +103,9 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
 def _priorities(given: tuple[int, ...], stream: RequestStream, seed: int) -> IntArray:
     """A priority for each request, the same for all turns of a session."""
     drawn = np.random.default_rng([seed, 0x9107]).choice(np.asarray(given, dtype=np.int64), len(stream))
-    if stream.follows is None:
-        return drawn
-    firsts = np.flatnonzero(stream.follows < 0)
-    return drawn[firsts][np.searchsorted(firsts, np.arange(len(stream)), side="right") - 1]
+    for before, waiting in () if stream.follows is None else stream.follows.tolist():
+        drawn[waiting] = drawn[before]
+    return drawn
 
 
 def make_sessions(
@@ -151,8 +152,7 @@ def make_sessions(
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
     owner = np.repeat(session, blocks)
     ids = np.where(position < shared, application[owner] * shared + position, bases[owner] + position)
-    follows = np.arange(-1, count - 1)
-    follows[firsts] = -1
+    later = np.setdiff1d(np.arange(count), firsts)
     return RequestStream(
         arrival_s=starts[session],
         input_tokens=prompts,
@@ -160,7 +160,7 @@ def make_sessions(
         max_concurrency=None,
         prefix_hashes=PrefixHashes(offsets, ids, per_block),
         answers_hashed=True,
-        follows=follows,
+        follows=np.column_stack([later - 1, later]),
         think_s=rngs[4].exponential(sessions.think_time_s, count),
     )
 
@@ -177,6 +177,11 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
     )
     count = len(table.input_tokens)
     arrivals = workload.arrivals
+    follows = table.follows if table.follows is not None and len(table.follows) else None
+    notes = _trace_notes(trace, table, workload.num_requests)
+    if follows is not None and arrivals is not None and arrivals.max_concurrency is not None:
+        notes.append(f"{trace}: but a closed loop sends them in turn, whatever they wait for")
+        follows = None
     if arrivals is None or arrivals.process == "trace":
         if table.arrival_s is None:
             raise ForerunError(
@@ -186,7 +191,9 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
         arrival_s = np.asarray(table.arrival_s, dtype=np.float64) / scale
         max_concurrency = None
     else:
-        arrival_s = arrival_times(arrivals, count, rng)
+        begins = np.ones(count, dtype=np.bool_)
+        begins[[] if follows is None else follows[:, 1]] = False
+        arrival_s = arrival_times(arrivals, int(begins.sum()), rng)[np.cumsum(begins) - 1]
         max_concurrency = arrivals.max_concurrency
     return RequestStream(
         arrival_s=arrival_s,
@@ -195,8 +202,22 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
         max_concurrency=max_concurrency,
         prefix_hashes=table.prefix_hashes,
         answers_hashed=_goes_on_through_answers(table),
-        notes=tuple(_trace_notes(trace, table, workload.num_requests)),
+        notes=tuple(notes),
+        follows=follows,
+        think_s=None if follows is None else _waits_s(table, follows),
     )
+
+
+def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
+    """Seconds from the last end of those that a request waits for to its arrival (tools, users): as recorded where the
+    trace has the times, else its think time; 0 where it tells neither."""
+    before, waiting = follows.T
+    told = np.zeros(len(table)) if table.think_time_s is None else np.nan_to_num(table.think_time_s)
+    if table.arrival_s is None or table.measured_e2e_s is None:
+        return told
+    ends = np.full(len(table), -np.inf)
+    np.maximum.at(ends, waiting, (table.arrival_s + table.measured_e2e_s)[before])  # NaN where one is not known
+    return np.where(np.isfinite(ends), np.maximum(table.arrival_s - ends, 0.0), told)
 
 
 def _goes_on_through_answers(table: RequestTable) -> bool:
@@ -213,7 +234,9 @@ def _trace_notes(trace: str, table: RequestTable, asked: int | None) -> list[str
         short = f"workload.num_requests: {asked} asked for, {trace} has {count}: all of them were run"
         return [short, *_trace_notes(trace, table, None)]
     skipped = [f"{trace}: skipped {count} rows ({reason})" for reason, count in sorted(table.skipped.items())]
-    return [*skipped, *(f"{trace}: {note}" for note in table.notes)]
+    waits = 0 if table.follows is None else len(np.unique(table.follows[:, 1]))
+    told = [f"{trace}: {waits} of {count} requests wait until others have ended"] if waits else []
+    return [*skipped, *told, *(f"{trace}: {note}" for note in table.notes)]
 
 
 def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator) -> FloatArray:

@@ -53,6 +53,15 @@ REQUESTS = [
                 "request_throughput": 2.0, "total_input_tokens": 11, "completed": 2, "start_times": [1.0, 2.5]}),
     json.dumps([{"id": "1", "conversations": [{"from": "human", "value": "hi there"}, {"from": "gpt", "value": "yes"}],
                  "input_tokens": 4, "output_tokens": 2}]),
+    json.dumps({"session_id": "a", "turns": [
+        {"messages": [{"role": "user", "content": "go on"}], "max_tokens": 4, "delay": 2.5,
+         "spawns": ["b", {"children": ["b"], "join_at": 2}]},
+        {"messages": [], "max_tokens": 9}, {"messages": [], "max_tokens": 3, "forks": [{"child": "b"}]}]})
+    + "\n" + json.dumps({"session_id": "b", "turns": [{"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}]}),
+    json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [
+        {"traceId": "t", "startTimeUnixNano": "1000000000", "endTimeUnixNano": "3000000000", "attributes": [
+            {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "9"}},
+            {"key": "gen_ai.usage.output_tokens", "value": {"doubleValue": 4}}]}] * 2}]}]}),
     json.dumps({"id": "s", "block_size": 64, "models": ["m"],
                 "requests": [{"t": 0.0, "type": "n", "model": "m", "in": 130, "out": 5, "hash_ids": [1, 2, 3]}]}),
     "0,10,3,Gamma,1.0,0.5\n600,20,1,Weibull,2.0,0.7\n",

@@ -357,8 +357,9 @@ def test_parquet_from_elsewhere(tmp_path):
 
 
 def test_samples_are_read_by_name():
-    assert sample_names() == ["azure-conv-2023", "mooncake-conversation"]
-    azure, mooncake = (read_requests(name) for name in sample_names())
+    assert sample_names() == ["azure-conv-2023", "mooncake-conversation", "agents"]
+    azure, mooncake, agents = (read_requests(name) for name in sample_names())
+    assert (len(agents), agents.format) == (92, "aiperf-dag")
     assert (len(azure), azure.format) == (1000, "azure-llm")
     assert (len(mooncake), mooncake.format, mooncake.prefix_hashes.block_tokens) == (300, "mooncake", 512)
     assert sum(map(len, iter_requests("azure-conv-2023", chunk_rows=300))) == 1000
@@ -368,7 +369,7 @@ def test_samples_are_read_by_name():
 
 
 def test_every_format_is_described():
-    assert len(FORMATS) == 17
+    assert len(FORMATS) == 19
     assert all(FORMATS.values())
 
 

@@ -11,15 +11,8 @@ from typing import Any
 
 from traces.errors import TraceError, did_you_mean, shown
 from traces.files import OnError, first_text, is_parquet, load_document, visible_keys
-from traces.requests.documents import (
-    AGENTIC,
-    SHAREGPT,
-    VLLM_BENCH,
-    agentic_chunks,
-    session_files,
-    sharegpt_chunks,
-    vllm_bench_chunks,
-)
+from traces.requests.agents import AGENTIC, DAG, OTEL, agentic_chunks, dag_chunks, otel_chunks, session_files
+from traces.requests.documents import SHAREGPT, VLLM_BENCH, sharegpt_chunks, vllm_bench_chunks
 from traces.requests.formats import (
     AIPERF,
     APEX,
@@ -64,7 +57,7 @@ _TABLES = (
 )
 """Formats that are tables of rows, the most particular first: the order in which they are recognised."""
 
-_DOCUMENTS = (AGENTIC, SERVEGEN, SHAREGPT, VLLM_BENCH)
+_DOCUMENTS = (AGENTIC, DAG, OTEL, SERVEGEN, SHAREGPT, VLLM_BENCH)
 
 FORMATS: dict[str, str] = {layout.name: layout.title for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
 """Names that ``format=`` takes beside ``auto``, each with what it is."""
@@ -144,6 +137,8 @@ def _document(path: Path, layout: Layout) -> OpenedTrace:
     """A file or folder that its own reader opens."""
     readers: dict[str, Callable[[Options, OnError], Iterator[RawChunk]]] = {
         AGENTIC.name: lambda options, on_error: agentic_chunks(path, options),
+        DAG.name: lambda options, on_error: dag_chunks(path, options),
+        OTEL.name: lambda options, on_error: otel_chunks(path),
         SERVEGEN.name: lambda options, on_error: servegen_chunks(path, options),
         SHAREGPT.name: lambda options, on_error: sharegpt_chunks(path, options),
         VLLM_BENCH.name: lambda options, on_error: vllm_bench_chunks(path),
@@ -163,14 +158,15 @@ def _parquet(path: Path, layout: Layout | None, columns: Mapping[str, str] | Non
 
 
 def _json_object(path: Path, text: str, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
-    """JSON lines, or one object that is an agent session or a benchmark result."""
+    """JSON lines, or one object that is an agent session, spans or a benchmark result."""
     lines = text.lstrip().replace("\r", "\n").split("\n")
     record = next((found for line in lines[:20] if (found := _object(line)) is not None), None)
     keys = visible_keys(text) if record is None else set(record)
     if _object(lines[0]) is None and len(lines) > 1:
         keys |= visible_keys(text)
-    if layout is None and {"block_size", "requests"} <= keys:
-        return _document(path, AGENTIC)
+    for agents in (AGENTIC, DAG, OTEL):
+        if layout is None and set(agents.signature) <= keys:
+            return _document(path, agents)
     if layout is None and ("input_lens" in keys or {"total_input_tokens", "request_throughput"} <= keys):
         return _document(path, VLLM_BENCH)
     if layout is None and record is None and len(lines) > 1:

@@ -266,6 +266,8 @@ CANONICAL_COLUMNS = {
     "think_time_s": columns("think_time_s:s"),
     "prefix_hashes": columns("prefix_hashes"),
     "block_tokens": columns("block_tokens"),
+    "request": columns("request"),
+    "after": columns("after"),
     "measured_ttft_s": columns("measured_ttft_s:s"),
     "measured_e2e_s": columns("measured_e2e_s:s"),
 }
@@ -273,7 +275,7 @@ CANONICAL_COLUMNS = {
 FORERUN = Layout(
     "forerun",
     "canonical table (arrival_s, input_tokens, output_tokens; optional session_id, turn, think_time_s, prefix_hashes "
-    "with block_tokens, measured_ttft_s, measured_e2e_s)",
+    "with block_tokens, request and after (requests that it waits for), measured_ttft_s, measured_e2e_s)",
     CANONICAL_COLUMNS,
     signature=("input_tokens", "output_tokens", "arrival_s"),
     options=frozenset({"block_tokens"}),

@@ -16,7 +16,7 @@ from traces.files import OnError
 from traces.requests.detect import OpenedTrace, open_trace
 from traces.requests.layout import Options
 from traces.requests.scan import Piece, Report, pieces_of
-from traces.requests.table import RequestTable
+from traces.requests.table import IntArray, PrefixHashes, RequestTable
 
 CHUNK_ROWS = 65_536
 """Rows of a streamed table when the caller says nothing."""
@@ -135,15 +135,27 @@ def _table(
         arrival = piece.arrays["arrival_s"]
         piece.arrays["arrival_s"] = arrival - (arrival[0] if origin_s is None else origin_s)
     has_sessions = "session_id" in piece.arrays
+    numbers = piece.arrays.pop("request", None)
     return RequestTable(
         **piece.arrays,
         prefix_hashes=piece.prefix_hashes,
+        follows=None if numbers is None or piece.after is None else _follows(numbers, piece.after),
         session_names=tuple(report.session_codes) if has_sessions else (),
         source=str(source.path),
         format=source.layout.name,
         skipped=skipped,
         notes=tuple(report.notes),
     )
+
+
+def _follows(numbers: IntArray, after: PrefixHashes) -> IntArray:
+    """Pairs of rows (waited for, waiting). What is not there is not waited for, nor is what came later."""
+    order = np.argsort(numbers, kind="stable")
+    waiting = np.repeat(np.arange(len(numbers)), np.diff(after.offsets))
+    place = np.minimum(np.searchsorted(numbers, after.ids, sorter=order), len(numbers) - 1)
+    before = order[place]
+    known = (numbers[before] == after.ids) & (before < waiting)
+    return np.column_stack([before[known], waiting[known]]).astype(np.int64)
 
 
 def _stream(

@@ -37,6 +37,8 @@ class Piece:
 
     arrays: dict[str, NDArray[Any]]
     prefix_hashes: PrefixHashes | None = None
+    after: PrefixHashes | None = None
+    """Numbers (``arrays["request"]``) of the requests that each waits for, where rows say so."""
 
     def __len__(self) -> int:
         return len(self.arrays["input_tokens"])
@@ -45,8 +47,8 @@ class Piece:
         """The rows given, in the order given."""
         if isinstance(rows, slice):
             rows = np.arange(len(self), dtype=np.int64)[rows]
-        hashes = None if self.prefix_hashes is None else self.prefix_hashes.take(rows)
-        return Piece({name: values[rows] for name, values in self.arrays.items()}, hashes)
+        hashes, after = (None if lists is None else lists.take(rows) for lists in (self.prefix_hashes, self.after))
+        return Piece({name: values[rows] for name, values in self.arrays.items()}, hashes, after)
 
     @classmethod
     def concatenate(cls, pieces: Sequence[Piece]) -> Piece:
@@ -54,8 +56,10 @@ class Piece:
         if len(pieces) == 1:
             return pieces[0]
         hashes = [piece.prefix_hashes for piece in pieces if piece.prefix_hashes is not None]
+        after = [piece.after for piece in pieces if piece.after is not None]
         arrays = {name: np.concatenate([piece.arrays[name] for piece in pieces]) for name in pieces[0].arrays}
-        return cls(arrays, PrefixHashes.concatenate(hashes) if hashes else None)
+        joined = (PrefixHashes.concatenate(lists) if lists else None for lists in (hashes, after))
+        return cls(arrays, *joined)
 
 
 @dataclass(slots=True)
@@ -182,7 +186,7 @@ def _piece(
                 bad.setdefault(problem.row, (column.name if column else canonical, problem))
         arrays[canonical] = parsed.values
 
-    for canonical in ("arrival_s", "input_tokens", "output_tokens", *_DURATIONS, "turn"):
+    for canonical in ("arrival_s", "input_tokens", "output_tokens", *_DURATIONS, "turn", "request"):
         values = derived[canonical] if canonical in derived else bound.values(chunk, canonical)
         if values is None:
             continue
@@ -194,9 +198,13 @@ def _piece(
             judge(canonical, parse_durations(values, UNITS_PER_SECOND[unit]))
         elif canonical == "turn":
             judge(canonical, _turns(values))
+        elif canonical == "request":
+            judge(canonical, parse_counts(values, 0, "requests"))
         else:
             judge(canonical, parse_counts(values))
     hashes = _prefix_hashes(bound, chunk, arrays["input_tokens"], arrays["output_tokens"], options, bad, gone)
+    waits = bound.values(chunk, "after") if "request" in arrays else None
+    after = None if waits is None else _after(bound.columns["after"].name, waits, bad)
     keep = ~gone
     keep[list(bad)] = False
     rows = np.flatnonzero(keep)
@@ -211,12 +219,20 @@ def _piece(
     sessions = derived.get("session_id", bound.values(chunk, "session_id"))
     if sessions is not None:
         picked = sessions if len(rows) == chunk.count else [sessions[row] for row in rows.tolist()]
-    piece = Piece(arrays, hashes)
+    piece = Piece(arrays, hashes, after)
     if len(rows) < chunk.count:
         piece = piece.take(rows)
     if sessions is not None:
         piece.arrays["session_id"] = report.codes_of(picked)
     return piece
+
+
+def _after(column: str, values: Values, bad: dict[int, tuple[str, Problem]]) -> PrefixHashes:
+    """Numbers of the requests that each row waits for."""
+    lists, problems = parse_hash_lists(values)
+    for problem in problems:
+        bad.setdefault(problem.row, (column, problem))
+    return PrefixHashes.from_lists(lists, 1)
 
 
 def _turns(values: Values) -> Parsed:

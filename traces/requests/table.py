@@ -118,6 +118,8 @@ class RequestTable:
         turn: position of the request inside its session from 0, -1 for none; None when not recorded.
         think_time_s: seconds between the previous answer of the session and this request, NaN where not recorded.
         prefix_hashes: prefix block ids, or None.
+        follows: which requests wait for which: int64[m, 2], rows (waited for, waiting), the first before the second;
+            None where the trace does not tell.
         measured_ttft_s: measured time to first token in seconds, NaN where not measured; None when not recorded.
         measured_e2e_s: measured end-to-end latency in seconds, NaN where not measured; None when not recorded.
         source: where the rows came from.
@@ -137,6 +139,7 @@ class RequestTable:
     turn: IntArray | None = None
     think_time_s: FloatArray | None = None
     prefix_hashes: PrefixHashes | None = None
+    follows: IntArray | None = None
     measured_ttft_s: FloatArray | None = None
     measured_e2e_s: FloatArray | None = None
     source: str = ""
@@ -161,6 +164,7 @@ class RequestTable:
             raise TraceError(f"RequestTable: prefix_hashes: {len(self.prefix_hashes)} rows for {len(self)} requests")
         self._check_times()
         self._check_sessions()
+        self._check_follows()
         object.__setattr__(self, "skipped", MappingProxyType(dict(self.skipped)))
         object.__setattr__(self, "notes", tuple(self.notes))
 
@@ -184,6 +188,18 @@ class RequestTable:
         if codes is not None and len(codes) and (codes.min() < -1 or codes.max() >= len(self.session_names)):
             raise TraceError("RequestTable: session_id: codes must be -1 or an index into session_names")
 
+    def _check_follows(self) -> None:
+        """Requests wait for earlier ones of the table."""
+        if self.follows is None:
+            return
+        pairs = np.asarray(self.follows)
+        if pairs.ndim != 2 or pairs.shape[1:] != (2,):
+            raise TraceError("RequestTable: follows: pairs of rows expected")
+        before, waiting = (_frozen(pairs[:, side], np.int64, "follows") for side in (0, 1))
+        if np.any(before < 0) or np.any(before >= waiting) or np.any(waiting >= len(self)):
+            raise TraceError("RequestTable: follows: rows that wait for earlier rows expected")
+        object.__setattr__(self, "follows", np.column_stack([before, waiting]))
+
     def __len__(self) -> int:
         return len(self.input_tokens)
 
@@ -205,6 +221,11 @@ class RequestTable:
         parts |= {name: values[indices] for name, values in self.columns().items()}
         if self.prefix_hashes is not None:
             parts["prefix_hashes"] = self.prefix_hashes.take(indices)
+        if self.follows is not None:
+            place = np.full(len(self), -1, dtype=np.int64)
+            place[indices] = np.arange(len(indices))
+            pairs = place[self.follows]
+            parts["follows"] = pairs[np.all(pairs >= 0, axis=1)]
         return RequestTable(**parts)
 
     def head(self, count: int) -> RequestTable:

@@ -20,7 +20,8 @@ def write_requests(table: RequestTable, path: str | Path) -> Path:
     """Write ``table`` with canonical columns; the ending of ``path`` chooses CSV, JSONL (both also .gz) or Parquet.
 
     Floats are written so that reading gives the same bits. What was not measured is an empty field or null. Block ids
-    go into ``prefix_hashes`` (in CSV separated by blanks) with their size in ``block_tokens``.
+    go into ``prefix_hashes`` (in CSV separated by blanks) with their size in ``block_tokens``; where requests wait for
+    each other, their numbers go into ``request`` and ``after``.
 
     Raises:
         TraceError: another ending, or a place that cannot be written.
@@ -62,9 +63,21 @@ def _python_columns(table: RequestTable) -> dict[str, list[Any]]:
     return columns
 
 
+def _after(table: RequestTable) -> list[list[int]] | None:
+    """Rows that each row waits for."""
+    if table.follows is None:
+        return None
+    found: list[list[int]] = [[] for _ in range(len(table))]
+    for before, waiting in table.follows.tolist():
+        found[waiting].append(before)
+    return found
+
+
 def _rows(table: RequestTable, hashes: bool) -> Iterator[dict[str, Any]]:
     """One dict per request."""
-    columns = _python_columns(table)
+    columns, after = _python_columns(table), _after(table)
+    if after is not None:
+        columns |= {"request": list(range(len(table))), "after": after}
     for index in range(len(table)):
         row = {name: values[index] for name, values in columns.items()}
         if hashes and table.prefix_hashes is not None:
@@ -79,6 +92,10 @@ def _write_csv(table: RequestTable, path: Path) -> None:
         hashes = table.prefix_hashes
         columns["prefix_hashes"] = [" ".join(map(str, hashes.of(index).tolist())) for index in range(len(table))]
         columns["block_tokens"] = [hashes.block_tokens] * len(table)
+    after = _after(table)
+    if after is not None:
+        columns["request"] = list(range(len(table)))
+        columns["after"] = [" ".join(map(str, rows)) for rows in after]
     with _open_text(path) as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(columns)
@@ -106,4 +123,7 @@ def _write_parquet(table: RequestTable, path: Path) -> None:
             pa.array(hashes.offsets, pa.int64()), pa.array(hashes.ids, pa.int64())
         )
         arrays["block_tokens"] = pa.array(np.full(len(table), hashes.block_tokens, dtype=np.int64))
+    after = _after(table)
+    if after is not None:
+        arrays |= {"request": pa.array(range(len(table))), "after": pa.array(after, pa.large_list(pa.int64()))}
     pq.write_table(pa.table(arrays), path)

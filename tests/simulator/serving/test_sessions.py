@@ -32,10 +32,18 @@ def sessions(count=60, seed=0, rate=5.0, new=40, output=30, **fields):
     return generate_requests(WorkloadConfig.model_validate(workload), seed)
 
 
+def turn_before(stream) -> np.ndarray:
+    """The turn that each waits for; -1 for none."""
+    found = np.full(len(stream), -1)
+    found[stream.follows[:, 1]] = stream.follows[:, 0]
+    return found
+
+
 def test_a_prompt_is_everything_said_before_and_new_tokens():
     stream = sessions(system_prompt_tokens=100)
-    assert (stream.follows < np.arange(len(stream))).all()
-    for request, before in enumerate(stream.follows.tolist()):
+    turns = turn_before(stream)
+    assert (turns < np.arange(len(stream))).all()
+    for request, before in enumerate(turns.tolist()):
         said = 100 if before < 0 else stream.input_tokens[before] + stream.output_tokens[before]
         assert 1 <= stream.input_tokens[request] - said <= 40
         known = stream.prefix_hashes.of(request)
@@ -45,13 +53,13 @@ def test_a_prompt_is_everything_said_before_and_new_tokens():
             assert_array_equal(known[: len(earlier)], earlier)
         else:
             assert_array_equal(known[:6], stream.prefix_hashes.of(0)[:6])
-    own = [set(stream.prefix_hashes.of(r)[6:].tolist()) for r in range(len(stream)) if stream.follows[r] < 0]
+    own = [set(stream.prefix_hashes.of(r)[6:].tolist()) for r in range(len(stream)) if turns[r] < 0]
     assert sum(map(len, own)) == len(set().union(*own)), "beyond the system prompt, sessions share nothing"
 
 
 def test_applications_share_their_own_system_prompt_only():
     stream = sessions(200, system_prompt_tokens=32, system_prompts=3)
-    firsts = np.flatnonzero(stream.follows < 0)
+    firsts = np.flatnonzero(turn_before(stream) < 0)
     starts = {tuple(stream.prefix_hashes.of(request)[:2].tolist()) for request in firsts}
     assert starts == {(0, 1), (2, 3), (4, 5)}
 
@@ -66,7 +74,7 @@ def test_turns_find_all_that_their_replica_computed_before(replicas):
     on = list(log.replica)
     order = np.argsort(np.asarray(log.scheduled_s), kind="stable")
     latest: dict[tuple[int, int], int] = {}
-    session = np.cumsum(stream.follows < 0) - 1
+    session = np.cumsum(turn_before(stream) < 0) - 1
     for request in order.tolist():
         prompt, replica = int(stream.input_tokens[request]), on[request]
         found = latest.get((session[request], replica), 48 if seen[replica] else 0)
@@ -79,10 +87,11 @@ def test_a_turn_is_sent_when_its_user_has_thought():
     stream = sessions(100)
     log = one_pool(2, "prefix-aware", "vllm-v1", "fast", ENDLESS, TIMER, prefix_caching=True).run(stream)
     assert log.completed == 100
-    follow = np.flatnonzero(stream.follows >= 0)
+    turns = turn_before(stream)
+    follow = np.flatnonzero(turns >= 0)
     finished, arrival = np.asarray(log.finished_s), np.asarray(log.arrival_s)
-    assert_allclose(arrival[follow], finished[stream.follows[follow]] + stream.think_s[follow], rtol=1e-12)
-    assert_allclose(arrival[stream.follows < 0], stream.arrival_s[stream.follows < 0], rtol=1e-12)
+    assert_allclose(arrival[follow], finished[turns[follow]] + stream.think_s[follow], rtol=1e-12)
+    assert_allclose(arrival[turns < 0], stream.arrival_s[turns < 0], rtol=1e-12)
     assert stream.think_s.mean() == pytest.approx(0.5, rel=0.4)
 
 

@@ -1,0 +1,178 @@
+"""Traces whose requests wait for each other: AIPerf's DAG files, kv-cache-tester's sessions, OpenTelemetry's spans."""
+
+import json
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from agent_sample import FILE, sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces import TraceError, read_requests, write_requests
+from traces.requests import agents
+from traces.requests.agents import interval_order
+
+
+def written(folder, *lines, name="trace.jsonl"):
+    path = folder / name
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def waits(table) -> dict[int, set[int]]:
+    found = defaultdict(set)
+    for before, waiting in table.follows.tolist():
+        found[waiting].add(before)
+    return dict(found)
+
+
+def turn(text: str, tokens: int, **rest) -> dict:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, **rest}
+
+
+def test_turns_follow_each_other_spawned_sessions_are_joined_and_forks_go_on(tmp_path):
+    lines = [
+        {
+            "session_id": "root",
+            "turns": [
+                turn("a" * 400, 10, spawns=["one", {"children": ["two"], "join_at": 2}]),
+                turn("b" * 40, 5, delay=250.0),
+                turn("c" * 40, 5, forks=["on"]),
+            ],
+        },
+        {"session_id": "one", "turns": [turn("d" * 80, 3), turn("e" * 8, 3)]},
+        {"session_id": "two", "turns": [turn("f" * 80, 3)]},
+        {"session_id": "on", "turns": [turn("g" * 4, 2)]},
+    ]
+    table = read_requests(written(tmp_path, *lines))
+    assert table.format == "aiperf-dag"
+    names = [table.session_names[code] for code in table.session_id]
+    assert list(zip(names, table.turn.tolist(), strict=True)) == [
+        ("root", 0), ("one", 0), ("one", 1), ("two", 0), ("root", 1), ("root", 2), ("on", 0)
+    ]  # fmt: skip
+    assert waits(table) == {1: {0}, 2: {1}, 3: {0}, 4: {0, 2}, 5: {4, 3}, 6: {5}}
+    assert table.input_tokens.tolist() == [100, 20, 20 + 3 + 2, 20, 100 + 10 + 10, 120 + 5 + 10, 135 + 5 + 1]
+    assert table.output_tokens.tolist() == [10, 3, 3, 3, 5, 5, 2]
+    assert table.think_time_s.tolist() == [0, 0, 0, 0, 0.25, 0, 0]
+    assert table.arrival_s is None
+    hashes = table.prefix_hashes
+    assert [len(hashes.of(row)) for row in range(7)] == [
+        (prompt + answer - 1) // 16
+        for prompt, answer in zip(table.input_tokens.tolist(), table.output_tokens.tolist(), strict=True)
+    ]
+    before, after = hashes.of(5).tolist(), hashes.of(6).tolist()
+    assert after[: len(before)] == before, "a fork goes on from what was said and answered"
+    assert hashes.of(1)[0] != hashes.of(0)[0], "a spawned session begins afresh"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([{"session_id": "a", "turns": [turn("x", 1, spawns=["b"])]}], "calls 'b'"),
+        ([{"session_id": "a", "turns": [turn("x", 1, spawns=["a"])]}], "every session is called by another"),
+        ([{"session_id": "a", "turns": [turn("x", 1)]}] * 2, "a second time"),
+        ([{"session_id": "a", "turns": [turn("x", 0)]}], "max_tokens"),
+        ([{"session_id": "a", "turns": [turn("x", 1, spawns=[{"children": ["b"], "join_at": 0}])]}], "join_at"),
+        ([{"session_id": "a", "turns": [turn("x", 1, forks=["b"]), turn("x", 1)]},
+          {"session_id": "b", "turns": [turn("x", 1)]}], "the last turn forks"),
+        ([{"session_id": "a", "turns": [turn("x", 1, forks=["b"])]},
+          {"session_id": "b", "turns": [turn("x", 1, spawns=["c"])]},
+          {"session_id": "c", "turns": [turn("x", 1, spawns=["b"])]}], "calls itself"),
+        ([{"session_id": "a", "orchestrator": True, "turns": [], "spawns": ["b"]}], "orchestrator"),
+        ([{"session_id": "a", "turns": [{"max_tokens": 3}]}], "messages"),
+        ([{"session_id": "a", "turns": [turn("x", 1, forks=7)]}], "ids of sessions"),
+    ],
+)  # fmt: skip
+def test_what_is_no_dag_is_refused_by_name(tmp_path, lines, said):
+    with pytest.raises(TraceError, match=said) as refusal:
+        read_requests(written(tmp_path, *lines))
+    assert "trace.jsonl" in str(refusal.value)
+
+
+def test_sessions_that_call_sessions_cannot_grow_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(agents, "MOST_REQUESTS", 1000)
+    lines = [{"session_id": str(depth), "turns": [turn("x", 1, spawns=[str(depth + 1)] * 2)]} for depth in range(30)]
+    with pytest.raises(TraceError, match="more than"):
+        read_requests(written(tmp_path, *lines, {"session_id": "30", "turns": [turn("x", 1)]}))
+
+
+def span(trace: str, began_s: float, ended_s: float, prompt: int, answer: int) -> dict:
+    attributes = [
+        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": str(prompt)}},
+        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": str(answer)}},
+    ]
+    stamps = {"startTimeUnixNano": str(int(1e9 * began_s)), "endTimeUnixNano": str(int(1e9 * ended_s))}
+    return {"traceId": trace, "attributes": attributes} | stamps
+
+
+def otlp(*spans: dict) -> dict:
+    return {"resourceSpans": [{"scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def test_spans_of_a_trace_wait_for_what_had_ended(tmp_path):
+    plan, left, right = span("t", 100, 102, 50, 5), span("t", 102.5, 104, 60, 6), span("t", 103, 105, 70, 7)
+    join, other = span("t", 106, 107, 80, 8), span("u", 103.5, 104.5, 10, 1)
+    tool = {"traceId": "t", "startTimeUnixNano": "1", "attributes": [{"key": "gen_ai.tool.name", "value": {}}]}
+    for path in (
+        written(tmp_path, otlp(join, plan, tool, right, left, other), name="one.json"),
+        written(tmp_path, otlp(plan, other, tool), otlp(join, left, right), name="lines.jsonl"),
+    ):
+        table = read_requests(path)
+        assert table.format == "otel"
+        assert table.input_tokens.tolist() == [50, 60, 70, 10, 80]
+        assert table.arrival_s.tolist() == pytest.approx([0, 2.5, 3, 3.5, 6])
+        assert waits(table) == {1: {0}, 2: {0}, 4: {1, 2}}
+        assert table.measured_e2e_s.tolist() == pytest.approx([2, 1.5, 2, 1, 1])
+
+
+def request(at_s: float, took_s: float | None, tokens: int = 64) -> dict:
+    return {"t": at_s, "type": "n", "in": tokens, "out": 4, "hash_ids": [], "api_time": took_s, "think_time": 0.5}
+
+
+@pytest.mark.parametrize("from_call", [True, False])
+def test_a_parent_waits_for_its_subagents_and_they_for_it(tmp_path, from_call):
+    inner = [request(at_s if from_call else 12.0 + at_s, 2.0) for at_s in (0.0, 3.0)]
+    session = {
+        "id": "s",
+        "block_size": 64,
+        "requests": [
+            request(0.0, 10.0),
+            {"t": 12.0, "type": "subagent", "agent_id": "a", "requests": inner},
+            request(13.0, 3.0),
+            request(20.0, 1.0),
+        ],
+    }
+    table = read_requests(written(tmp_path, session, name="s.json"))
+    assert table.arrival_s.tolist() == [0, 12, 13, 15, 20]
+    assert waits(table) == {1: {0}, 2: {0}, 3: {1}, 4: {2, 3}}, "what overlaps does not wait"
+
+
+intervals = st.tuples(st.integers(0, 12), st.integers(0, 6)).map(lambda one: (float(one[0]), float(sum(one))))
+
+
+@given(st.lists(intervals, max_size=12))
+def test_interval_order_is_the_least_that_orders_what_was_ordered(spans):
+    def ended(one: int, other: int) -> bool:
+        return spans[one][1] <= spans[other][0] and spans[one][0] < spans[other][0]
+
+    for place, found in enumerate(interval_order(spans)):
+        done = [one for one in range(len(spans)) if ended(one, place)]
+        assert found == [one for one in done if not any(ended(one, other) for other in done)]
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.jsonl", "table.parquet"])
+def test_who_waits_for_whom_survives_writing(tmp_path, name):
+    table = read_requests(written(tmp_path, otlp(*(span("t", at, at + 1, 9, 2) for at in (1, 2, 2.5, 4)))))
+    again = read_requests(write_requests(table, tmp_path / name))
+    assert again.format == "forerun"
+    np.testing.assert_array_equal(again.follows, table.follows)
+    np.testing.assert_array_equal(again.head(3).follows, [[0, 1], [0, 2]])
+
+
+def test_the_sample_is_what_its_script_makes():
+    assert FILE.read_text(encoding="utf-8") == sample()
+    table = read_requests("agents")
+    assert len(table) == 92
+    assert len(table) - len(waits(table)) == 6
+    assert max(map(len, waits(table).values())) >= 4

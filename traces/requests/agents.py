@@ -1,0 +1,454 @@
+"""Formats of agents, whose requests wait for each other: kv-cache-tester's sessions, AIPerf's DAG files, OTel spans.
+
+Each row says which rows it waits for. AIPerf's files say so themselves; recordings tell when requests began and ended,
+and what had ended when a request began is what it waits for.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from traces.errors import TraceError, shown
+from traces.files import json_value, load_document, read_text
+from traces.requests.layout import Layout, Options, columns
+from traces.requests.rows import RawChunk, record_chunks
+from traces.requests.values import parse_hash_lists
+
+_WAITS = {"request": columns("request"), "after": columns("after")}
+Records = list[dict[str, Any]]
+
+AGENTIC = Layout(
+    "agentic",
+    "agent sessions of kv-cache-tester (JSON with block_size and requests of t, in, out, hash_ids), a file or a folder",
+    {
+        "arrival_s": columns("t:s"),
+        "input_tokens": columns("in"),
+        "output_tokens": columns("out"),
+        "session_id": columns("session"),
+        "turn": columns("turn"),
+        "think_time_s": columns("think_time:s"),
+        "prefix_hashes": columns("hash_ids"),
+        "block_tokens": columns("block_size"),
+        "measured_ttft_s": columns("ttft:s"),
+        "measured_e2e_s": columns("api_time:s"),
+        **_WAITS,
+    },
+    signature=("block_size", "requests"),
+    options=frozenset({"session_interval_s"}),
+    merged=True,
+)
+DAG = Layout(
+    "aiperf-dag",
+    "AIPerf's dag_jsonl (a line {session_id, turns: [{messages, max_tokens, forks, spawns, delay}]} a conversation)",
+    {
+        "input_tokens": columns("input_tokens"),
+        "output_tokens": columns("max_tokens"),
+        "session_id": columns("session_id"),
+        "turn": columns("turn"),
+        "think_time_s": columns("delay:ms"),
+        "prefix_hashes": columns("hashes"),
+        "block_tokens": columns("block_tokens"),
+        **_WAITS,
+    },
+    signature=("session_id", "turns"),
+    required=("input_tokens", "output_tokens"),
+    options=frozenset({"characters_per_token", "block_tokens"}),
+    told="prompt tokens are estimated from the text (characters_per_token, 4 by default)",
+)
+OTEL = Layout(
+    "otel",
+    "OTLP JSON of OpenTelemetry (resourceSpans), spans with gen_ai.usage attributes; a document or one a line",
+    {
+        "arrival_s": columns("began:s"),
+        "input_tokens": columns("prompt"),
+        "output_tokens": columns("output"),
+        "session_id": columns("trace"),
+        "measured_ttft_s": columns("ttft:s"),
+        "measured_e2e_s": columns("e2el:s"),
+        **_WAITS,
+    },
+    signature=("resourceSpans",),
+    options=frozenset(),
+    merged=True,
+)
+CHARACTERS_PER_TOKEN = 4.0
+DAG_BLOCK_TOKENS = 16
+MOST_REQUESTS = 100_000
+MOST_TOKENS = 10**7
+"""Of a request whose blocks are hashed here."""
+SPAN_KEYS = {
+    "prompt": ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
+    "output": ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
+    "ttft": ("gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token"),
+    "e2el": ("gen_ai.latency.e2e", "gen_ai.server.request.duration"),
+    "prefill": ("gen_ai.latency.time_in_model_prefill",),
+}
+"""Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
+
+
+def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """What each of some recorded requests waited for: those that had ended when it began, but for those that had ended
+    before another of them began.
+
+    Args:
+        spans: (began, ended) of each, seconds.
+
+    Source: AIPerf v0.13, ``timing/replay_dependencies.py``, replays recorded agents by the same order: what overlaps
+    is not ordered, a touch is, equal beginnings are not.
+    """
+    order = sorted(range(len(spans)), key=lambda one: (spans[one][1], spans[one][0]))
+    begins, ends = ([spans[one][which] for one in order] for which in (0, 1))
+    latest = list(accumulate(begins, max))
+    found = []
+    for began, _ in spans:
+        last = bisect_right(ends, began)
+        while last and begins[last - 1] >= began:  # takes no time, and begins with this one
+            last -= 1
+        first = last
+        while first and (ends[first - 1] > latest[last - 1] or begins[first - 1] == latest[last - 1]):
+            first -= 1
+        found.append(sorted(order[first:last]))
+    return found
+
+
+def session_files(folder: Path) -> list[Path]:
+    """Session files of a folder by name."""
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")))
+
+
+def agentic_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
+    """Requests of all sessions, subagents as sessions of their own that start when their parent calls them.
+
+    Every file counts time from its own start: session i begins at ``i * session_interval_s``. Block ids are only
+    comparable inside a file (unless it says ``hash_id_scope: global``), so each file gets a range of its own.
+    """
+    first_free = numbered = 0
+    for index, file in enumerate(session_files(path) if path.is_dir() else [path]):
+        session = load_document(file)
+        if not isinstance(session, dict) or not isinstance(session.get("requests"), list):
+            raise TraceError(f"{file}: a session object with a list 'requests' expected")
+        name = str(session.get("id", file.name.split(".")[0]))
+        records = list(_walk(file, session["requests"], name, index * options.session_interval_s))
+        local = session.get("hash_id_scope", "local") == "local"
+        for record in records:
+            record["block_size"] = session.get("block_size")
+        if local:
+            first_free = _separate(records, first_free)
+        _link(records, numbered)
+        numbered += len(records)
+        yield from record_chunks(file, records, where="request {}")
+
+
+def _walk(file: Path, requests: list[Any], session: str, start_s: float) -> Iterator[dict[str, Any]]:
+    """Flat records of a session and, where they are called, of its subagents."""
+    turn = 0
+    for number, request in enumerate(requests, start=1):
+        if not isinstance(request, dict):
+            raise TraceError(f"{file}: {session}: request {number}: {shown(request)}: a JSON object expected")
+        at = _number(request.get("t"))
+        if request.get("type") == "subagent":
+            inner = request.get("requests")
+            if not isinstance(inner, list) or at is None:
+                raise TraceError(f"{file}: {session}: request {number}: a subagent needs 't' and a list 'requests'")
+            name = f"{session}/{request.get('agent_id', number)}"
+            first = next((_number(one.get("t")) for one in inner if isinstance(one, dict)), None)
+            counts_from_call = first is None or first < at  # newer files count from the session's start
+            yield from _walk(file, inner, name, start_s + at if counts_from_call else start_s)
+            continue
+        fields = ("in", "out", "hash_ids", "think_time", "ttft", "api_time")
+        record = {key: request.get(key) for key in fields}
+        record |= {"t": request.get("t") if at is None else start_s + at, "session": session, "turn": turn}
+        turn += 1
+        yield record
+
+
+def _number(value: Any) -> float | None:
+    """A JSON number; None for anything else."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
+
+
+def _link(records: Records, numbered: int) -> None:
+    """Say what each request of a session waits for: the one before it of its own agent, and by ``interval_order``."""
+    before: dict[str, int] = {}
+    begins = [_number(record["t"]) or 0.0 for record in records]
+    lasted = [max(0.0, _number(record["api_time"]) or 0.0) for record in records]
+    spans = [(began, began + took) for began, took in zip(begins, lasted, strict=True)]
+    for number, (record, ended) in enumerate(zip(records, interval_order(spans), strict=True)):
+        waits = {one for one in ended if one < number or records[one]["session"] != record["session"]}
+        if record["session"] in before:
+            waits.add(before[record["session"]])
+        before[record["session"]] = number
+        record |= {"request": numbered + number, "after": [numbered + one for one in sorted(waits)]}
+
+
+def _separate(records: Records, first_free: int) -> int:
+    """Shift a file's block ids into a range of their own; returns the first id after that range."""
+    lists, problems = parse_hash_lists([record["hash_ids"] for record in records])
+    spoiled = {problem.row for problem in problems}
+    filled = [ids for ids in lists if ids]
+    if not filled:
+        return first_free
+    low, high = min(map(min, filled)), max(map(max, filled))
+    if high - low > 2**48:
+        numbers: dict[int, int] = {}
+        lists = [[numbers.setdefault(block, len(numbers)) for block in ids] for ids in lists]
+        low, high = 0, len(numbers) - 1
+    for row, record in enumerate(records):
+        if row not in spoiled:
+            record["hash_ids"] = [block - low + first_free for block in lists[row]]
+    return first_free + high - low + 1
+
+
+Part = tuple[object, int]
+"""A message or an answer, and its tokens."""
+
+
+@dataclass
+class _Dag:
+    """A DAG file as it is walked through, conversation by conversation, turn by turn.
+
+    Args:
+        path: the file.
+        conversations: by session id.
+        characters_per_token: of English text about four.
+        block_tokens: of a prefix hash.
+    """
+
+    path: Path
+    conversations: Mapping[str, dict[str, Any]]
+    characters_per_token: float
+    block_tokens: int
+    records: Records = field(default_factory=list)
+    blocks: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def walk(self, name: str, after: list[int], said: list[Part], path: tuple[str, ...] = ()) -> list[int]:
+        """Add a conversation's requests and those that it calls; returns those with which all of it has ended.
+
+        Args:
+            name: of the conversation.
+            after: requests that its first turn waits for.
+            said: what its prompts begin with.
+            path: conversations that led here.
+        """
+        if name in path:
+            raise TraceError(f"{self.path}: session {name!r} calls itself ({' > '.join((*path, name))})")
+        if name not in self.conversations:
+            raise TraceError(f"{self.path}: session {path[-1]!r} calls {shown(name)}, which no line has as session_id")
+        turns = self.conversations[name]["turns"]
+        said, joins, path = list(said), dict[int, list[int]](), (*path, name)
+        for child in _names(self.conversations[name], "pre_session_spawns", self._place(name)):
+            self.walk(child, after, [], path)
+        for index, turn in enumerate(turns):
+            number = self._request(name, index, turn, [*after, *joins.pop(index, [])], said)
+            after = [number]
+            for children, entry in _entries(turn, "spawns", self._place(name, index)):
+                join_at = index + 1 if entry.get("join_at") is None else entry["join_at"]
+                if not isinstance(join_at, int) or not index < join_at <= max(len(turns) - 1, index + 1):
+                    raise TraceError(f"{self._place(name, index)}: join_at: {shown(join_at)}: a later turn expected")
+                ends = [end for child in children for end in self.walk(child, [number], [], path)]
+                joins.setdefault(join_at, []).extend(ends)
+            leaves: list[int] = []
+            for children, entry in _entries(turn, "forks", self._place(name, index)):
+                ends = [end for child in children for end in self.walk(child, [number], said, path)]
+                leaves += [] if entry.get("background") is True else ends
+            if leaves and index + 1 < len(turns):
+                raise TraceError(f"{self._place(name, index)}: forks: the last turn forks, or background: true")
+            after = leaves or after
+        return after
+
+    def _request(self, name: str, index: int, turn: Any, after: list[int], said: list[Part]) -> int:
+        """Add a turn's request to the records and to what was said; returns its number."""
+        messages, answer = turn.get("messages"), turn.get("max_tokens")
+        if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+            raise TraceError(f"{self._place(name, index)}: messages: a list of messages expected")
+        if len(self.records) >= MOST_REQUESTS:
+            raise TraceError(f"{self.path}: sessions that call sessions come to more than {MOST_REQUESTS} requests")
+        for message in messages:
+            text = json.dumps(message, sort_keys=True)
+            said.append((text, max(1, ceil(len(_text(message)) / self.characters_per_token))))
+        number, prompt = len(self.records), sum(tokens for _, tokens in said)
+        told = answer if isinstance(answer, int) and not isinstance(answer, bool) and 0 < answer <= MOST_TOKENS else 0
+        said.append((number, told))
+        self.records.append(
+            {
+                "input_tokens": prompt,
+                "max_tokens": answer,
+                "session_id": name,
+                "turn": index,
+                "delay": turn.get("delay", 0),
+                "hashes": self._hashes(said, prompt + told - 1),
+                "block_tokens": self.block_tokens,
+                "request": number,
+                "after": sorted(set(after)),
+            }
+        )
+        return number
+
+    def _hashes(self, said: Sequence[Part], tokens: int) -> list[int]:
+        """Of the whole blocks of the first ``tokens``: equal where all that was said up to there is."""
+        found: list[int] = []
+        block: list[object] = []
+        room = self.block_tokens
+        for what, length in said:
+            at = 0
+            while at < length:
+                part = min(room, length - at)
+                block += (what, at, part)
+                at, room = at + part, room - part
+                if not room:
+                    key = (found[-1] if found else -1, *block)
+                    found.append(self.blocks.setdefault(key, len(self.blocks)))
+                    block, room = [], self.block_tokens
+        return found[: max(0, tokens) // self.block_tokens]
+
+    def _place(self, name: str, turn: int | None = None) -> str:
+        return f"{self.path}: session {name!r}" + ("" if turn is None else f": turn {turn}")
+
+
+def _names(holder: Mapping[str, Any], key: str, place: str) -> list[str]:
+    names = holder.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise TraceError(f"{place}: {key}: {shown(names)}: ids of sessions expected")
+    return names
+
+
+def _entries(turn: Mapping[str, Any], key: str, place: str) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
+    """(sessions, what else is said of them) of each of a turn's forks or spawns, ids or objects."""
+    entries = turn.get(key) or []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if isinstance(entry, dict):
+            yield _names(entry if "children" in entry else {"children": [entry.get("child")]}, "children", place), entry
+        else:
+            yield _names({key: [entry]}, key, place), {}
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """What a message says, its tool calls too."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    said = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "".join(said) + (json.dumps(calls) if calls else "")
+
+
+def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
+    """Requests of AIPerf's DAG conversations: those that no other calls begin by themselves, in the file's order.
+
+    A turn follows the one before it; a forked conversation goes on from what its parent's turn has said and been
+    answered, a spawned one begins afresh, and the parent's turn ``join_at`` waits for it.
+
+    Raises:
+        TraceError: what is called is not there, or calls itself; an orchestrator, which sends no requests of its own.
+
+    Source: AIPerf v0.13, ``dataset/loader/dag_jsonl_models.py``.
+    """
+    conversations: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        found = json_value(line, f"{path}:{number}")
+        name = found.get("session_id") if isinstance(found, dict) else None
+        turns = found.get("turns") if isinstance(found, dict) else None
+        if not isinstance(name, str) or not isinstance(turns, list) or not all(isinstance(one, dict) for one in turns):
+            raise TraceError(f"{path}:{number}: a conversation with session_id and a list 'turns' expected")
+        if found.get("orchestrator") or not turns:
+            raise TraceError(f"{path}:{number}: {name}: an orchestrator sends no requests and is not read")
+        if name in conversations:
+            raise TraceError(f"{path}:{number}: session_id {name!r} a second time")
+        conversations[name] = found
+    ratio, block = options.characters_per_token or CHARACTERS_PER_TOKEN, options.block_tokens or DAG_BLOCK_TOKENS
+    dag = _Dag(path, conversations, ratio, block)
+    called: set[str] = set()
+    for name, conversation in conversations.items():
+        called.update(_names(conversation, "pre_session_spawns", f"{path}: session {name!r}"))
+        for turn in conversation["turns"]:
+            for key in ("forks", "spawns"):
+                called.update(child for children, _ in _entries(turn, key, str(path)) for child in children)
+    try:
+        for name in conversations:
+            if name not in called:
+                dag.walk(name, [], [])
+    except RecursionError:
+        raise TraceError(f"{path}: sessions call sessions too many levels deep") from None
+    if conversations and not dag.records:
+        raise TraceError(f"{path}: every session is called by another; one that begins by itself expected")
+    yield from record_chunks(path, dag.records, where="request {}")
+
+
+def spans_of(document: Any) -> Iterator[Mapping[str, Any]]:
+    """Spans of an OTLP JSON document."""
+    for resource in _objects(document, "resourceSpans"):
+        for scope in _objects(resource, "scopeSpans"):
+            yield from _objects(scope, "spans")
+
+
+def _objects(holder: Any, key: str) -> list[Mapping[str, Any]]:
+    found = holder.get(key) if isinstance(holder, Mapping) else None
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def request_of(span: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a span tells of a request: seconds and tokens by the keys of ``SPAN_KEYS``, when it ``began`` (seconds) and
+    its ``trace``; None where it is of none."""
+    values = {str(one.get("key")): _value(one.get("value")) for one in _objects(span, "attributes")}
+    found: dict[str, Any] = {
+        what: next((values[key] for key in keys if values.get(key) is not None), None)
+        for what, keys in SPAN_KEYS.items()
+    }
+    try:
+        began = int(span["startTimeUnixNano"])
+        lasted_s = (int(span.get("endTimeUnixNano", began)) - began) * 1e-9
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not found["prompt"] or not found["output"]:
+        return None
+    e2el = lasted_s if found["e2el"] is None else found["e2el"]
+    return found | {"began": began * 1e-9, "e2el": e2el, "trace": span.get("traceId")}
+
+
+def _value(value: Any) -> float | None:
+    for key in ("intValue", "doubleValue"):
+        if isinstance(value, Mapping) and key in value:
+            try:
+                return float(value[key])
+            except (TypeError, ValueError):
+                return None
+    return None
+
+
+def otel_chunks(path: Path) -> Iterator[RawChunk]:
+    """Requests of OTLP spans; those of one trace wait for each other by ``interval_order``.
+
+    Raises:
+        TraceError: no span of a request.
+    """
+    text = read_text(path)
+    try:
+        documents = [json.loads(text)]
+    except (ValueError, RecursionError):
+        lines = enumerate(text.splitlines(), start=1)
+        documents = [json_value(line, f"{path}:{number}") for number, line in lines if line.strip()]
+    spans = [span for document in documents for span in spans_of(document)]
+    records = sorted((one for one in map(request_of, spans) if one is not None), key=lambda one: one["began"])
+    if not records:
+        raise TraceError(f"{path}: no spans of requests with gen_ai.usage attributes in it")
+    by_trace: dict[object, list[int]] = {}
+    origin = records[0]["began"]
+    for number, record in enumerate(records):
+        record |= {"began": record["began"] - origin, "request": number, "after": []}
+        if record["trace"]:
+            by_trace.setdefault(record["trace"], []).append(number)
+    for members in by_trace.values():
+        spans_s = [(records[one]["began"], records[one]["began"] + records[one]["e2el"]) for one in members]
+        for number, ended in zip(members, interval_order(spans_s), strict=True):
+            records[number]["after"] = [members[one] for one in ended]
+    yield from record_chunks(path, records, where="span {}")
