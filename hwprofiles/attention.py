@@ -181,7 +181,7 @@ def decode_time(
     the terms
         were chosen on NVIDIA's aiconfigurator measurements.
     """
-    packed = _kernel_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
     if parameters.alone_key_s:
         alone = alone_key_time(xp, parameters, limits.cores, shape, seqs, q_len) * beyond_kv
         packed = packed._replace(seconds=packed.seconds + alone, launch_s=packed.launch_s + alone)
@@ -191,7 +191,7 @@ def decode_time(
     use = packs(xp, other, limits.cores, shape, seqs, q_len, kv_tokens)
     if use is True:
         return packed
-    single = _kernel_time(xp, limits, other, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    single = _split_time(xp, limits, other, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
     return single if use is False else KernelTime(*(xp.where(use, a, b) for a, b in zip(packed, single, strict=True)))
 
 
@@ -229,10 +229,22 @@ def _most_splits(xp: Functions, parameters: DecodeKernel, length: Num) -> Num:
     return xp.minimum(whole, xp.ceil((parameters.split_root * whole) ** 0.5 - 0.5))
 
 
+def _split_time(xp: Functions, limits: Limits, parameters: DecodeKernel, *sizes: Num) -> KernelTime:
+    """Time of one decode attention kernel, its KV axis split for all cores; on a chip of more cores than its fits come
+    from, for as many as those have where combining more parts takes longer than it spares."""
+    wide = _kernel_time(xp, limits, parameters, limits.cores, *sizes)
+    if limits.fitted_cores >= limits.cores:
+        return wide
+    narrow = _kernel_time(xp, limits, parameters, limits.fitted_cores, *sizes)
+    better = narrow.seconds < wide.seconds
+    return KernelTime(*(xp.where(better, a, b) for a, b in zip(narrow, wide, strict=True)))
+
+
 def _kernel_time(
     xp: Functions,
     limits: Limits,
     parameters: DecodeKernel,
+    split_cores: float,
     shape: AttentionShape,
     seqs: Num,
     q_len: Num,
@@ -240,7 +252,7 @@ def _kernel_time(
     warm: bool,
     activation_bytes: float,
 ) -> KernelTime:
-    """Time of one decode attention kernel; see ``decode_time``."""
+    """Time of one decode attention kernel that splits the KV axis for so many cores; see ``decode_time``."""
     width = shape.qk_dim + shape.v_dim
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     cores = limits.cores
@@ -254,11 +266,11 @@ def _kernel_time(
     length = kv_tokens / seqs
     most = xp.minimum(_most_splits(xp, parameters, length), parameters.max_splits)
     most = xp.where(heads >= parameters.min_group_to_split * kv_heads, most, 1.0)
-    splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * cores // items, most))
+    splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * split_cores // items, most))
     pieces = items * splits
     waves = xp.ceil(pieces / cores)
     bandwidth = limits.bandwidth * parameters.memory_efficiency
-    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio / cores
+    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / cores
     if warm:
         ratio = warm_bandwidth(xp, limits, parameters, kv_bytes, bandwidth) / bandwidth
         bandwidth = bandwidth * ratio

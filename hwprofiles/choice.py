@@ -1,5 +1,6 @@
 """Which parameter set predicts a kernel: the chip's own fit, else what comes nearest, and what it rests on."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_defaults, load_local_defaults
@@ -98,6 +99,31 @@ def as_older_kernels_see(chip: Chip) -> Chip:
     """The chip without asynchronous copies and without clusters that share operand reads."""
     compute = chip.compute.model_copy(update={"asynchronous": False})
     return chip.model_copy(update={"compute": compute, "on_chip": chip.on_chip.model_copy(update={"multicast": 1.0})})
+
+
+def core_shares(chip: Chip) -> tuple[float, float, float]:
+    """Equal shares that one core draws of the memory's and of the on-chip store's bandwidth, and the fewest cores of
+    the chips that this one is like.
+
+    One share, as kernels are fitted: a core's draw is a multiple of it. But what a core draws is what it keeps in
+    flight over the latency (of the on-chip store: in so many cycles), and so belongs to the core: where fits stand in
+    from a chip that this one is ``like``, its cores draw no less than theirs, however many share the memory.
+
+    Source: Little's law; V. Volkov, "Understanding Latency Hiding on GPUs" (2016), chapter 4.
+    """
+    cores = float(chip.compute.usable_cores)
+    memory, store, fewest, model = 1.0, 1.0, math.inf, chip
+    while model.like is not None and not model.kernels:
+        model = load_chip(model.like)
+        theirs, clock = float(model.compute.usable_cores), 1.0
+        if chip.compute.clock_hz is not None and model.compute.clock_hz is not None:
+            clock = chip.compute.clock_hz / model.compute.clock_hz
+        spread = cores / theirs
+        memory = max(memory, spread * (model.memory.bandwidth_bytes_per_s / chip.memory.bandwidth_bytes_per_s))
+        faster = model.on_chip.bandwidth_bytes_per_s / chip.on_chip.bandwidth_bytes_per_s
+        store = max(store, spread * clock * faster)
+        fewest = min(fewest, theirs)
+    return memory, store, fewest
 
 
 def exact_names(family: str, named: str) -> tuple[str, ...]:

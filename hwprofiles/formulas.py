@@ -283,6 +283,12 @@ class Limits(NamedTuple):
     """Operations per second of the vector units; 0 = not stated."""
     clock_hz: float = 0.0
     """Of the cores; 0 = not stated."""
+    memory_share: float = 1.0
+    """Equal shares of the memory bandwidth that one core counts as, >= 1."""
+    on_chip_share: float = 1.0
+    """The same of the on-chip store's."""
+    fitted_cores: float = math.inf
+    """Cores of the chip whose fits stand in: a library can still split its work for so many."""
 
 
 T = TypeVar("T", KernelTime, CollectiveTime)

@@ -82,10 +82,11 @@ def gemm_time(
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency
     bandwidth = limits.bandwidth * parameters.memory_efficiency
-    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio / limits.cores
+    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / limits.cores
     sharpness = parameters.overlap * (2.0 if limits.asynchronous else 1.0)
     most_waves = 2.0 if limits.asynchronous else float("inf")
     cores, wave_s, wave_share = limits.cores, parameters.wave_s, parameters.wave_share
+    core_on_chip = on_chip * limits.on_chip_share
     maximum, minimum, ceil = xp.maximum, xp.minimum, xp.ceil
     # Depths are no whole numbers of steps: a whole number of splits makes a deeper product faster at its jumps.
     deepest = minimum(k / MIN_SPLIT_DEPTH, parameters.max_split_k)
@@ -99,7 +100,9 @@ def gemm_time(
         splits = maximum(1.0, minimum(cores // tiles, deepest))
         arithmetic = 2.0 * rows * columns / core_flops
         drawn = activation_bytes * minimum(rows, m) + weight_bytes * minimum(columns, n)
-        busy = tile_waves(xp, tiles * splits, cores, wave_share) * maximum(arithmetic, drawn * cores / on_chip)
+        busy = tile_waves(xp, tiles * splits, cores, wave_share) * maximum(arithmetic, drawn * cores / core_on_chip)
+        if limits.on_chip_share > 1.0:
+            busy = maximum(busy, tiles * splits * drawn / on_chip)
         busy = busy * (k / splits)
         fill = wave_s * minimum(most_waves, ceil(tiles / cores))
         if xp is SCALAR and best is not None and busy + fill >= best:

@@ -15,6 +15,7 @@ from hwprofiles.choice import (
     PORTABLE,
     UNFITTED_INTERVALS,
     as_older_kernels_see,
+    core_shares,
     exact_names,
     find_parameters,
     inside_ranges,
@@ -780,6 +781,7 @@ class KernelLibrary:
                 chip.compute.asynchronous,
                 _vector_flops(chip, peak),
                 chip.compute.clock_hz or 0.0,
+                *core_shares(chip),
             )
         return self._limits[dtype]
 

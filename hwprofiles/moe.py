@@ -261,7 +261,8 @@ def moe_time(
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     core_on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency / limits.cores
     bandwidth = limits.bandwidth * parameters.memory_efficiency
-    drawn = bandwidth * parameters.core_bandwidth_ratio / limits.cores
+    core_on_chip = core_on_chip * limits.on_chip_share
+    drawn = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / limits.cores
     edge = activation_bytes * xp.minimum(tokens, assignments) * hidden
     phases = ((first, hidden), (hidden, width))
     best: Num = None
@@ -270,16 +271,18 @@ def moe_time(
         operands = (activation_bytes * rows + weight_bytes * columns) / core_on_chip
         blocks = active * sum(xp.ceil(load / rows) for load in reached.loads) / len(reached.loads)
         steps: Num = 0.0
+        loads: Num = 0.0
         fills: Num = 0.0
         read: Num = 0.0
         for outputs, depth in phases:
             items = blocks * xp.ceil(outputs / columns)
             waves = xp.maximum(1.0, items / limits.cores)
             steps = steps + waves * depth
+            loads = loads + xp.maximum(1.0, items * limits.on_chip_share / limits.cores) * depth
             fills = fills + waves
             reach = xp.minimum(bandwidth, items * drawn) if drawn else bandwidth
             read = read + (weight_bytes * active * outputs * depth + edge) / reach
-        choice = steps * xp.maximum(arithmetic, operands) + fills * parameters.wave_s
+        choice = xp.maximum(steps * arithmetic, loads * operands) + fills * parameters.wave_s
         total = smooth_maximum(xp, choice, read, parameters.overlap)
         if best is None:
             best, busy, stream = total, choice, read

@@ -112,7 +112,7 @@ def decode_time(
         fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
         reading = moved * (hit / fast + (1.0 - hit) / bandwidth)
     units = seqs * heads * STATE_TILES
-    drawn = moved * limits.cores / (bandwidth * parameters.core_bandwidth_ratio * units)
+    drawn = moved * limits.cores / (bandwidth * limits.memory_share * parameters.core_bandwidth_ratio * units)
     reading = smooth_maximum(xp, reading, drawn, parameters.overlap)
     flops = 6.0 * seqs * q_len * heads * key * value
     launch = parameters.launch_s + 0.0 * reading

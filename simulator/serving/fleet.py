@@ -171,7 +171,9 @@ class FleetRun:
         env, log, router, transfers = self._env, self.log, self.router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else self._left
         feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
-        replica = pool.replica(env, index, feed, log, self._resumed, transfers)
+        # Replicas hand requests to one another, and the compiled engine's are not those of its source.
+        interpreted = any(one.interpreted for one in fleet.pools)
+        replica = pool.replica(env, index, feed, log, self._resumed, transfers, interpreted)
         self.replicas.append(replica)
         feed.prefix_cache = replica.prefix_cache
         feed.process = env.process(replica.serve())

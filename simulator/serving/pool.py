@@ -73,6 +73,7 @@ class Pool:
         log: RunLog,
         resumed: dict[int, Sequence] | None = None,
         handover: Handover | None = None,
+        interpreted: bool = False,
     ) -> Replica:
         """One of the replicas.
 
@@ -83,12 +84,13 @@ class Pool:
             log: where results go.
             resumed: requests that start again after a failure, with what they have delivered.
             handover: the way from prefill to decode replicas, where they are apart.
+            interpreted: run the engine's source in any case, as a replica does that it takes requests from.
 
         Raises:
             ForerunError: replicas with pipeline stages have no part in hand-over, failures or swapping.
         """
         oracle = self.stepping == "exact-steps"
-        engine = engine_module(interpreted=oracle or self._plain)
+        engine = engine_module(interpreted or self.interpreted)
         timer, staged = self.timer, isinstance(self.timer, StagedTimer)
         scaled = self.step_factors != (1.0, 1.0)
         if staged and (handover is not None or self.swap is not None or self.rule is not None or self.role != "both"):
@@ -146,10 +148,12 @@ class Pool:
         return Replica(env, core, feed, make_scheduler)
 
     @property
-    def _plain(self) -> bool:
-        """Whether the batching rule is one of your own that builds on the interpreted engine's."""
+    def interpreted(self) -> bool:
+        """Whether its replicas run the engine's source: as asked, or for a batching rule of your own that builds on
+        it."""
         make = self.rules.make
-        return isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
+        own = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
+        return own or self.stepping == "exact-steps"
 
     def _caches(self, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
         """The prefix cache of each attention group; a router that asks who holds what is told of the first."""
