@@ -271,18 +271,18 @@ def moe_time(
         operands = (activation_bytes * rows + weight_bytes * columns) / core_on_chip
         blocks = active * sum(xp.ceil(load / rows) for load in reached.loads) / len(reached.loads)
         steps: Num = 0.0
-        loads: Num = 0.0
+        reads: Num = 0.0
         fills: Num = 0.0
         read: Num = 0.0
         for outputs, depth in phases:
             items = blocks * xp.ceil(outputs / columns)
             waves = xp.maximum(1.0, items / limits.cores)
             steps = steps + waves * depth
-            loads = loads + xp.maximum(1.0, items * limits.on_chip_share / limits.cores) * depth
+            reads = reads + xp.maximum(1.0, items * limits.on_chip_share / limits.cores) * depth
             fills = fills + waves
             reach = xp.minimum(bandwidth, items * drawn) if drawn else bandwidth
             read = read + (weight_bytes * active * outputs * depth + edge) / reach
-        choice = xp.maximum(steps * arithmetic, loads * operands) + fills * parameters.wave_s
+        choice = xp.maximum(steps * arithmetic, reads * operands) + fills * parameters.wave_s
         total = smooth_maximum(xp, choice, read, parameters.overlap)
         if best is None:
             best, busy, stream = total, choice, read

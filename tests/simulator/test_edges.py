@@ -2,9 +2,12 @@
 
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_scenario import tiny_data
 
 from simulator.cli import main
@@ -12,7 +15,7 @@ from simulator.errors import ForerunError, LawBrokenError, StalledError
 from simulator.metrics import combine_replications, run_document
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.serving.clock import EXACT_S, by_clock, on_grid
+from simulator.serving.clock import EXACT_S, TICKS_PER_S, by_clock, on_grid
 from simulator.workload import generate_requests
 
 BURST = {"process": "burst"}
@@ -64,6 +67,36 @@ def test_far_out_steps_last_from_one_moment_to_the_next():
             assert counted == seconds.tolist()
         assert end - start == math.fsum(counted) == np.sum(counted)
         assert np.abs(counted - seconds).max() <= 2 * np.spacing(start + 1.0)
+
+
+@given(st.floats(0.0, 1e9), st.integers(1, 2**52))
+def test_a_step_ends_where_the_clock_can_say_to_the_last_bit(now, ticks):
+    """One step anywhere in thirty years: beginning, length and end are exact, and the end is a moment that the next
+    can begin at; so they are after any number of steps, 1e9 or more."""
+    now = on_grid(now) if now <= EXACT_S else now
+    seconds = min(ticks / TICKS_PER_S, 1e4)
+    counted = by_clock(now, seconds)
+    assert Fraction(now) + Fraction(counted) == Fraction(now + counted)
+    assert abs(counted - seconds) <= np.spacing(now + seconds)
+    assert now + counted > EXACT_S or on_grid(now + counted) == now + counted
+
+
+def test_ten_days_at_full_load_keep_the_grid():
+    """An engine that never rests: the seconds of its 18,000 steps, of 0.6 s to 580 s, are the time they took, to the
+    last bit where doubles hold the sum; compiled and interpreted, in single rows and in condensed ones."""
+    workload = {"arrivals": BURST, "input_tokens": 40_000, "output_tokens": 3000, "num_requests": 32}
+    engine = {"max_num_seqs": 4, "num_kv_blocks": 12_000, "max_num_batched_tokens": 2048}
+    data = {"model": "llama-3.1-70b", "weights_dtype": "int4", "hardware": {"chip": "cpu-ddr4-2ch"}}
+    data |= {"workload": workload}
+    ends = {}
+    for stepping, rows in (("fast", None), ("fast", 0), ("exact-steps", 0)):
+        scenario = scenario_from(data | {"engine": engine | {"stepping": stepping}}, "days")
+        result = simulate(scenario, full_step_rows=rows)
+        steps, ends[stepping, rows] = result.steps, result.requests.finished_s
+        assert ends[stepping, rows].max() > 10 * 86_400
+        assert ends[stepping, rows].max() == math.fsum([steps.start_s[0], *steps.seconds])
+        assert np.all(steps.start_s[1:] >= steps.start_s[:-1] + steps.seconds[:-1] * (1 - 1e-12))
+    assert all(np.array_equal(ends["fast", None], other) for other in ends.values())
 
 
 @pytest.mark.parametrize("rows", [0, 10, None])
