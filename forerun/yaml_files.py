@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -25,68 +25,155 @@ class TooLargeError(ForerunError):
     """A file too long for what it is taken for."""
 
 
-class StrictLoader(_Loader):  # type: ignore[misc]
-    """Refuses a key given twice and aliases that multiply or hold themselves; whatever it refuses is a ``YAMLError``.
+_CORE = re.compile(
+    r"(?P<null>null|Null|NULL|~|)|(?P<bool>true|True|TRUE|false|False|FALSE)"
+    r"|(?P<int>[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)"
+    r"|(?P<float>[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))"
+)
+"""What a plain value means by YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3), as in JSON: PyYAML's own
+rules are those of YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean."""
+_TAG = "tag:yaml.org,2002:"
+_MERGE = "<<"
+"""A key of YAML 1.1 that is in every file with anchors: its mapping's values, where the own ones do not differ."""
 
-    Plain values mean what YAML 1.2's core schema says (yaml.org/spec/1.2.2, section 10.3), as in JSON: PyYAML's own
-    rules are those of YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean.
-    """
 
-    yaml_implicit_resolvers: ClassVar[dict[str | None, list[tuple[str, re.Pattern[str]]]]] = {}
+class _Part(NamedTuple):
+    """A value of a document as it was written."""
 
-    def __init__(self, stream: str) -> None:
-        if _brackets_deep(stream) > DEEPEST:
-            raise yaml.YAMLError("nested too deeply")
-        super().__init__(stream)
+    value: Any
+    size: int
+    """Values that it stands for once its aliases are written out; 0 while it is being read."""
+    text: str | None
+    """Of what is neither list nor mapping."""
+    mark: Any
 
-    def get_single_node(self) -> Any:
-        """The document, if what it stands for is small enough."""
-        try:
-            node = super().get_single_node()
-            if node is not None:
-                _written_out(node, {})
-        except RecursionError:
-            raise yaml.YAMLError("nested too deeply") from None
-        return node
 
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """A value; one that cannot be, such as an integer of ten thousand digits, is refused with its line."""
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, TypeError, OverflowError) as error:
-            problem = f"{str(error).splitlines()[0]} (write it in quotes, if it is a text)"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+class _Reader:
+    """Builds values as the parser meets them; whatever it refuses is a ``YAMLError``."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+    def __init__(self, text: str) -> None:
+        self._parser = _Loader(text)
+        self._anchors: dict[str, _Part] = {}
+
+    def document(self) -> Any:
+        """The only document of the text; None where there is none."""
+        next_event = self._parser.get_event
+        next_event()
+        begin = next_event()
+        if isinstance(begin, yaml.StreamEndEvent):
+            return None
+        value = self._part(next_event()).value
+        next_event()
+        end = next_event()
+        if not isinstance(end, yaml.StreamEndEvent):
+            context, problem = "expected a single document in the stream", "but found another document"
+            raise yaml.MarkedYAMLError(context, begin.start_mark, problem, end.start_mark)
+        return value
+
+    def close(self) -> None:
+        """Let the parser go."""
+        self._parser.dispose()
+
+    def _part(self, event: Any) -> _Part:
+        """The value that begins with ``event``."""
+        kind = type(event)
+        if kind is yaml.ScalarEvent:
+            part = _Part(_scalar(event), 1, event.value, event.start_mark)
+        elif kind is yaml.AliasEvent:
+            return self._known(event)
+        else:
+            if event.anchor is not None:
+                self._anchors[event.anchor] = _Part(None, 0, None, event.start_mark)
+            part = self._mapping(event) if kind is yaml.MappingStartEvent else self._sequence(event)
+            if part.size > LARGEST_VALUES:
+                refuse(f"stands for more than {LARGEST_VALUES} values (aliases of aliases?)", event)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = part
+        return part
+
+    def _known(self, event: Any) -> _Part:
+        part = self._anchors.get(event.anchor)
+        if part is None:
+            refuse(f"found undefined alias {event.anchor!r}", event)
+        if part.size == 0:
+            refuse("an alias holds itself", event)
+        return part
+
+    def _sequence(self, start: Any) -> _Part:
+        _check_tag(start, "seq", "list")
+        values, size, next_event = [], 1, self._parser.get_event
+        while type(event := next_event()) is not yaml.SequenceEndEvent:
+            part = self._part(event)
+            values.append(part.value)
+            size += part.size
+        return _Part(values, size, None, start.start_mark)
+
+    def _mapping(self, start: Any) -> _Part:
         """A mapping whose keys are words, each given once."""
+        _check_tag(start, "map", "mapping")
+        values: dict[Any, Any] = {}
+        lent: dict[Any, Any] = {}
         seen: set[str] = set()
-        for key_node, _ in getattr(node, "value", ()):
-            if not isinstance(key_node, yaml.ScalarNode):
-                problem = "a key must be a word, not a list or a mapping"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-            if key_node.value in seen and key_node.value != "<<":
-                problem = f"'{key_node.value}' is given twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
+        size, next_event = 1, self._parser.get_event
+        while type(event := next_event()) is not yaml.MappingEndEvent:
+            key = self._part(event)
+            if key.text is None:
+                refuse("a key must be a word, not a list or a mapping", event)
+            if key.text in seen and key.text != _MERGE:
+                refuse(f"'{key.text}' is given twice", event)
+            seen.add(key.text)
+            part = self._part(next_event())
+            size += key.size + part.size
+            if key.value == _MERGE and event.implicit[0]:
+                lent |= _lent(part)
+            else:
+                values[key.value] = part.value
+        return _Part({**lent, **values} if lent else values, size, None, start.start_mark)
 
 
-def _integer(loader: Any, node: Any) -> int:
-    text = loader.construct_scalar(node)
-    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+def refuse(problem: str, event: Any) -> NoReturn:
+    """Refuse what stands at ``event``."""
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-for _tag, _form, _first in (
-    ("null", r"null|Null|NULL|~|", "nN~\0"),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
-    ("merge", r"<<", "<"),  # of YAML 1.1, and in every file with anchors
-):
-    _resolver = re.compile(f"(?:{_form})$")
-    StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _resolver, [*_first.replace("\0", ""), ""])
-StrictLoader.add_constructor("tag:yaml.org,2002:int", _integer)
+def _check_tag(start: Any, tag: str, what: str) -> None:
+    if start.tag not in (None, "!", _TAG + tag):
+        refuse(f"{start.tag.replace(_TAG, '!!')} is no tag of a {what}", start)
+
+
+def _lent(part: _Part) -> dict[Any, Any]:
+    """What a merge key adds: of several mappings the first that has a key."""
+    lenders = part.value if isinstance(part.value, list) else [part.value]
+    if not all(isinstance(lender, dict) for lender in lenders):
+        problem = "expected a mapping or a list of mappings for merging"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=part.mark)
+    return {key: value for lender in reversed(lenders) for key, value in lender.items()}
+
+
+def _scalar(event: Any) -> Any:
+    """A value; one that cannot be, such as an integer of ten thousand digits, is refused with its line."""
+    text: str = event.value
+    if event.tag is not None and event.tag != "!":
+        kind = event.tag.removeprefix(_TAG)
+    elif event.implicit[0] and (found := _CORE.fullmatch(text)):
+        kind = str(found.lastgroup)
+    else:
+        return text
+    try:
+        if kind == "str":
+            return text
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return {"true": True, "false": False}[text.lower()]
+        if kind == "int":
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        if kind == "float":
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    except (ValueError, KeyError) as error:
+        problem = f"no {kind}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        refuse(f"{problem} (write it in quotes, if it is a text)", event)
+    refuse(f"{event.tag.replace(_TAG, '!!')} is no tag of a value", event)
 
 
 def _brackets_deep(text: str) -> int:
@@ -96,31 +183,6 @@ def _brackets_deep(text: str) -> int:
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
         deepest = max(deepest, depth)
     return deepest
-
-
-def _written_out(node: Any, known: dict[int, int]) -> int:
-    """Values below ``node`` with its aliases written out.
-
-    Raises:
-        yaml.MarkedYAMLError: more than ``LARGEST_VALUES``, or a value that holds itself.
-    """
-    found = known.get(id(node))
-    if found is not None:
-        if found < 0:
-            raise yaml.MarkedYAMLError(problem="an alias holds itself", problem_mark=node.start_mark)
-        return found
-    known[id(node)] = -1
-    children: list[Any] = []
-    if isinstance(node, yaml.MappingNode):
-        children = [part for pair in node.value for part in pair]
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    size = 1 + sum(_written_out(child, known) for child in children)
-    if size > LARGEST_VALUES:
-        problem = f"stands for more than {LARGEST_VALUES} values (aliases of aliases?)"
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-    known[id(node)] = size
-    return size
 
 
 def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
@@ -153,4 +215,12 @@ def parse(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is not, or not within bounds.
     """
-    return yaml.load(text, Loader=StrictLoader)
+    if _brackets_deep(text) > DEEPEST:
+        raise yaml.YAMLError("nested too deeply")
+    reader = _Reader(text)
+    try:
+        return reader.document()
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+    finally:
+        reader.close()

@@ -60,7 +60,7 @@ DateText = Annotated[str, BeforeValidator(_date), Field(pattern=r"^\d{4}(-\d{2}(
 class Record(BaseModel):
     """Base of all profile parts: immutable, unknown keys refused."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Fit(Record):

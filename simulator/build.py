@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hwprofiles import Chip, KernelLibrary, Link, ProfileError, dtype_bytes, load_chip, load_link, weakest
 from simulator.assumptions import Assumptions, Factors
@@ -34,7 +34,6 @@ from simulator.serving import (
 from simulator.serving.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import AcceptanceSampler, PolicyFactory, borrowed_acceptance, draft_survival, sampler_of
-from simulator.speculation.attention_level.overlap import DeviceGroups, device_groups
 from simulator.speculation.proposal import proposal
 from simulator.timing import (
     Deployment,
@@ -53,6 +52,9 @@ from simulator.timing import (
     usual_steps,
 )
 from simulator.timing.framework import Framework
+
+if TYPE_CHECKING:
+    from simulator.speculation.attention_level.overlap import DeviceGroups
 
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
@@ -247,7 +249,7 @@ def _replicas(
         graphs = machine.framework.for_engine(engine.max_num_seqs, drafting.drafted + 1, engine.cuda_graph_sizes)
         target = replace(target, framework=graphs)
     memory = _memory(scenario, target, drafting)
-    groups = device_groups(scenario.attention_speculation, target)
+    groups = _device_groups(scenario, target)
     largest_step = _largest_step(scenario, most_seqs, drafting.drafted + 1)
     timer = _timer(scenario, target, drafter, groups, machine.link, largest_step)
     rule = None
@@ -281,6 +283,14 @@ def _replicas(
         hits=None if groups is None else groups.drawn(seed, most_seqs),
     )
     return replace(pool, notes=tuple(_notes(scenario, architecture, pool, drafter, borrowed)))
+
+
+def _device_groups(scenario: Scenario, target: Deployment) -> DeviceGroups | None:
+    if scenario.attention_speculation is None:
+        return None
+    from simulator.speculation.attention_level.overlap import DeviceGroups
+
+    return DeviceGroups(scenario.attention_speculation, target)
 
 
 def _of_one_group(scenario: Scenario) -> Scenario:

@@ -19,4 +19,4 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 class Section(BaseModel):
     """One block of a scenario."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)

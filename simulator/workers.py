@@ -7,14 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing.connection import wait as wait_for
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from simulator.errors import WorkerDiedError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,6 +47,8 @@ class Workers:
         task = partial(work, *args, **kwargs)
         if self._pool is None:
             return task
+        from concurrent.futures.process import BrokenProcessPool
+
         try:
             future = self._pool.submit(task)
         except BrokenProcessPool:
@@ -78,6 +80,8 @@ def _alone(task: Callable[[], T]) -> T:
     Raises:
         WorkerDiedError: the process died as well.
     """
+    from concurrent.futures.process import BrokenProcessPool
+
     with process_pool(1) as pool:
         try:
             return pool.submit(task).result()
@@ -87,11 +91,15 @@ def _alone(task: Callable[[], T]) -> T:
 
 def process_pool(count: int) -> ProcessPoolExecutor:
     """A pool of ``count`` processes that end with this one, even when it is killed."""
+    from concurrent.futures import ProcessPoolExecutor
+
     return ProcessPoolExecutor(count, initializer=follow_parent, initargs=(os.getpid(),))
 
 
 def close_pool(pool: ProcessPoolExecutor, wait: bool) -> None:
     """Close ``pool``: after what was started when ``wait``, else at once, ending its processes."""
+    from multiprocessing.connection import wait as wait_for
+
     processes = list((getattr(pool, "_processes", None) or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     # A process that is killed while it waits for work keeps the queue's lock: the others would wait for it for ever.

@@ -341,9 +341,9 @@ def commands_page() -> Iterator[str]:
     """Every command with its arguments and options, from the command itself."""
     from typer.main import get_command
 
-    from simulator.cli.app import app
+    from simulator.cli.app import application
 
-    yield from _command("forerun", get_command(app), 2)
+    yield from _command("forerun", get_command(application()), 2)
 
 
 def _command(path: str, command: Any, level: int) -> Iterator[str]:

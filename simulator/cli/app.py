@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import pairwise
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from simulator.cli import (
-    catalogues,
-    dashboard,
-    kernels,
-    replays,
-    runs,
-    selfchecks,
-    serving,
-    studies,
-    validations,
-)
 from simulator.cli.output import ready_streams, silence_stdout
 from simulator.errors import ArgumentError, ForerunError, LawBrokenError
 
+COLLECT_AFTER = 50_000
+"""Objects after which cycles are looked for: looking for them while modules load takes a tenth of a short run."""
 EXIT_BAD_INPUT = 2
 EXIT_FAULT = 3
 EXIT_INTERRUPTED = 130
@@ -35,23 +28,35 @@ EXIT_INTERRUPTED = 130
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 """click's ClickException, from wherever the installed typer keeps its click."""
 
-app = typer.Typer(
-    name="forerun",
-    help="Predict how an LLM service will run before renting the hardware.",
-    epilog="Example: forerun run examples/chat-h100.yaml --out out/chat",
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-runs.register(app)
-studies.register(app)
-kernels.register(app)
-replays.register(app)
-selfchecks.register(app)
-serving.register(app)
-validations.register(app)
-catalogues.register(app)
-dashboard.register(app)
+COMMANDS = {
+    "runs": ("run", "report"),
+    "studies": ("compare", "plan", "tune", "race", "sweep"),
+    "kernels": ("predict", "measure", "calibrate"),
+    "replays": ("replay",),
+    "selfchecks": ("selfcheck",),
+    "serving": ("serve", "twin"),
+    "validations": ("validate",),
+    "catalogues": ("chips", "models", "workloads"),
+    "dashboard": ("dash",),
+}
+"""Modules of this package and the commands that each registers, in the order in which the help lists them."""
+
+
+def application(command: str | None = None) -> typer.Typer:
+    """The command line: with that command alone, so that the other modules need not be imported, or with all of them
+    where it is none (help, completion, a word mistyped)."""
+    app = typer.Typer(
+        name="forerun",
+        help="Predict how an LLM service will run before renting the hardware.",
+        epilog="Example: forerun run examples/chat-h100.yaml --out out/chat",
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True)(frame)
+    for module in [name for name, commands in COMMANDS.items() if command in commands] or COMMANDS:
+        import_module(f"simulator.cli.{module}").register(app)
+    return app
 
 
 def _print_version(asked: bool) -> None:
@@ -62,7 +67,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def frame(
     context: typer.Context,
     version: Annotated[
@@ -86,9 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     ready_streams()
+    gc.set_threshold(COLLECT_AFTER)
     try:
         refuse_empty(words)
         with unwound_by_sigterm():
+            app = application(words[0] if words else None)
             code = app(args=words, prog_name="forerun", standalone_mode=False)
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):

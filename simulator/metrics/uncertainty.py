@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -297,10 +298,13 @@ def _evenly_in_time(rows: NDArray[np.int64], seconds: FloatArray) -> NDArray[np.
     return found
 
 
+@lru_cache(maxsize=1024)
 def standard_draws(name: str) -> FloatArray:
     """Standard normal draws of a source: those of one name are the same in every run, so that variants share them."""
     half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
-    return np.concatenate((half, -half))
+    draws = np.concatenate((half, -half))
+    draws.flags.writeable = False
+    return draws
 
 
 def step_draws(sources: Sequence[Source]) -> FloatArray:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from simulator.errors import ForerunError
 from simulator.speculation.config import AcceptanceConfig
 from simulator.speculation.curves import load_curve
-from simulator.speculation.engine_logs import read_acceptance
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
 
 FloatArray = NDArray[np.float64]
@@ -195,6 +194,8 @@ def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[f
     if acceptance.conditional is not None:
         return "conditional", np.cumprod(acceptance.conditional).tolist()
     assert acceptance.log is not None
+    from simulator.speculation.engine_logs import read_acceptance
+
     log = read_acceptance(acceptance.log)
     if log.per_position is not None:
         return f"log: {acceptance.log}", list(log.per_position)

@@ -15,7 +15,6 @@ from hwprofiles.recurrent import RecurrentShape
 from hwprofiles.sparse import IndexShape, SparseShape
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import PARTS, Architecture
-from simulator.llm.gguf_file import recipe_dtypes, recipe_names
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp, Tensor
 from simulator.llm.mixers import (
     BlockSparseAttention,
@@ -434,11 +433,14 @@ def resolve_weight_dtypes(architecture: Architecture, asked: str | Mapping[str, 
     if asked is None:
         return own
     if isinstance(asked, str):
-        recipe = recipe_dtypes(architecture, asked)
-        if recipe is not None and (asked in GGUF_BLOCKS or asked not in DTYPES):
-            return {part: recipe[part] for part in PARTS}
-        if format_of(asked) not in DTYPES and (close := did_you_mean(asked, recipe_names())):
-            raise ForerunError(f"weights_dtype: no format or GGUF file type '{asked}'{close}")
+        if asked in GGUF_BLOCKS or asked not in DTYPES:
+            from simulator.llm.gguf_file import recipe_dtypes, recipe_names
+
+            recipe = recipe_dtypes(architecture, asked)
+            if recipe is not None:
+                return {part: recipe[part] for part in PARTS}
+            if format_of(asked) not in DTYPES and (close := did_you_mean(asked, recipe_names())):
+                raise ForerunError(f"weights_dtype: no format or GGUF file type '{asked}'{close}")
         _check_dtype("weights_dtype", asked)
         wide = dtype_bytes(asked) >= 2
         return {part: asked if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}

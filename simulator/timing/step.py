@@ -445,7 +445,7 @@ class StepTimer:
     def _layer_rows(self, work: StepWork[IntArray], tokens: IntArray) -> Costs:
         """Costs of embedding and layers of many steps."""
         lengths = self._together(work)
-        distinct = np.unique(lengths).tolist()
+        distinct = sorted(set(lengths.tolist()))
         if len(distinct) <= 1:
             return self._layer_table(*distinct or [1]).rows(tokens)
         total = Costs.zeros(len(tokens))

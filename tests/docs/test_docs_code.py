@@ -6,11 +6,11 @@ import pytest
 from doc_blocks import SHELLS, blocks, run_block
 from typer.main import get_command
 
-from simulator.cli.app import app
+from simulator.cli.app import application
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "validation" not in page.parts)
-COMMANDS = set(getattr(get_command(app), "commands", ()))
+COMMANDS = set(getattr(get_command(application()), "commands", ()))
 
 
 def runnable(block):

@@ -61,11 +61,11 @@ def test_search_works_from_disk(site):
 def test_reference_is_whole(site):
     from typer.main import get_command
 
-    from simulator.cli.app import app
+    from simulator.cli.app import application
     from simulator.scenario import Scenario
 
     commands = (site / "reference/commands.html").read_text(encoding="utf-8")
-    for name in get_command(app).commands:
+    for name in get_command(application()).commands:
         assert f"forerun {name}" in commands
     fields = (site / "reference/scenario.html").read_text(encoding="utf-8")
     for name in Scenario.model_fields:

@@ -8,9 +8,9 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from forerun.yaml_files import parse
 from simulator.errors import ForerunError, did_you_mean
 from simulator.speculation.attention_level.parameters import Parameter, source_words
 
@@ -24,7 +24,7 @@ WINDOW_TOKENS = 128
 @cache
 def _published() -> dict[str, Any]:
     text = resources.files("simulator.speculation.attention_level").joinpath("hit_rates.yaml").read_text("utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data: dict[str, Any] = parse(text)
     return data
 
 

@@ -347,11 +347,6 @@ def seconds_change(
     return total
 
 
-def device_groups(config: AttentionSpeculationConfig | None, deployment: Deployment) -> DeviceGroups | None:
-    """The two groups of a deployment, or None where a scenario has no attention-level speculation."""
-    return None if config is None else DeviceGroups(config, deployment)
-
-
 def rotated_width(attention: Attention, tensor_parallel: int) -> float:
     """Values per token that rotary embedding turns, on one chip."""
     return (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel

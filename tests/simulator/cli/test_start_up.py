@@ -1,0 +1,54 @@
+"""What a command imports: its own module and what its work needs, so that a short run is mostly the run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from tiny_scenario import tiny_data
+
+from simulator.cli.app import COMMANDS, application
+
+MOST_MODULES = 585
+"""Of a plain run: numpy, pydantic, typer, rich and what of the standard library they need are 440 of them."""
+NOT_FOR_A_PLAIN_RUN = (
+    "scipy",
+    "pyarrow",
+    "plotly",
+    "multiprocessing",
+    "concurrent.futures",
+    "dashboards",
+    "traces.requests.read",
+    "simulator.studies",
+    "simulator.replay",
+    "simulator.llm.gguf_file",
+    "simulator.speculation.engine_logs",
+    "simulator.speculation.attention_level.overlap",
+    "simulator.cli.studies",
+)
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory):
+    """Names of the modules that a plain run has imported."""
+    scenario = tmp_path_factory.mktemp("plain") / "plain.json"
+    scenario.write_text(json.dumps(tiny_data()))
+    code = (
+        "import sys; from simulator.cli import main; code = main(['run', sys.argv[1]]); "
+        "print(*sys.modules, sep='\\n', file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, scenario], capture_output=True, text=True, check=True)
+    return done.stderr.split()
+
+
+def test_a_plain_run_imports_what_it_needs(modules):
+    assert "simulator.run" in modules
+    assert not {name for name in modules if name.startswith(NOT_FOR_A_PLAIN_RUN)}
+    assert len(modules) <= MOST_MODULES
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_a_module_registers_the_commands_by_which_it_is_found(module):
+    alone = application(COMMANDS[module][0])
+    assert tuple(getattr(typer.main.get_command(alone), "commands", ())) == COMMANDS[module]
