@@ -89,6 +89,7 @@ BASIS_WORDS = {
     "datasheet": "datasheet limits, no measurement behind it",
     "calibrated": "fitted on measured kernels of this chip",
     "extrapolated": "shapes outside what was measured",
+    "measured": "what was measured itself, nothing predicted",
 }
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

@@ -19,6 +19,7 @@ from dashboards.app.served import SAMPLE_CHIP, Served
 from hwprofiles import chip_names
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import architecture_names
+from simulator.studies.study_file import parse_pairs
 
 Component = Any
 """A Dash component; the component libraries are not typed."""
@@ -27,6 +28,7 @@ Values = dict[str, Any]
 Offer = Callable[[Served], Sequence[str]]
 LONGEST_QUERY = 4000
 LONGEST_WORD = 80
+LONGEST_PAIRS = 400
 
 
 def state_id(page: str, name: str) -> Identity:
@@ -260,6 +262,48 @@ class Field(Number):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs(Control):
+    """A short text ``word=value,...``, which may be left out."""
+
+    says: str = ""
+    example: str = ""
+
+    def default_in(self, served: Served) -> str:
+        """Nothing."""
+        return ""
+
+    def checked(self, value: Any, served: Served) -> str:
+        """The text, if it is made of pairs."""
+        if value is None:
+            return ""
+        if not isinstance(value, str) or len(value) > LONGEST_PAIRS:
+            word = str(value)[:LONGEST_WORD]
+            raise ForerunError(f"{self.label}: '{word}' is no text of at most {LONGEST_PAIRS} letters")
+        self.read_pairs(value)
+        return value
+
+    def read_pairs(self, text: str) -> dict[str, str]:
+        """What the text says.
+
+        Raises:
+            ForerunError: it is not made of pairs.
+        """
+        return parse_pairs(text, f"{self.label}:", self.example)
+
+    def widget(self, page: str, value: Any, served: Served) -> Component:
+        """A line of text."""
+        return dmc.TextInput(
+            id=state_id(page, self.name),
+            label=self.label,
+            description=self.says,
+            placeholder=self.example,
+            value=value,
+            debounce=600,
+            size="sm",
+        )
+
+
 def nearest(stops: Sequence[float], value: Any) -> int:
     """The place of the stop nearest to ``value``."""
     return min(range(len(stops)), key=lambda index: abs(stops[index] - float(value or 0.0)))
@@ -338,6 +382,13 @@ DRAFT = replace(
 )
 PROMPT = Number("prompt", "Mean prompt", stops=CONTEXTS[:9], default=512, unit="tokens", low=1, high=1e6)
 OUTPUT = Number("output", "Mean output", stops=CONTEXTS[:6], default=256, unit="tokens", low=1, high=1e5)
+
+COLUMNS = Pairs(
+    "columns",
+    "Columns of the log",
+    says="where their names leave open what they mean; else recognised or guessed, and told",
+    example="arrival=ts,input=prompt_toks,output=out_toks",
+)
 
 
 def lengths(mean: float) -> dict[str, Any]:

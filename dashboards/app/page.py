@@ -120,6 +120,8 @@ class Page:
             return part(self.path, served) if callable(part) else part
 
         parts = [said_otherwise(changed), message_area(self.path), *self.content(self.path, served)]
+        if not self.controls:
+            return page_frame(self.title, self.says, *parts)
         return page_frame(self.title, self.says, with_controls([shown(part) for part in self.controls], parts))
 
     def register(self, app: Dash, context: Context) -> None:

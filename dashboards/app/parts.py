@@ -20,6 +20,8 @@ NOT_YET = {"paper_bgcolor": "#0000", "plot_bgcolor": "#0000", "xaxis": {"visible
 """A figure before it is drawn: its place, and nothing of the wrong colour in it."""
 MESSAGE = "message"
 """The area in which a page says what is wrong."""
+UPLOADED = "uploaded"
+"""The store of a page's uploaded file, and the area that says what became of it."""
 
 
 def spec_id(page: str, name: str) -> Identity:
@@ -55,6 +57,18 @@ def spec(figure: go.Figure | None) -> dict[str, Any] | None:
     layout = dict(plain["layout"])
     layout.pop("template", None)
     return {"data": plain["data"], "layout": layout}
+
+
+def upload(page: str, words: str) -> Component:
+    """Takes one file; the browser refuses others in words, and a view gets ``{name, contents}`` from the store."""
+    box = dcc.Upload(
+        dmc.Text(words, size="sm"),
+        id={"kind": "upload", "page": page},
+        className="upload",
+        className_active="upload active",
+        multiple=True,
+    )
+    return html.Div([box, dcc.Store(id=told_id(page, UPLOADED))])
 
 
 def figure_card(page: str, name: str, height: int, label: str, wide: bool = False) -> Component:

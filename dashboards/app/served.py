@@ -13,9 +13,11 @@ from typing import Any
 
 from simulator.errors import ForerunError
 from simulator.metrics.run_folder import Run, load_run
-from traces import TraceError
+from simulator.scenario import LOG_SUFFIXES
+from traces import TraceError, sample_names, sample_path
 from traces.files import head, is_parquet
 from traces.kernels import recognise_columns
+from traces.requests.detect import open_trace
 
 DEPTH = 5
 """Folders below a served one that are looked into."""
@@ -25,6 +27,10 @@ MOST_TRACES = 300
 LARGEST_TRACE_BYTES = 256 * 2**20
 TRACE_SUFFIXES = (".csv", ".parquet", ".csv.gz")
 LARGEST_MEASURED_BYTES = 8 * 2**20
+LARGEST_LOG_BYTES = 16 * 2**20
+"""Of a log of requests; longer ones are for the command."""
+LOGS = "logs"
+"""Folder of a session's uploaded logs."""
 MEASURED_SUFFIXES = (".csv", ".json", ".jsonl")
 OWN_FILES = ("summary.json", "trace.json", "plan.json", "replay.json", "compare.json", "sweep.json", "tune.json")
 RUN_FILES = ("requests.parquet", "steps.parquet")
@@ -156,6 +162,31 @@ class Served:
             raise ForerunError(f"trace: no kernel trace '{label[:120]}' in the served folders")
         return path
 
+    def logs(self) -> dict[str, Path]:
+        """Logs of requests by label: those uploaded in this session first, the samples, those of the served folders."""
+        uploaded = sorted((self.session / LOGS).glob("*"), key=lambda path: -path.stat().st_mtime)
+        found = {f"{SESSION}/{path.name}": path for path in uploaded}
+        found |= {name: sample_path(name) for name in sample_names()}
+        for label, path in self._files():
+            if len(found) > MOST_TRACES:
+                break
+            if path.name.endswith(LOG_SUFFIXES) and path.name not in RUN_FILES:
+                stat = path.stat()
+                if stat.st_size <= LARGEST_LOG_BYTES and _is_log(path, stat.st_mtime_ns):
+                    found[label] = path
+        return found
+
+    def log(self, label: str) -> Path:
+        """The log of requests with this label.
+
+        Raises:
+            ForerunError: no such log.
+        """
+        path = self.logs().get(label)
+        if path is None:
+            raise ForerunError(f"log: no log of requests '{label[:120]}' in the served folders")
+        return path
+
     def chip(self, name: str) -> str:
         """What to load for the name of a chip: a catalogue name as it is, the sample's machine as its file."""
         return str(_sample("kernels-cpu.machine.yaml")) if name == SAMPLE_CHIP else name
@@ -215,6 +246,15 @@ def _is_trace(path: Path) -> bool:
     except OSError:
         return False
     return stat.st_size <= LARGEST_TRACE_BYTES and _recognised(path, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _is_log(path: Path, modified_ns: int) -> bool:
+    """Whether a table holds requests; only its head is read."""
+    try:
+        return not _recognised(path, modified_ns) and open_trace(path, "auto").streams
+    except (TraceError, OSError, ValueError, RecursionError):
+        return False
 
 
 @lru_cache(maxsize=4096)

@@ -23,10 +23,9 @@ from dashboards.app.jobs import register_panels
 from dashboards.app.page import Context
 from dashboards.app.pages import PAGES
 from dashboards.app.served import Served
+from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from simulator.errors import ForerunError
 
-LARGEST_MESSAGE_BYTES = 24 * 2**20
-"""Of what a browser may send: figures come back to be saved."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 SECURITY = {
     "X-Content-Type-Options": "nosniff",

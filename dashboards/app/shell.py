@@ -13,8 +13,12 @@ from dash.dependencies import ALL
 from dashboards.app.controls import Number, slider_id, state_id
 from dashboards.app.downloads import figure_csv, figure_html, figure_title
 from dashboards.app.page import Context, Page
-from dashboards.app.parts import page_frame
+from dashboards.app.parts import UPLOADED, page_frame
+from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.theme import FONT, dark_template, light_template
+
+PIN = "Keep the address of this view, to put another beside it"
+PUT_BESIDE = "Show the pinned view and this one side by side"
 
 
 def frame(pages: Sequence[Page]) -> Any:
@@ -32,6 +36,16 @@ def frame(pages: Sequence[Page]) -> Any:
         persistence="forerun",
         persistence_type="local",
     )
+    pins = [
+        dmc.Button("Pin view", id="pin", size="compact-sm", variant="default", attributes={"root": {"title": PIN}}),
+        dmc.Button(
+            "Beside pinned",
+            id="put-beside",
+            size="compact-sm",
+            variant="default",
+            attributes={"root": {"title": PUT_BESIDE}},
+        ),
+    ]
     header = dmc.Group(
         [
             dmc.Group(
@@ -41,7 +55,7 @@ def frame(pages: Sequence[Page]) -> Any:
                 ],
                 gap="sm",
             ),
-            schemes,
+            dmc.Group([*pins, schemes], gap="xs", wrap="nowrap"),
         ],
         justify="space-between",
         h="100%",
@@ -63,6 +77,8 @@ def frame(pages: Sequence[Page]) -> Any:
             dcc.Store(id="stops", data=stops),
             dcc.Store(id="address"),
             dcc.Store(id="picture"),
+            dcc.Store(id="largest", data=LARGEST_MESSAGE_BYTES),
+            dcc.Store(id="pinned", storage_type="session"),
             dmc.AppShell(
                 [
                     dmc.AppShellHeader(header),
@@ -131,6 +147,29 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
         Input({"kind": "spec", "page": MATCH, "name": MATCH}, "data"),
         Input("scheme", "data"),
         State("templates", "data"),
+    )
+    in_browser(
+        ClientsideFunction("forerun", "take"),
+        Output({"kind": "told", "page": MATCH, "name": UPLOADED}, "data"),
+        Output({"kind": "area", "page": MATCH, "name": UPLOADED}, "children"),
+        Input({"kind": "upload", "page": MATCH}, "contents"),
+        State({"kind": "upload", "page": MATCH}, "filename"),
+        State("largest", "data"),
+        prevent_initial_call=True,
+    )
+    in_browser(
+        ClientsideFunction("forerun", "pin"),
+        Output("pinned", "data"),
+        Output("put-beside", "style"),
+        Input("pin", "n_clicks"),
+        State("pinned", "data"),
+    )
+    in_browser(
+        ClientsideFunction("forerun", "beside"),
+        Output("url", "href"),
+        Input("put-beside", "n_clicks"),
+        State("pinned", "data"),
+        prevent_initial_call=True,
     )
     in_browser(
         ClientsideFunction("forerun", "picture"),

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dashboards.app.jobs import RunTask, Tell
-from dashboards.app.served import Served
+from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, Served
 from simulator.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
+from simulator.metrics.files import write_text_atomically
 from simulator.scenario import Scenario, parse_yaml, scenario_from
 
+LARGEST_MESSAGE_BYTES = 24 * 2**20
+"""Of what a browser may send: uploads, and figures that come back to be saved."""
 LARGEST_UPLOAD_BYTES = 512 * 1024
+LOG_ENDINGS = (".csv", ".tsv", ".jsonl")
+MOST_LOGS = 6
+"""Logs of a session that are kept; older ones are removed."""
 MOST_REQUESTS = 200_000
 """Requests of a run that the app makes."""
 MOST_TOKENS = 2_000_000
@@ -48,16 +55,44 @@ def uploaded_text(contents: str, name: str) -> str:
     """
     encoded = contents.partition(",")[2]
     if not name.lower().endswith((".yaml", ".yml", ".json")):
-        raise ForerunError(
-            f"{name[:80]}: a scenario is YAML or JSON; a request trace goes into a served folder, and is named by "
-            f"workload.trace of a scenario, or by forerun plan SCENARIO --trace FILE"
-        )
+        raise ForerunError(f"{name[:80]}: a scenario is YAML or JSON; the page Your traffic takes logs of requests")
     if len(encoded) * 3 // 4 > LARGEST_UPLOAD_BYTES:
         raise ForerunError(f"{name[:80]}: larger than {LARGEST_UPLOAD_BYTES // 1024} KiB, which no scenario is")
+    return _decoded(encoded, f"{name[:80]}: not a text file; a scenario is YAML or JSON")
+
+
+def _decoded(encoded: str, complaint: str) -> str:
     try:
         return base64.b64decode(encoded, validate=True).decode("utf-8-sig")
     except (binascii.Error, UnicodeDecodeError):
-        raise ForerunError(f"{name[:80]}: not a text file; a scenario is YAML or JSON") from None
+        raise ForerunError(complaint) from None
+
+
+def keep_log(contents: str, name: str, served: Served) -> str:
+    """Keep an uploaded log of requests for this session, and give the label under which it is served.
+
+    Raises:
+        ForerunError: no text, too large, or no kind of log that may be uploaded.
+    """
+    file = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[-60:] or "log"
+    encoded = contents.partition(",")[2]
+    if not file.lower().endswith(LOG_ENDINGS):
+        raise ForerunError(
+            f"{name[:80]}: a log of requests is CSV, TSV or JSONL text, one request a line ({', '.join(LOG_ENDINGS)}); "
+            f"put a compressed or Parquet file into a folder that forerun dash serves"
+        )
+    if len(encoded) * 3 // 4 > LARGEST_LOG_BYTES:
+        raise ForerunError(
+            f"{name[:80]}: larger than {LARGEST_LOG_BYTES >> 20} MiB; forerun workloads show and forerun plan take it"
+        )
+    text = _decoded(encoded, f"{name[:80]}: not a text file; a log of requests is CSV or JSONL text")
+    folder = served.session / LOGS
+    folder.mkdir(parents=True, exist_ok=True)
+    before = sorted((path for path in folder.iterdir() if path.name != file), key=lambda path: path.stat().st_mtime)
+    for old in before[: max(0, len(before) - MOST_LOGS + 1)]:
+        old.unlink()
+    write_text_atomically(folder / file, text)
+    return f"{SESSION}/{file}"
 
 
 def uploaded_scenario(text: str, name: str, served: Served) -> Scenario:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.figures.run import add_bounds
 from dashboards.theme import COLOURS, GREY, METHODS, FloatArray, captioned
+from traces import RequestTable
 
+TIME_BINS = 120
 PANELS = ("mean TTFT (ms)", "mean TPOT (ms)", "output tokens/s")
 
 
@@ -49,6 +52,68 @@ class BoundsData(NamedTuple):
 
     rows: Mapping[str, Mapping[str, float]]
     basis: str
+
+
+class TrafficData(NamedTuple):
+    """A log of requests: arrivals in equal bins of time, and the shares of requests by length.
+
+    Attributes:
+        time_s: starts of the bins; empty where the log tells no times.
+        requests_per_s: arrivals in each.
+        tokens: lower ends of the bins of length, a quarter of an octave wide.
+        lengths: share of the prompts and of the answers in each.
+    """
+
+    requests: int
+    time_s: FloatArray
+    requests_per_s: FloatArray
+    tokens: FloatArray
+    lengths: Mapping[str, FloatArray]
+
+
+def traffic_data(requests: RequestTable) -> TrafficData:
+    """A log of requests as it is drawn."""
+    counts, starts = np.zeros(0), np.zeros(1)
+    if requests.arrival_s is not None and requests.duration_s > 0:
+        counts, starts = np.histogram(requests.arrival_s, TIME_BINS)
+    both = {"prompts": requests.input_tokens, "answers": requests.output_tokens}
+    octaves = np.ceil(np.log2(max(column.max() for column in both.values()) + 1))
+    edges = 2.0 ** np.arange(0, octaves + 0.25, 0.25)
+    shares = {name: np.histogram(column, edges)[0] / len(requests) for name, column in both.items()}
+    rates = counts / np.diff(starts) if len(counts) else counts
+    return TrafficData(len(requests), starts[:-1], rates, edges[:-1], shares)
+
+
+def traffic_figure(data: TrafficData) -> go.Figure:
+    """Requests over time above, lengths below."""
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2)
+    figure.add_scatter(
+        x=data.time_s,
+        y=data.requests_per_s,
+        name="requests",
+        showlegend=False,
+        mode="lines",
+        line={"color": COLOURS["waiting"], "width": 1.5, "shape": "hv"},
+        hovertemplate="%{y:.3g} req/s from %{x:.4s} s<extra></extra>",
+        row=1,
+        col=1,
+    )
+    for (name, shares), colour in zip(data.lengths.items(), (COLOURS["prefill"], COLOURS["decode"]), strict=True):
+        figure.add_scatter(
+            x=data.tokens,
+            y=shares,
+            name=name,
+            mode="lines",
+            line={"color": colour, "width": 2, "shape": "hv"},
+            hovertemplate="%{y:.1%} from %{x:.4s} tokens on",
+            row=2,
+            col=1,
+        )
+    figure.update_yaxes(title="requests/s", rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(title="seconds since the first request", row=1, col=1)
+    figure.update_yaxes(title="share of requests", tickformat=".0%", row=2, col=1)
+    figure.update_xaxes(title="tokens", type="log", dtick="D2", tickformat="~s", row=2, col=1)
+    return captioned(figure, "Traffic", f"{data.requests:,} requests", "measured", 520)
 
 
 def load_figure(data: LoadData) -> go.Figure:

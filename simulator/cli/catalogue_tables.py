@@ -10,6 +10,7 @@ from rich.text import Text
 
 from simulator.llm.architecture import architecture_summary
 from simulator.tables import ABSENT, Table, Value, duration, number, pairs, scaled
+from simulator.workload.tables import statistics_tables
 
 if TYPE_CHECKING:
     from hwprofiles import Chip
@@ -201,22 +202,5 @@ def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[Any
 
 def workload_tables(statistics: RequestStatistics) -> list[Any]:
     """One trace: arrivals, token counts, prefix sharing, what was skipped."""
-    rows = [("Requests", number(statistics.requests)), ("Format", statistics.format)]
-    arrivals = statistics.arrivals
-    if arrivals is not None:
-        rows += [
-            ("Span", duration(arrivals.span_s)),
-            ("Mean rate (req/s)", number(arrivals.mean_rps)),
-            ("CV of inter-arrival times", number(arrivals.iat_cv)),
-            *((f"Peak over mean, bins of {w} s", number(value)) for w, value in arrivals.peak_over_mean.items()),
-        ]
-    if statistics.sessions is not None:
-        rows.append(("Sessions", number(statistics.sessions)))
-    rows += [(f"Skipped: {reason}", number(count)) for reason, count in statistics.skipped.items()]
-    both = (statistics.input_tokens, statistics.output_tokens)
-    figures = {name: [getattr(one, name) for one in both] for name in ("mean", "std", "min")}
-    figures |= {name: [one.percentiles[name] for one in both] for name in both[0].percentiles}
-    figures["max"] = [one.max for one in both]
-    tokens = Table("Tokens", ("", "input", "output"), [[name, *values] for name, values in figures.items()])
-    parts: list[Any] = [Text(statistics.source, style="bold"), pairs("", rows), tokens]
+    parts: list[Any] = [Text(statistics.source, style="bold"), *statistics_tables(statistics)]
     return parts + [Text(f"note: {note}", style="dim") for note in statistics.notes]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.errors import ForerunError
 from simulator.tables import Table
 
 if TYPE_CHECKING:
@@ -70,20 +69,14 @@ NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never sho
 
 
 def mapping_of(text: str | None) -> dict[str, str] | None:
-    """``WORD=COLUMN,...`` as a mapping.
+    """``--map WORD=COLUMN,...`` as a mapping.
 
     Raises:
         ForerunError: a part without its ``=``.
     """
-    if text is None:
-        return None
-    parts = [part.partition("=") for part in text.split(",")]
-    for word, equals, column in parts:
-        if not (word.strip() and equals and column.strip()):
-            raise ForerunError(
-                f"--map {text}: write WORD=COLUMN,..., for example arrival=ts,input=prompt_toks,output=out"
-            )
-    return {word.strip(): column.strip() for word, _, column in parts}
+    from simulator.studies.study_file import parse_pairs
+
+    return None if text is None else parse_pairs(text, "--map", "arrival=ts,input=prompt_toks,output=out")
 
 
 def console() -> Console:

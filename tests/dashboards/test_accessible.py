@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.xdist_group("dashboard"),
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-PAGES = ("what-if", "roofline", "speculation", "attention", "capacity", "runs", "replay")
+PAGES = ("start", "what-if", "traffic", "capacity", "speculation", "attention", "roofline", "runs", "replay", "beside")
 RUN = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})"
 
 
@@ -59,7 +59,7 @@ def complaints(page):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_no_barrier(page, address, name):
     page.goto(f"{address[0]}/{name}")
-    page.locator(".basis").first.wait_for(timeout=90_000)
+    page.locator(".basis, .beside").first.wait_for(timeout=90_000)
     assert page.locator("h1").count() == 1
     assert page.locator("html").get_attribute("lang") == "en"
     assert complaints(page) == []

@@ -18,7 +18,18 @@ pytestmark = [
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WAIT_MS = 45_000
-PAGES = {"what-if": 2, "roofline": 1, "speculation": 4, "attention": 6, "capacity": 1, "runs": 5, "replay": 3}
+PAGES = {
+    "start": 1,
+    "what-if": 2,
+    "traffic": 1,
+    "capacity": 1,
+    "speculation": 4,
+    "attention": 6,
+    "roofline": 1,
+    "runs": 5,
+    "replay": 3,
+    "beside": 0,
+}
 """Figures that each page draws as it opens."""
 SCENARIO = """
 model: llama-3.1-8b
@@ -131,7 +142,7 @@ def test_every_page_opens_and_fits(browser, address, width, scheme, project_root
     shots = project_root / "out" / "screenshots"
     shots.mkdir(parents=True, exist_ok=True)
     visit = Visit(browser, address[0], width, scheme)
-    visit.open("", PAGES["what-if"])
+    visit.open("", PAGES["start"])
     for name, figures in PAGES.items():
         visit.turn_to(name, figures)
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, name
@@ -145,7 +156,7 @@ def test_every_page_opens_and_fits(browser, address, width, scheme, project_root
             .every(e => e._fullLayout.paper_bgcolor == paper)""",
             arg={"light": "#ffffff", "dark": "#161b22"}[scheme],
         )
-        assert "basis:" in visit.page.inner_text(".page").lower(), name
+        assert name == "beside" or "basis:" in visit.page.inner_text(".page").lower(), name
         visit.page.screenshot(path=shots / f"{name}-{width}-{scheme}.png", full_page=True)
     visit.close()
 
@@ -228,6 +239,51 @@ def test_uploads_good_and_bad(visit, address):
     summary = last_run(address)
     assert summary["completed"] == 25
     page.get_by_text(f"median {number(summary['median_ttft_ms'])} ms").wait_for()
+
+
+LOG = "ts,prompt_toks,gen\n" + "".join(f"{i * 0.5},{100 + i % 50},{20 + i % 7}\n" for i in range(120))
+
+
+def test_a_log_of_ones_own_is_taken_shown_and_planned_for(visit):
+    visit.open("traffic", 1)
+    page = visit.page
+    for name, text, said in (
+        ("mine.xlsx", LOG, "a log of requests is CSV"),
+        ("mine.csv", "a,b\n1,2\n", "no trace format fits"),
+    ):
+        page.set_input_files("input[type=file]", {"name": name, "mimeType": "text/csv", "buffer": text.encode()})
+        page.get_by_role("alert").filter(has_text=said).wait_for()
+    page.evaluate("() => window.dash_clientside.set_props('largest', {data: 5000})")
+    big = {"name": "mine.csv", "mimeType": "text/csv", "buffer": LOG.encode()}
+    page.set_input_files("input[type=file]", big)
+    page.get_by_role("alert").filter(has_text="larger than what may be sent").wait_for()
+    page.evaluate("() => window.dash_clientside.set_props('largest', {data: 25165824})")
+    page.set_input_files("input[type=file]", {**big, "buffer": (LOG + "60,5,5\n").encode()})
+    page.get_by_text("121 requests in 60 s").wait_for()
+    assert visit.state()["log"] == "this session/mine.csv"
+    page.get_by_role("link", name="Plan capacity for this log").click()
+    page.wait_for_function("() => location.pathname == '/capacity'")
+    page.wait_for_function("() => new URLSearchParams(location.search).get('log') == 'this session/mine.csv'")
+    assert page.get_by_role("textbox", name="Mean prompt").is_hidden()
+
+
+def test_two_views_stand_beside_each_other_and_in_one_link(visit, browser, address):
+    visit.open("what-if?rate=4", 2)
+    page = visit.page
+    page.get_by_role("button", name="Pin view").click()
+    page.get_by_role("textbox", name="Load").fill("24")
+    page.wait_for_function("() => location.search.includes('rate=24')")
+    page.get_by_role("button", name="Beside pinned").click()
+    for name, rate in (("a", "4"), ("b", "24")):
+        frame = page.frame_locator(f"iframe[name={name}]")
+        assert frame.get_by_role("textbox", name="Load").input_value() == f"{rate} req/s"
+        assert frame.locator("nav").is_hidden()
+    page.frame_locator("iframe[name=b]").get_by_role("textbox", name="Load").fill("12")
+    page.wait_for_function("() => new URLSearchParams(location.search).get('b').includes('rate=12')")
+    again = Visit(browser, address[0])
+    again.page.goto(page.url)
+    assert again.page.frame_locator("iframe[name=b]").get_by_role("textbox", name="Load").input_value() == "12 req/s"
+    again.close()
 
 
 def test_run_explorer_shows_what_the_summary_says(visit, address):

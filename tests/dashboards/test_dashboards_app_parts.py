@@ -18,12 +18,12 @@ from dashboards.app.downloads import figure_csv, figure_html, values
 from dashboards.app.jobs import Jobs, RunTask
 from dashboards.app.messages import FAULT, sentence
 from dashboards.app.page import Context
-from dashboards.app.pages import PAGES, capacity
+from dashboards.app.pages import PAGES, capacity, traffic
 from dashboards.app.parts import spec
 from dashboards.app.replays import FITTED, replayed
-from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
+from dashboards.app.served import LARGEST_LOG_BYTES, SAMPLE_CHIP, SAMPLE_TRACE, Served
 from dashboards.app.server import check_free, create_app, is_loopback
-from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, uploaded_scenario, uploaded_text
+from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, MOST_LOGS, keep_log, uploaded_scenario, uploaded_text
 from simulator.build import build_alone
 from simulator.cli import main
 from simulator.errors import ForerunError
@@ -303,13 +303,83 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
             capacity.compute(context, {"plan": label})
 
 
-def test_capacity_controls_make_a_plan_of_their_values():
-    values = {"model": "qwen3-8b", "chips": ["l4", "h100-sxm"], "rate": 10.5, "growth": 3, "ttft": 120, "tpot": 9.5}
-    asked = capacity.plan_task({**values, "prompt": 226, "output": 32})
+PLAN = {"model": "qwen3-8b", "chips": ["l4", "h100-sxm"], "rate": 10.5, "growth": 3, "ttft": 120, "tpot": 9.5,
+        "prompt": 226, "output": 32, "at": "p99", "log": capacity.NO_LOG, "columns": "", "prices": ""}  # fmt: skip
+LOG = "ts,prompt_toks,gen\n" + "".join(f"{i * 0.25},{100 + i},{20 + i % 7}\n" for i in range(200))
+
+
+def test_capacity_controls_make_a_plan_of_their_values(served):
+    asked = capacity.plan_task(PLAN, served)
     assert asked.chips == ("l4", "h100-sxm")
     assert (asked.rate, asked.growth) == (10.5, 3.0)
     assert asked.slo == ("p99_ttft_ms=120", "p99_tpot_ms=9.5")
     assert asked.scenario.workload.input_tokens.mean == 226
+    assert asked.scenario.prices is None
+
+
+def test_a_plan_of_an_uploaded_log_has_its_requests_and_prices_of_ones_own(served):
+    label = keep_log(encoded(LOG.encode()), "../my log.csv", served)
+    assert label == "this session/my-log.csv"
+    own = {"log": label, "columns": "output=gen", "at": "p95", "prices": "l4=0.5, h100-sxm=2"}
+    asked = capacity.plan_task({**PLAN, **own}, served)
+    assert (asked.rate, asked.slo) == (None, ("p95_ttft_ms=120", "p95_tpot_ms=9.5"))
+    assert asked.scenario.workload.trace == str(served.session / "logs" / "my-log.csv")
+    assert asked.scenario.prices.usd_per_chip_hour == {"l4": 0.5, "h100-sxm": 2.0}
+    for text, said in (
+        ("l40=1", "'l40' is none of the chips to choose from; did you mean 'l4'"),
+        ("l4=x", "'x' is no"),
+    ):
+        with pytest.raises(ForerunError, match=said):
+            capacity.plan_task({**PLAN, "prices": text}, served)
+    with pytest.raises(ForerunError, match="no log of requests"):
+        capacity.plan_task({**PLAN, "log": "this session/../secret.csv"}, served)
+
+
+def test_an_uploaded_log_shows_what_it_holds_and_leads_to_a_plan(served, tmp_path):
+    context = Context(Served.of([], tmp_path / "session"))
+    label = keep_log(encoded(LOG.encode()), "mine.csv", context.served)
+    shown, figures = traffic.compute(context, {"log": label, "columns": ""})
+    assert "200 requests" in str(shown["lead"])
+    assert "guessed from the columns' names" in str(shown["basis"])
+    assert "/capacity?log=this+session%2Fmine.csv" in str(shown["onward"])
+    assert "/what-if?rate=4&prompt=200&output=23" in str(shown["onward"])
+    rates, prompts, answers = figures["traffic"].data
+    span = 199 * 0.25
+    assert np.sum(rates.y) * span / len(rates.y) == pytest.approx(200)
+    assert np.sum(prompts.y) == pytest.approx(1)
+    assert np.sum(answers.y) == pytest.approx(1)
+    with pytest.raises(ForerunError, match="'Columns of the log' beside this"):
+        traffic.compute(context, {"log": label, "columns": "input=nothing"})
+
+
+def test_a_log_that_cannot_be_taken_is_refused_in_words(served):
+    for data, name, said in (
+        (b"x" * (LARGEST_LOG_BYTES + 10), "big.csv", "larger than 16 MiB"),
+        (b"PAR1", "log.parquet", "put a compressed or Parquet file into a folder"),
+        (b"\xff\xfe\x00", "log.csv", "not a text file"),
+    ):
+        with pytest.raises(ForerunError, match=said) as refused:
+            keep_log(encoded(data), name, served)
+        assert "\n" not in sentence(refused.value)
+    for number in range(MOST_LOGS + 3):
+        keep_log(encoded(LOG.encode()), f"{number}.csv", served)
+    assert len(list((served.session / "logs").iterdir())) == MOST_LOGS
+
+
+def test_windows_of_a_generator_are_no_log_of_requests(served, tmp_path):
+    """A line of them may stand for any number of requests."""
+    context = Context(Served.of([], tmp_path / "session"))
+    label = keep_log(encoded(b"0.0,1e6,1.0,Gamma,1.0,1.0\n600.0,1e6,1.0,Gamma,1.0,1.0\n"), "w.csv", context.served)
+    with pytest.raises(ForerunError, match="is of format servegen"):
+        traffic.compute(context, {"log": label, "columns": ""})
+
+
+def test_two_views_are_two_addresses_of_pages(served):
+    fields = {page.path: page for page in PAGES}["beside"].fields
+    assert fields["a"].checked("/what-if?rate=4&model=qwen3-8b", served) == "/what-if?rate=4&model=qwen3-8b"
+    for foreign in ("//other.org/what-if", "https://other.org/what-if", "javascript:alert(1)", "/beside?a=/what-if"):
+        with pytest.raises(ForerunError, match="no address of a page"):
+            fields["a"].checked(foreign, served)
 
 
 def test_a_shipped_trace_is_fitted_and_scored_on_the_rest(served):

@@ -7,6 +7,8 @@
       input.setAttribute("aria-label", "File to upload");
     });
   }).observe(document.documentElement, { childList: true, subtree: true });
+  var BESIDE = "/beside";
+  if (window.parent !== window) { document.documentElement.classList.add("framed"); }
   function narrow() { return window.innerWidth < 560; }
 
   places.forerun = {
@@ -41,6 +43,10 @@
       });
       var address = window.location.pathname + "?" + query.toString();
       window.history.replaceState(window.history.state, "", address);
+      if (window.parent !== window && window.name) {
+        var field = { kind: "state", page: BESIDE.slice(1), name: window.name };
+        window.parent.dash_clientside.set_props(field, { value: address });
+      }
       return address;
     },
     pair: function (value, place, known) {
@@ -61,6 +67,36 @@
         });
       }, 0);
       return drawn ? [value, places.no_update] : [places.no_update, near === place ? places.no_update : near];
+    },
+    take: function (contents, names, largest) {
+      if (!contents) { return [places.no_update, places.no_update]; }
+      var refused = contents.length !== 1 ? "One file at a time: " + contents.length + " were given." : "";
+      if (!refused && contents[0].length > largest - 4096) {
+        refused = names[0] + ": larger than what may be sent from here; put it into a folder that forerun dash serves.";
+      }
+      if (!refused) { return [{ name: names[0], contents: contents[0], at: Date.now() }, null]; }
+      var alert = { color: "red", variant: "light", radius: "md", className: "message", children: refused };
+      return [places.no_update, { namespace: "dash_mantine_components", type: "Alert", props: alert }];
+    },
+    pin: function (clicks, pinned) {
+      var asked = places.callback_context.triggered.length && clicks;
+      var view = asked && window.location.pathname !== BESIDE ? window.location.pathname + window.location.search : pinned;
+      return [view || null, view ? {} : { display: "none" }];
+    },
+    beside: function (clicks, pinned) {
+      if (!clicks || !pinned || window.location.pathname === BESIDE) { return places.no_update; }
+      var here = window.location.pathname + window.location.search;
+      return BESIDE + "?" + new URLSearchParams({ a: pinned, b: here });
+    },
+    frames: function (first, second) {
+      [first, second].forEach(function (view, index) {
+        var frame = document.querySelectorAll("iframe.view")[index];
+        var at = frame && frame.contentWindow ? frame.contentWindow.location : null;
+        var wanted = new URL(view || "about:blank", window.location.origin);
+        if (!at || (wanted.origin !== window.location.origin && view)) { return; }
+        if (at.href === "about:blank" || at.pathname + at.search !== wanted.pathname + wanted.search) { at.replace(wanted.href); }
+      });
+      return places.no_update;
     },
     picture: function (png, svg) {
       var asked = places.callback_context.triggered_id;

@@ -1,13 +1,26 @@
 """The pages of the app, in the order of its menu; the first is shown where the address names none."""
 
-from dashboards.app.pages import attention_speculation, capacity, replay, roofline, run_explorer, speculation, what_if
+from dashboards.app.pages import (
+    attention_speculation,
+    capacity,
+    replay,
+    roofline,
+    run_explorer,
+    speculation,
+    traffic,
+    what_if,
+)
+from dashboards.app.pages.beside import beside_page
+from dashboards.app.pages.start import start_page
 
-PAGES = (
+ANSWERS = (
     what_if.PAGE,
-    roofline.PAGE,
+    traffic.PAGE,
+    capacity.PAGE,
     speculation.PAGE,
     attention_speculation.PAGE,
-    capacity.PAGE,
+    roofline.PAGE,
     run_explorer.PAGE,
     replay.PAGE,
 )
+PAGES = (start_page(ANSWERS), *ANSWERS, beside_page(ANSWERS))

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
 
-from dashboards.app.controls import CHIP, MODEL, OUTPUT, PROMPT, Choice, Number, Several, Values, lengths
+from dashboards.app.controls import (
+    CHIP,
+    COLUMNS,
+    MODEL,
+    OUTPUT,
+    PROMPT,
+    Choice,
+    Number,
+    Pairs,
+    Several,
+    Values,
+    lengths,
+)
 from dashboards.app.jobs import Task, Tell, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_card, figure_card, remark, rests_on, table_card
 from dashboards.app.served import Served
+from dashboards.app.uploads import checked_size
 from dashboards.study_report import COMMANDS, study_figures
+from simulator.errors import ForerunError, did_you_mean
 from simulator.scenario import Scenario, scenario_from
 from simulator.studies.plan.document import PlanResult
 
@@ -21,7 +36,24 @@ RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GROWTH = (1, 1.5, 2, 3, 4, 6, 8)
 TTFT_MS = (100, 200, 500, 1000, 2000, 5000, 10000)
 TPOT_MS = (5, 10, 15, 20, 30, 40, 60, 80, 100, 200)
+NO_LOG = "at one rate, set below"
+PRICES = Pairs(
+    "prices", "Own prices", says="US dollars an hour by chip; else the catalogue's", example="h100-sxm=2.5,l40s=0.9"
+)
 REPLICATIONS, FINALISTS, MOST_REPLICAS = 3, 4, 64
+
+
+def has_log(log: Any) -> bool:
+    """Whether the traffic is that of a log."""
+    return bool(log != NO_LOG)
+
+
+def at_one_rate(log: Any) -> bool:
+    """Whether the traffic is made up."""
+    return not has_log(log)
+
+
+ON_LOG, ON_RATE = ("log", has_log), ("log", at_one_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +62,8 @@ class PlanTask:
 
     scenario: Scenario
     chips: tuple[str, ...]
-    rate: float
+    rate: float | None
+    """None: that of the log."""
     growth: float
     slo: tuple[str, ...]
 
@@ -66,27 +99,53 @@ def content(page: str, _served: Served) -> list[Any]:
     ]
 
 
-def plan_task(values: Values) -> PlanTask:
-    """The plan that the controls ask for."""
-    chips, rate = tuple(values["chips"]), float(values["rate"])
-    data = {
-        "model": values["model"],
-        "hardware": {"chip": chips[0]},
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": rate},
-            "input_tokens": lengths(values["prompt"]),
-            "output_tokens": lengths(values["output"]),
-            "num_requests": 500,
-        },
+def plan_task(values: Values, served: Served) -> PlanTask:
+    """The plan that the controls ask for.
+
+    Raises:
+        ForerunError: a price of a chip that is not asked for, or that is no number.
+    """
+    chips, rate = tuple(values["chips"]), None if has_log(values["log"]) else float(values["rate"])
+    workload: dict[str, Any] = {
+        "arrivals": {"process": "poisson", "request_rate": rate},
+        "input_tokens": lengths(values["prompt"]),
+        "output_tokens": lengths(values["output"]),
+        "num_requests": 500,
     }
-    slo = (f"p99_ttft_ms={values['ttft']:g}", f"p99_tpot_ms={values['tpot']:g}")
-    return PlanTask(scenario_from(data, "plan"), chips, rate, float(values["growth"]), slo)
+    if rate is None:
+        columns = COLUMNS.read_pairs(values["columns"])
+        workload = {"trace": str(served.log(values["log"]))} | ({"columns": columns} if columns else {})
+    data = {"model": values["model"], "hardware": {"chip": chips[0]}, "workload": workload}
+    if values["prices"]:
+        data["prices"] = {"usd_per_chip_hour": prices_of(values["prices"], chips)}
+    scenario = checked_size(scenario_from(data, "plan"), "plan")
+    slo = tuple(f"{values['at']}_{name}_ms={values[name]:g}" for name in ("ttft", "tpot"))
+    return PlanTask(scenario, chips, rate, float(values["growth"]), slo)
 
 
-def make(_context: Context, values: Values) -> tuple[Task, str]:
+def prices_of(text: str, chips: Sequence[str]) -> dict[str, float]:
+    """US dollars for an hour of some chips, as the field says them.
+
+    Raises:
+        ForerunError: a chip that is none of ``chips``, or a price that is no positive number.
+    """
+    found = {}
+    for chip, price in PRICES.read_pairs(text).items():
+        if chip not in chips:
+            raise ForerunError(
+                f"{PRICES.label}: '{chip}' is none of the chips to choose from{did_you_mean(chip, chips)}"
+            )
+        try:
+            found[chip] = float(price)
+        except ValueError:
+            raise ForerunError(f"{PRICES.label}: {chip}: '{price}' is no number of US dollars an hour") from None
+    return found
+
+
+def make(context: Context, values: Values) -> tuple[Task, str]:
     """The background run of the plan."""
-    wanted = plan_task(values)
-    return wanted, f"plan {wanted.scenario.model} {wanted.rate:g}"
+    wanted = plan_task(values, context.served)
+    return wanted, f"plan {wanted.scenario.model} {values['log'] if wanted.rate is None else f'{wanted.rate:g}'}"
 
 
 def compute(context: Context, values: Values) -> Shown:
@@ -121,14 +180,18 @@ PAGE = Page(
     [
         Choice("plan", "Plan", options=lambda served: list(served.plans()), placeholder="none made yet"),
         dmc.Divider(label="Make another"),
-        Number("rate", "Load", stops=RATES, default=16, unit="req/s", low=0.01, high=10_000, whole=False),
+        Choice("log", "Traffic", options=lambda served: [NO_LOG, *served.logs()], default=NO_LOG),
+        replace(COLUMNS, when=ON_LOG),
+        Number("rate", "Load", ON_RATE, stops=RATES, default=16, unit="req/s", low=0.01, high=10_000, whole=False),
         Number("growth", "Growth", stops=GROWTH, default=1, unit="x", low=1, high=100, whole=False),
-        Number("ttft", "p99 TTFT", stops=TTFT_MS, default=1000, unit="ms", low=1, high=1e6, whole=False),
-        Number("tpot", "p99 TPOT", stops=TPOT_MS, default=30, unit="ms", low=0.1, high=1e5, whole=False),
-        PROMPT,
-        OUTPUT,
+        Choice("at", "SLO at", options=("p99", "p95", "p90", "p50"), default="p99"),
+        Number("ttft", "TTFT", stops=TTFT_MS, default=1000, unit="ms", low=1, high=1e6, whole=False),
+        Number("tpot", "TPOT", stops=TPOT_MS, default=30, unit="ms", low=0.1, high=1e5, whole=False),
+        replace(PROMPT, when=ON_RATE),
+        replace(OUTPUT, when=ON_RATE),
         MODEL,
         Several("chips", "Chips to choose from", options=CHIP.options, defaults=("h100-sxm", "a100-sxm-80gb"), most=4),
+        PRICES,
         dmc.Button("Make the plan", id={"kind": "plan", "page": "capacity"}, fullWidth=True, className="start"),
     ],
     content,
@@ -136,7 +199,7 @@ PAGE = Page(
     [
         Start(
             "plan",
-            ("model", "chips", "rate", "growth", "ttft", "tpot", "prompt", "output"),
+            ("log", "columns", "model", "chips", "rate", "growth", "at", "ttft", "tpot", "prompt", "output", "prices"),
             make,
             "plan",
             lambda served: served.plans(),

@@ -15,6 +15,7 @@ from dashboards.app.jobs import job_id, job_panel
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import (
+    UPLOADED,
     area,
     area_id,
     columns,
@@ -25,6 +26,8 @@ from dashboards.app.parts import (
     rests_on,
     table_card,
     tiles,
+    told_id,
+    upload,
 )
 from dashboards.app.served import Served
 from dashboards.app.uploads import UploadTask, uploaded_text
@@ -61,35 +64,21 @@ NEIGHBOURS = 24
 
 def buttons(page: str, _served: Served) -> Component:
     """The report of the run, and a scenario of one's own."""
-    named: Any = {"aria-label": "Scenario file to run"}
     return dmc.Stack(
         [
             dmc.Button("Save the report", id={"kind": "report", "page": page}, variant="default", size="sm"),
             dcc.Download(id={"kind": "report-file", "page": page}),
             dmc.Divider(label="Run a scenario of your own"),
-            html_upload(page, named),
+            upload(page, "Choose a scenario, or drop it here"),
         ],
         gap="sm",
-    )
-
-
-def html_upload(page: str, named: dict[str, str]) -> Component:
-    """Takes a file; what cannot be a scenario is refused in words, so nothing is filtered here."""
-    return dmc.Box(
-        dcc.Upload(
-            dmc.Text("Choose a scenario, or drop it here", size="sm"),
-            id={"kind": "upload", "page": page},
-            className="upload",
-            className_active="upload active",
-        ),
-        **named,
     )
 
 
 def content(page: str, _served: Served) -> list[Any]:
     """The run, its requests, its steps, the run beside it."""
     return [
-        area(page, "uploaded"),
+        message_area(page, UPLOADED),
         job_panel(page),
         area(page, "lead"),
         area(page, "tiles"),
@@ -217,13 +206,12 @@ def change_table(data: ComparisonData) -> Table:
 def more(app: Dash, context: Context) -> None:
     """Uploads, what they leave, and the report of a run."""
 
-    def take_upload(contents: str | None, name: str | None) -> tuple[Any, Any]:
-        if not contents:
+    def take_upload(given: dict[str, str] | None) -> tuple[Any, Any]:
+        if not given:
             return no_update, no_update
         try:
-            file = name or "scenario.yaml"
-            served = context.served
-            task = UploadTask(uploaded_text(contents, file), file, served)
+            file, served = given["name"], context.served
+            task = UploadTask(uploaded_text(given["contents"], file), file, served)
             token = context.jobs.start(task, file.rpartition(".")[0] or "scenario", served.session)
         except Exception as error:
             return message(sentence(error)), no_update
@@ -244,10 +232,9 @@ def more(app: Dash, context: Context) -> None:
         return {"content": report_html(served.run(label)), "filename": f"{name}.html", "type": "text/html"}
 
     app.callback(
-        Output(area_id(NAME, "uploaded"), "children"),
+        Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
         Output(job_id(NAME, "token"), "data"),
-        Input({"kind": "upload", "page": NAME}, "contents"),
-        State({"kind": "upload", "page": NAME}, "filename"),
+        Input(told_id(NAME, UPLOADED), "data"),
         prevent_initial_call=True,
     )(take_upload)
     app.callback(
@@ -255,7 +242,7 @@ def more(app: Dash, context: Context) -> None:
         Output(state_id(NAME, "run"), "value"),
         Output(state_id(NAME, "beside"), "data"),
         Output(state_id(NAME, "beside"), "value"),
-        Output(area_id(NAME, "uploaded"), "children", allow_duplicate=True),
+        Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
         Input(job_id(NAME, "done"), "data"),
         State(state_id(NAME, "run"), "value"),
         prevent_initial_call=True,

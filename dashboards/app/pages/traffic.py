@@ -1,0 +1,162 @@
+"""Traffic: a log of requests, its arrivals and lengths, and the way from it to a capacity plan."""
+
+from __future__ import annotations
+
+import shlex
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, dcc, no_update
+
+from dashboards.app.controls import COLUMNS, Choice, Component, Values, state_id
+from dashboards.app.messages import sentence
+from dashboards.app.page import Context, Page, Shown, View
+from dashboards.app.parts import (
+    UPLOADED,
+    area,
+    area_id,
+    columns,
+    commands_card,
+    figure_card,
+    message,
+    message_area,
+    remark,
+    rests_on,
+    table_card,
+    told_id,
+    upload,
+)
+from dashboards.app.served import Served
+from dashboards.app.uploads import MOST_REQUESTS, keep_log
+from dashboards.figures.load import traffic_data, traffic_figure
+from simulator.errors import ForerunError
+from simulator.tables import duration, number
+from simulator.workload.tables import statistics_tables
+from traces import RequestStatistics, RequestTable, TraceError, describe_requests, read_requests
+from traces.requests.detect import open_trace
+
+NAME = "traffic"
+GIVEN = "log"
+SLO = ("p99_ttft_ms=1000", "p99_tpot_ms=30")
+"""Of the command that is shown."""
+
+
+def taker(page: str, _served: Served) -> Component:
+    """Takes a log."""
+    words = "A log of your own (CSV, JSONL): choose it, or drop it here"
+    return dmc.Stack([upload(page, words), dmc.Divider(label="What is shown")])
+
+
+def content(page: str, _served: Served) -> list[Any]:
+    """The log: sentence, figure, tables, and what can be done with it."""
+    return [
+        message_area(page, UPLOADED),
+        area(page, "lead"),
+        area(page, "onward"),
+        figure_card(page, "traffic", 520, "Requests over time, and lengths of prompts and answers"),
+        area(page, "tables"),
+        area(page, "command"),
+        area(page, "basis"),
+    ]
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, _modified_ns: int, names: str) -> tuple[RequestTable, RequestStatistics]:
+    mapping = COLUMNS.read_pairs(names) or None
+    # A line of other formats may stand for any number of requests.
+    if not (found := open_trace(path, "auto", mapping)).streams:
+        raise TraceError(
+            f"{path}: is of format {found.layout.name}; a table of one request a line is shown here, forerun workloads "
+            f"show reads the others."
+        )
+    requests = read_requests(path, limit=MOST_REQUESTS, columns=mapping)
+    return requests, describe_requests(requests)
+
+
+def compute(context: Context, values: Values) -> Shown:
+    """What the chosen log holds."""
+    path = context.served.log(values[GIVEN])
+    try:
+        requests, statistics = _read(path, path.stat().st_mtime_ns, values["columns"])
+    except TraceError as error:
+        raise ForerunError(f"{error} Here: '{COLUMNS.label}' beside this, written {COLUMNS.example}.") from None
+    notes = list(statistics.notes)
+    if statistics.requests >= MOST_REQUESTS:
+        notes.append(f"Only the first {MOST_REQUESTS:,} requests are read here; forerun workloads show reads all.")
+    words = ["forerun", "plan", Path(values[GIVEN]).name, *(word for limit in SLO for word in ("--slo", limit))]
+    words += ["--map", values["columns"]] if values["columns"] else []
+    shown = {
+        "lead": remark(said(statistics)),
+        "onward": dmc.Group(
+            [dcc.Link(text, href=href, className="onward") for text, href in onward(values, statistics)]
+        ),
+        "tables": columns(*(table_card(one) for one in statistics_tables(statistics))),
+        "command": commands_card("The same in a terminal", {"plan": shlex.join(words)}),
+        "basis": rests_on("measured", notes),
+    }
+    return shown, {"traffic": traffic_figure(traffic_data(requests))}
+
+
+def said(statistics: RequestStatistics) -> str:
+    """The log in one sentence."""
+    sizes = (
+        f"prompts of {number(statistics.input_tokens.mean)} and answers of "
+        f"{number(statistics.output_tokens.mean)} tokens on average"
+    )
+    arrivals = statistics.arrivals
+    if arrivals is None or arrivals.mean_rps is None:
+        return f"{statistics.requests:,} requests that say nothing of when they came; {sizes}."
+    peaks = [
+        f", {value:.1f} times that in its fullest {w} s" for w, value in list(arrivals.peak_over_mean.items())[-1:]
+    ]
+    span = f"{statistics.requests:,} requests in {duration(arrivals.span_s)}"
+    return f"{span}: {number(arrivals.mean_rps, 3)} req/s{''.join(peaks)}; {sizes}."
+
+
+def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str]]:
+    """Where one goes from here, as texts and addresses."""
+    known = {"columns": values["columns"]} if values["columns"] else {}
+    links = [("Plan capacity for this log", f"/capacity?{urlencode({GIVEN: values[GIVEN], **known})}")]
+    if statistics.arrivals is not None and statistics.arrivals.mean_rps is not None:
+        rate = min(max(statistics.arrivals.mean_rps, 0.001), 1e4)
+        means = {"prompt": statistics.input_tokens.mean, "output": statistics.output_tokens.mean}
+        asked = {"rate": f"{rate:.3g}", **{name: max(1, round(mean)) for name, mean in means.items()}}
+        links.append(("Ask what-if at its means", f"/what-if?{urlencode(asked)}"))
+    return links
+
+
+def more(app: Dash, context: Context) -> None:
+    """Uploads."""
+
+    def take(given: dict[str, str] | None) -> tuple[Any, Any, Any]:
+        if not given:
+            return no_update, no_update, no_update
+        try:
+            served = context.served
+            label = keep_log(given["contents"], given["name"], served)
+        except Exception as error:
+            return message(sentence(error)), no_update, no_update
+        return None, list(served.logs()), label
+
+    app.callback(
+        Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
+        Output(state_id(NAME, GIVEN), "data"),
+        Output(state_id(NAME, GIVEN), "value"),
+        Input(told_id(NAME, UPLOADED), "data"),
+        prevent_initial_call=True,
+    )(take)
+
+
+PAGE = Page(
+    NAME,
+    "Your traffic",
+    "Your traffic",
+    "What a log of your own requests looks like, and what would serve it.",
+    [taker, Choice(GIVEN, "Log of requests", options=lambda served: list(served.logs())), COLUMNS],
+    content,
+    [View(compute, (GIVEN, "columns"), ("lead", "onward", "tables", "command", "basis"), ("traffic",))],
+    more=more,
+)
