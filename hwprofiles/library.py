@@ -52,7 +52,7 @@ from hwprofiles.parameters import (
     RecurrentPrefillParameters,
     SparseParameters,
 )
-from hwprofiles.recurrent import RecurrentShape, convolution_bytes
+from hwprofiles.recurrent import RecurrentShape, convolution
 from hwprofiles.recurrent import decode_time as recurrent_decode_time
 from hwprofiles.recurrent import prefill_time as recurrent_prefill_time
 from hwprofiles.schema import Chip, Link
@@ -598,7 +598,14 @@ class KernelLibrary:
         return time._replace(flops=time.flops / factor, bytes=time.bytes / factor)
 
     def elementwise(
-        self, bytes_moved: Num, launches: Num = 1, *, warm: bool = False, element_bytes: float = 2.0, kernel: str = ""
+        self,
+        bytes_moved: Num,
+        launches: Num = 1,
+        *,
+        warm: bool = False,
+        element_bytes: float = 2.0,
+        pieces: Num = 0.0,
+        kernel: str = "",
     ) -> KernelTime:
         """Time of memory-bound passes: norms, activations, residuals, RoPE, gathers, sampling.
 
@@ -607,7 +614,9 @@ class KernelLibrary:
             launches: kernels it takes.
             warm: the same operands were just moved and may still be on the chip, as kernel benchmarks measure it.
             element_bytes: bytes per element.
-            kernel: ``copy`` for plain copies, which have a fit of their own where one was made.
+            pieces: served one by one: channels of each sequence in a convolution.
+            kernel: ``copy`` for plain copies, ``gdn-scan`` and its like for convolutions, which have a fit of their own
+                where one was made.
 
         Raises:
             ProfileError: a negative size.
@@ -617,7 +626,7 @@ class KernelLibrary:
         limits = self._attention_limit("bf16", False)
         return evaluate(
             (bytes_moved, launches),
-            lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n, warm, element_bytes),
+            lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n, warm, element_bytes, pieces),
         )
 
     def recurrent_prefill(self, shape: RecurrentShape, *, seqs: Num, q_tokens: Num) -> KernelTime:
@@ -665,7 +674,9 @@ class KernelLibrary:
     def _recurrent_seconds(self, shape: RecurrentShape, seqs: Num, tokens: Num, q_len: Num | None) -> Num:
         """Seconds of the short convolution of a layer, and of its recurrence: ``q_len`` tokens of each sequence that
         decodes, None for prompts."""
-        total = self.elementwise(convolution_bytes(shape, seqs, tokens), 1).seconds if shape.conv_channels else 0.0
+        total: Num = 0.0
+        if shape.conv_channels:
+            total = self.elementwise(**convolution(shape, seqs, tokens, "scan" if q_len is None else "update")).seconds
         if not shape.value_heads:
             return total
         if q_len is None:

@@ -18,9 +18,10 @@ def elementwise_time(
     launches: Num,
     warm: bool = False,
     element_bytes: float = 2.0,
+    pieces: Num = 0.0,
 ) -> KernelTime:
     """Time of ``launches`` kernels that together move ``bytes_moved``: launches, bytes over the reachable bandwidth,
-    and arithmetic where a chip does not hide it.
+    pieces that cores serve one by one, and arithmetic where a chip does not hide it.
 
     Args:
         xp: scalar or array functions.
@@ -30,6 +31,7 @@ def elementwise_time(
         launches: kernels it takes.
         warm: the same operands were just moved and may still be on the chip, as benchmarks that repeat a call find.
         element_bytes: bytes per element.
+        pieces: served one by one, each by one core at a time.
 
     Where passes are ``chained`` what stays on the chip is not counted as moved.
     """
@@ -44,6 +46,8 @@ def elementwise_time(
         moved = moved if warm else bytes_moved * (1.0 - hit)
     else:
         memory = bytes_moved / bandwidth
+    if parameters.piece_s:
+        memory = memory + parameters.piece_s * pieces / limits.cores
     launch = (parameters.launch_s + (0.0 if warm else parameters.cold_s)) * launches
     arithmetic = parameters.element_s / element_bytes * bytes_moved
     return KernelTime(launch + memory + arithmetic, launch, arithmetic, memory, 0.0 * memory, moved)

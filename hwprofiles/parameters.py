@@ -440,6 +440,8 @@ class ElementwiseParameters(FamilyParameters):
     """Share of the on-chip bandwidth at which such operands are read and written."""
     element_s: NonNegative = 0.0
     """Arithmetic per element, in seconds, not hidden behind the memory: what bounds a norm on a CPU core."""
+    piece_s: NonNegative = 0.0
+    """Core time of each piece that is served by itself, a channel of one sequence in a convolution, in seconds."""
     cold_s: NonNegative = 0.0
     """What a pass over operands (and code) that no cache holds takes longer, however small, in seconds."""
     chained: bool = False
@@ -551,6 +553,8 @@ class SparseParameters(FamilyParameters):
     """Share of the entries that a query lacks up to its most which are computed all the same, masked."""
     item_s: NonNegative = 0.0
     """Start and end of a work item per wave of them, in seconds."""
+    sequence_s: NonNegative = 0.0
+    """What every prompt adds, however short, in seconds: kernels that compress and store it by itself."""
     dense_efficiency: Fraction = 0.0
     """Share of the 16-bit peak of dense attention, which serves prompts that the index would choose all of; 0 = the
     sparse kernels serve them too."""
@@ -574,6 +578,7 @@ class SparsePrefillParameters(SparseParameters):
     """Index and sparse attention over prompts."""
 
     family: ClassVar[str] = "sparse_prefill"
+    free: ClassVar[Mapping[str, Bound]] = {**SparseParameters.free, "sequence_s": (0.0, 1e-5)}
 
 
 class SparseDecodeParameters(SparseParameters):

@@ -1,12 +1,15 @@
 """Layers with a recurrent state per sequence: a scan over prompts in chunks, an update for every decoded token."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from hwprofiles.dtypes import VARIANT
 from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
 from hwprofiles.parameters import RecurrentDecodeParameters, RecurrentPrefillParameters
 
 CHUNK_TOKENS = 64
 """Tokens that the chunked form of the delta rule takes at once (``chunk_gated_delta_rule``, flash-linear-attention)."""
+DELTA_RULE = "gdn"
+"""The rule whose parameter sets bear no name."""
 STATE_BYTES = 4.0
 """Kernels read and write the state in fp32."""
 VECTOR_BYTES = 2.0
@@ -33,15 +36,22 @@ class RecurrentShape(NamedTuple):
     """Of one element of its channels."""
 
 
-def convolution_bytes(shape: RecurrentShape, seqs: Num, tokens: Num) -> Num:
-    """Bytes that the convolution before a recurrence reads and writes: its channels, and each sequence's tail.
+def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> dict[str, Any]:
+    """The convolution before a recurrence as a pass over memory: it reads and writes its channels, and each sequence's
+    tail.
 
     Args:
         shape: of one layer on this chip.
         seqs: sequences.
         tokens: of all of them together.
+        phase: ``scan`` over prompts or ``update``.
+
+    Returns:
+        What ``KernelLibrary.elementwise`` takes.
     """
-    return 2.0 * (tokens + (shape.conv_kernel - 1.0) * seqs) * shape.conv_channels * shape.vector_bytes
+    moved = 2.0 * (tokens + (shape.conv_kernel - 1.0) * seqs) * shape.conv_channels * shape.vector_bytes
+    rule = shape.dtype.partition(VARIANT)[2] or DELTA_RULE
+    return {"bytes_moved": moved, "pieces": seqs * shape.conv_channels, "kernel": f"{rule}-{phase}"}
 
 
 def prefill_time(

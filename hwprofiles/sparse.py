@@ -161,6 +161,6 @@ def sparse_time(
         reading = alone * stored * per_entry / bandwidth + (1.0 - alone) * reading
         vectors = vectors * (alone * shape.dense_width / width + 1.0 - alone)
     reading = reading + vectors / limits.bandwidth
-    launch = parameters.launch_s + 0.0 * reading
+    launch = parameters.launch_s + parameters.sequence_s * seqs + 0.0 * reading
     busy = smooth_maximum(xp, computing, reading, parameters.overlap)
     return KernelTime(launch + busy, launch, computing, reading, flops, stored * per_entry + vectors)

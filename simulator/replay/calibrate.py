@@ -50,6 +50,8 @@ SPARSE_STARTS: tuple[dict[str, float], ...] = (
     {"few_heads_efficiency": 0.25},
 )
 """Sparse attention under libraries that serve short prompts by dense attention, or few heads by another kernel."""
+OTHER_RULES = ("sparse", "recurrent", "elementwise")
+"""Beginnings of families whose named kernels compute something else than the plain ones."""
 SCARCE_ROWS = 40
 """Fewest held-out rows whose quantiles make a 90 % interval: the 5th and the 95th percentile lie within them."""
 INTERVAL_SPLIT = Split(0.5, 90)
@@ -255,11 +257,12 @@ def _unnamed(family: str, dtype: str) -> str:
 
 
 def _plain_sets(sets: dict[str, dict[str, FamilyParameters]], fits: list[FamilyFit]) -> None:
-    """Of several kernels for a format, let the one with most rows stand for the format itself."""
+    """Of several kernels for a format, let the one with most rows stand for the format itself, where all compute the
+    same."""
     fitted = {(one.family, one.dtype) for one in fits}
     for one in sorted(fits, key=lambda fit: fit.rows):
         plain = _unnamed(one.family, one.dtype)
-        if plain != one.dtype and not one.family.startswith("sparse") and (one.family, plain) not in fitted:
+        if plain != one.dtype and not one.family.startswith(OTHER_RULES) and (one.family, plain) not in fitted:
             sets[one.family][plain] = one.parameters
 
 

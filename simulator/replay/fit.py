@@ -248,12 +248,13 @@ DENSE = Coordinate("dense_efficiency", 0.05, 0.9)
 """Free where prompts that an index would choose all of go through dense attention."""
 DENSE_HOST = Coordinate("dense_host_s", 0.0, 3e-3)
 FEW = Coordinate("few_heads_efficiency", 0.02, 1.0)
+PIECE = Coordinate("piece_s", 0.0, 1e-6)
 """Free where few heads have a kernel of their own."""
 ALONE = Coordinate("alone_key_s", 1e-10, 2e-7)
 """Free where batches of unequal lengths were measured and their longest sequence ends alone."""
 
 
-_OPTIONAL = (REGROUP, ROW_WAVE, ALONE, DENSE, DENSE_HOST, FEW)
+_OPTIONAL = (REGROUP, ROW_WAVE, ALONE, DENSE, DENSE_HOST, FEW, PIECE)
 
 CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
     "attention_decode": (Coordinate("key_s", 0.0, 5e-7),),
@@ -361,6 +362,8 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
     changes = alternatives(start, problem.dtype, few, problem.chip.kind)
     if problem.family == "attention_decode" and problem.table.size("longest_kv").any():
         changes.append({"alone_key_s": 2e-8})
+    if problem.family == "elementwise" and problem.table.size("pieces").any():
+        changes.append({"piece_s": 1e-8})
     for change in changes:
         if not _applies(best, change):
             continue

@@ -24,7 +24,7 @@ FloatArray = NDArray[np.float64]
 
 REGIMES = ("latency", "memory", "compute")
 """What bounds a kernel; a collective is bound by latency or by the link, which counts as memory."""
-COPY = "copy"
+COPY, CONVOLUTION = "copy", "convolution "
 FAMILIES = {
     "gemm": "gemm",
     "attention_prefill": "attention_prefill",
@@ -331,8 +331,12 @@ def _elementwise(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, r
 
 
 def stored_pass(table: KernelTable, row: Any) -> str:
-    """The parameter set of a memory-bound pass: ``any``, or that of plain copies, which compute nothing."""
-    return f"any{VARIANT}{COPY}" if kernel_class(_text(table, "name", row)) == COPY else "any"
+    """The parameter set of a memory-bound pass: ``any``, that of plain copies, which compute nothing, or that of the
+    convolution before a recurrence."""
+    name = _text(table, "name", row)
+    if name.startswith(CONVOLUTION):
+        return f"any{VARIANT}{name.removeprefix(CONVOLUTION)}"
+    return f"any{VARIANT}{COPY}" if kernel_class(name) == COPY else "any"
 
 
 def pass_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
@@ -340,7 +344,8 @@ def pass_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> K
     width = dtype_bytes(_text(table, "dtype", rows[0]) or "bf16")
     warm = _text(table, "cache", rows[0]) == "warm"
     kernel = stored_pass(table, rows[0]).partition(VARIANT)[2]
-    return kernels.elementwise(_floats(table, "bytes_moved", rows), warm=warm, element_bytes=width, kernel=kernel)
+    moved, pieces = _floats(table, "bytes_moved", rows), _floats(table, "pieces", rows)
+    return kernels.elementwise(moved, warm=warm, element_bytes=width, pieces=pieces, kernel=kernel)
 
 
 def _recurrent(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, result: Prediction) -> None:

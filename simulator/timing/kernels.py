@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, weakest
+from hwprofiles.dtypes import VARIANT
 from hwprofiles.formulas import ARRAY
 from hwprofiles.library import MixingShape
 from hwprofiles.moe import read_routing, slowest_rank_factor
-from hwprofiles.recurrent import RecurrentShape, convolution_bytes
+from hwprofiles.recurrent import RecurrentShape, convolution
 from hwprofiles.sparse import IndexShape
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp
 from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention, SharedKvAttention, ShortConvolution
@@ -252,7 +253,8 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
     kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
-    fitted, named = (family, kernel or "any"), kernel_sizes(call)
+    stored = VARIANT.join(("any", sizes["kernel"])) if "kernel" in sizes and call.op == "elementwise" else "any"
+    fitted, named = (family, kernel or stored), kernel_sizes(call)
     basis = library.basis_code(*fitted, named)
     light_s = library.light_seconds(priced, "" if shape is not None else dtype)
     return Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s, fitted, named)
@@ -603,9 +605,8 @@ def recurrent_calls(shape: RecurrentShape, work: StepWork[Any]) -> Iterator[Call
             ("update", decoding, decoding * work.query_len),
             ("scan", prefilling, work.prefill_tokens),
         ):
-            moved = convolution_bytes(shape, sequences, tokens)
-            sizes = {"bytes_moved": moved, "launches": np.minimum(sequences, 1)}
-            yield Call(f"convolution ({name})", "elementwise", sizes)
+            sizes = convolution(shape, sequences, tokens, name)
+            yield Call(f"convolution ({name})", "elementwise", sizes | {"launches": np.minimum(sequences, 1)})
     if not shape.value_heads:
         return
     decode = {"shape": shape, "seqs": decoding, "q_len": work.query_len}

@@ -157,6 +157,7 @@ def _sparse_module(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     for name in names:
         if name not in _SPARSE_MODULES:
             frame = drop(frame, frame.texts("op_name").equals(name), f"no prediction for '{name}'", skipped)
+    frame = drop(frame, _beyond_grid(frame), "more prompt tokens than the kernel's grid takes", skipped)
     frame, dtype = _priced(frame, "gemm_type", skipped)
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped, {"fp8_e4m3": "fp8"})
     dtype = _renamed(frame.texts("gemm_type"), DTYPES)
@@ -166,6 +167,23 @@ def _sparse_module(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     layer = words([f"{model.names[m]} {kinds[k]}" for m, k in zip(model.codes, operation.codes, strict=True)])
     texts: dict[str, str | Words] = {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm", "name": layer}
     return _table(frame, op, _attention_sizes(frame), texts, skipped)
+
+
+MOST_BLOCKS = 65535
+"""Most blocks in the second and third dimension of a CUDA grid."""
+
+
+def _beyond_grid(frame: Frame) -> NDArray[np.bool_]:
+    """Prompts of DeepSeek's sparse attention under vLLM on a B200 that take half the time of half as many tokens: those
+    of more tokens than a grid has blocks, with fewer heads than the 64 that another kernel serves."""
+    if not frame.has("device"):
+        return np.zeros(frame.rows, dtype=bool)
+    tokens = whole(frame.floats("batch_size")) * whole(frame.floats("isl"))
+    few = (tokens > MOST_BLOCKS) & (whole(frame.floats("num_heads")) < 64)
+    operation, device = frame.texts("op_name"), frame.texts("device")
+    dense = np.array([name.startswith("dsa_context") for name in operation.names], dtype=bool)[operation.codes]
+    blackwell = np.array(["B200" in name for name in device.names], dtype=bool)[device.codes]
+    return np.asarray(few & dense & blackwell & _framework(frame).equals("vllm"))
 
 
 def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
@@ -186,19 +204,64 @@ def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
 
 
 def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
-    """Gated delta nets and Kimi delta attention: the scan over prompts, the update for decoded or verified tokens.
-
-    The short convolution before them, a row of its own, is a pass over memory and not priced from here.
+    """Gated delta nets, Kimi delta attention and Mamba-2: the scan over prompts, the update for decoded or verified
+    tokens, and the short convolution before either, a pass over memory whose rows stand by themselves.
     """
-    frame.need("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "kernel_source")
-    source = frame.texts("kernel_source")
-    convolving = np.array(["conv1d" in name for name in source.names])
-    frame = drop(frame, convolving[source.codes], "short convolution (a pass over memory)", skipped)
-    sizes = _sizes(frame, batch="batch_size", q_len="seq_len", num_heads="num_v_heads", num_kv_heads="num_k_heads",
-                   head_dim="head_k_dim", v_head_dim="head_v_dim")  # fmt: skip
+    frame.need("batch_size", "seq_len", "kernel_source", "phase", "op_name", "d_conv")
+    frame = drop(frame, _eager_convolution(frame), EAGER, skipped)
+    source, rule = frame.texts("kernel_source"), frame.texts("op_name")
+    convolving = np.array(["conv1d" in name for name in source.names], dtype=bool)[source.codes]
     prompt = frame.texts("phase").equals("context")
-    op = Words((~prompt).astype(np.int32), ("recurrent_prefill", "recurrent_decode"))
-    return _table(frame, op, sizes, {"dtype": "bf16", "cache": "warm", "name": frame.texts("op_name")}, skipped)
+    operations = ("recurrent_prefill", "recurrent_decode", "elementwise")
+    op = Words(np.where(convolving, 2, ~prompt).astype(np.int32), operations)
+    phases = [f"convolution {name}-{phase}" for name in rule.names for phase in ("scan", "update")]
+    codes = np.where(convolving, len(rule.names) + 2 * rule.codes + ~prompt, rule.codes).astype(np.int32)
+    if frame.has("d_state"):
+        frame = drop(frame, ~convolving, "no prediction for Mamba-2's scans", skipped)
+        op, codes = Words(op.codes[convolving], operations), codes[convolving]
+        sizes = _convolution(frame, _mamba2_channels(frame))
+    else:
+        frame.need("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+        sizes = _sizes(frame, batch="batch_size", q_len="seq_len", num_heads="num_v_heads", num_kv_heads="num_k_heads",
+                       head_dim="head_k_dim", v_head_dim="head_v_dim")  # fmt: skip
+        moved = _convolution(frame, _delta_channels(frame))
+        sizes = {name: np.where(convolving, 0, values) for name, values in sizes.items()}
+        sizes |= {name: np.where(convolving, values, 0) for name, values in moved.items()}
+    names = Words(codes, (*rule.names, *phases))
+    return _table(frame, op, sizes, {"dtype": "bf16", "cache": "warm", "name": names}, skipped)
+
+
+def _eager_convolution(frame: Frame) -> NDArray[np.bool_]:
+    """Rows of vLLM's three convolutions over prompts, whose collector replays no graph: the fastest takes 0.4 ms
+    whatever its size."""
+    kernels, framework = frame.texts("kernel_source"), _framework(frame)
+    launched = np.array([name.endswith("conv1d_fn_qkv3") for name in kernels.names], dtype=bool)
+    return np.asarray(launched[kernels.codes] & framework.equals("vllm"))
+
+
+def _mamba2_channels(frame: Frame) -> IntArray:
+    """Channels of Mamba-2's convolution: its heads' inputs, and the key and the query of every group."""
+    heads, width, groups, state = (whole(frame.floats(n)) for n in ("nheads", "head_dim", "n_groups", "d_state"))
+    return heads * width + 2 * groups * state
+
+
+def _delta_channels(frame: Frame) -> IntArray:
+    """Channels of a delta rule's convolution: queries, keys and values; collectors of TensorRT-LLM, and of SGLang
+    before 0.5.14, call it on as many as the keys have."""
+    keys = whole(frame.floats("num_k_heads")) * whole(frame.floats("head_k_dim"))
+    values = whole(frame.floats("num_v_heads")) * whole(frame.floats("head_v_dim"))
+    version = frame.texts("version")
+    older = np.array([name.startswith("0.5.") and int(name.split(".")[2]) < 14 for name in version.names], dtype=bool)
+    alone = _framework(frame).equals("trtllm") | (_framework(frame).equals("sglang") & older[version.codes])
+    return np.where(alone, keys, 2 * keys + values)
+
+
+def _convolution(frame: Frame, channels: IntArray) -> dict[str, IntArray]:
+    """What a convolution moves: every channel of every token and of each sequence's tail, read and written in 16
+    bits; and the pieces it serves one by one."""
+    batch, kept = whole(frame.floats("batch_size")), whole(frame.floats("d_conv")) - 1
+    tokens = batch * whole(frame.floats("seq_len"))
+    return {"bytes_moved": 2 * 2 * (tokens + kept * batch) * channels, "pieces": batch * channels}
 
 
 def _collective(frame: Frame, skipped: dict[str, int], dtype_column: str) -> KernelTable:
@@ -243,7 +306,7 @@ _TABLES: dict[str, Callable[[Frame, dict[str, int]], KernelTable]] = {
     "nccl_dtype": _nccl,
     "allreduce_dtype": _all_reduce,
     "attn_dtype": _attention,
-    "head_k_dim": _recurrent,
+    "d_conv": _recurrent,
 }
 """The column by which a table is told, and its reader."""
 

@@ -39,7 +39,7 @@ OPS: dict[str, Columns] = {
         Columns(("batch", "q_len", "num_heads", "num_kv_heads", "head_dim"), ("v_head_dim",)),
     ),
     **dict.fromkeys(("sparse_prefill", "sparse_decode"), Columns(("batch", "q_len", "kv_len", "num_heads"))),
-    "elementwise": Columns(("bytes_moved",)),
+    "elementwise": Columns(("bytes_moved",), ("pieces",)),
     **dict.fromkeys(COLLECTIVES, Columns(("message_bytes", "world_size"))),
     OTHER: Columns(()),
 }
@@ -60,7 +60,9 @@ OPS: dict[str, Columns] = {
   attention over what was chosen) with ``num_heads`` heads on the chip; ``name`` is the model and, after a space, its
   kind of layer (``dsa``, ``dsa-shared`` without an index of its own, ``csa``, ``hca``, ``msa``), ``dtype`` that of its
   weights.
-* ``elementwise``: a memory-bound pass (norm, activation, copy) that reads and writes ``bytes_moved`` bytes.
+* ``elementwise``: a memory-bound pass (norm, activation, copy) that reads and writes ``bytes_moved`` bytes; a
+  convolution serves ``pieces`` (channels of each sequence) one by one, its ``name`` is ``convolution gdn-scan``, the
+  rule it stands before and the phase.
 * ``other``: a kernel whose shape the trace does not tell; kept with its name and time.
 """
 

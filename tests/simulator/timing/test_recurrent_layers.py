@@ -10,12 +10,13 @@ from test_step import arrays, decode, deployment
 from test_step_kernels import batches, one_price
 
 from hwprofiles import KernelLibrary
-from hwprofiles.recurrent import RecurrentShape
+from hwprofiles.recurrent import RecurrentShape, convolution
 from simulator.errors import ForerunError
 from simulator.replay import Split, replay_kernels
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.timing import StepTimer, plan_memory, running
+from simulator.timing.kernels import price, recurrent_calls
 from traces.kernels import read_kernels
 
 FAMILIES = yaml.safe_load(
@@ -140,3 +141,24 @@ def test_held_out_shapes_of_measured_recurrent_kernels(shared_data, chip, table,
     errors = {group.op: group.mape for group in found.groups if group.regime == "all"}
     assert errors["recurrent_prefill"] <= prefill
     assert errors["recurrent_decode"] <= decode
+    assert errors["elementwise"] <= 11  # the convolution before it
+
+
+@pytest.mark.parametrize(("chip", "most"), [("h100-sxm", 13), ("b200-sxm", 12)])
+def test_held_out_shapes_of_mamba2s_convolution(shared_data, chip, most):
+    folder = shared_data / "kernels" / "aiconfigurator" / chip.replace("-", "_")
+    (path,) = folder.glob("linear_attention/trtllm/*/mamba2_perf.parquet")
+    found = replay_kernels(read_kernels(path), KernelLibrary(chip, "trtllm"), Split(0.7, 1))
+    assert found.overall.mape <= most
+
+
+def test_a_convolution_serves_every_channel_of_a_sequence_by_itself():
+    """One 64-head Mamba-2 layer: 512 prompts of 2 tokens take longer than one prompt of 1,024, the same bytes but for
+    the tails; its step names the kernel that was fitted."""
+    kernels = KernelLibrary("h100-sxm", "trtllm")
+    shape = RecurrentShape(8, 64, 128, 64, "bf16@mamba2", 6144.0, 4.0)
+    many, one = (kernels.elementwise(**convolution(shape, seqs, 1024, "scan")) for seqs in (512, 1))
+    assert many.seconds - many.launch_s > 10 * (one.seconds - one.launch_s)
+    assert kernels.basis("elementwise", "any@mamba2-scan") == "calibrated"
+    (step,) = [call for call in recurrent_calls(shape, arrays(decode(4, 100))) if "update" in call.name][:1]
+    assert price(step, kernels).fitted == ("elementwise", "any@mamba2-update")

@@ -121,6 +121,30 @@ def test_moe_tells_parallelism_imbalance_and_missing_gate(tmp_path):
     assert found | wanted == found
 
 
+def test_convolutions_before_a_recurrence_are_passes_with_pieces(tmp_path):
+    """A tail of 3 tokens: (2 x 100 + 3 x 2) tokens of 4,096 + 2 x 2,048 channels, 2 bytes read and 2 written."""
+    row = {
+        **COMMON, "framework": "VLLM", "op_name": "gdn", "kernel_source": "causal_conv1d_fn", "phase": "context",
+        "batch_size": 2, "seq_len": 100, "d_conv": 4, "num_k_heads": 16, "head_k_dim": 128, "num_v_heads": 32,
+        "head_v_dim": 128, "latency": 0.1,
+    }  # fmt: skip
+    rows = [row, {**row, "kernel_source": "chunk_gated_delta_rule"}]
+    table = read_kernels(parquet(tmp_path / "gdn_perf.parquet", rows))
+    assert table.row(0) == {
+        "op": "elementwise", "bytes_moved": 206 * 8192 * 4, "pieces": 2 * 8192, "name": "convolution gdn-scan",
+        "cache": "warm", "dtype": "bf16", "library": "vllm", "source": "causal_conv1d_fn",
+    }  # fmt: skip
+    assert table.row(1)["op"] == "recurrent_prefill"
+    states = {"op_name": "mamba2", "phase": "generation", "seq_len": 1, "kernel_source": "causal_conv1d_update"}
+    sizes = {"nheads": 128, "head_dim": 64, "n_groups": 8, "d_state": 128}
+    found = read_kernels(parquet(tmp_path / "mamba2_perf.parquet", [{**row, **states, **sizes}])).row(0)
+    assert found["name"] == "convolution mamba2-update"
+    assert found["bytes_moved"] == (2 + 3 * 2) * (128 * 64 + 2 * 8 * 128) * 4
+    eager = {**row, "op_name": "kda", "kernel_source": "causal_conv1d_fn_qkv3"}
+    skipped = read_kernels(parquet(tmp_path / "kda_perf.parquet", [eager, row])).skipped
+    assert skipped == {"timed without a captured graph (host launches included)": 1}
+
+
 def test_tables_nobody_predicts_are_counted(tmp_path):
     path = parquet(tmp_path / "gdn_perf.parquet", [{**COMMON, "op_name": "gdn", "latency": 0.1}] * 3)
     table = read_kernels(path)
