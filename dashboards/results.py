@@ -51,6 +51,9 @@ def save_result(result: Result, folder: Path) -> None:
         write_replay(folder, result.document, result)
     elif isinstance(result, StudyResult):
         _save_study(result, folder)
+    else:
+        with StagedFiles(folder) as staged:
+            staged.add_text(f"{result.kind}.json", json_text(result.document))
 
 
 def _save_study(result: StudyResult, folder: Path) -> None:

@@ -15,7 +15,7 @@ from hwprofiles.formulas import tape as tape
 from hwprofiles.library import KernelLibrary as KernelLibrary
 from hwprofiles.operations import operation_columns as operation_columns
 from hwprofiles.operations import operation_names as operation_names
-from hwprofiles.operations import predict as predict
+from hwprofiles.operations import predict_kernel as predict_kernel
 from hwprofiles.records import Source as Source
 from hwprofiles.schema import Chip as Chip
 from hwprofiles.schema import Link as Link

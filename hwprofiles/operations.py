@@ -65,7 +65,7 @@ _WHOLE_OR_NOT = {"bytes_moved", "message_bytes", "active_experts"}
 
 
 def operation_names() -> tuple[str, ...]:
-    """Return the operations ``predict`` knows."""
+    """Return the operations ``predict_kernel`` knows."""
     return tuple(_OPERATIONS)
 
 
@@ -79,7 +79,7 @@ def operation_columns(op: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return operation.required, tuple(operation.optional)
 
 
-def predict(
+def predict_kernel(
     chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic", corrected: bool = CORRECTED
 ) -> dict[str, Any]:
     """Predict one kernel.

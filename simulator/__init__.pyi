@@ -1,4 +1,3 @@
-from hwprofiles.operations import predict as predict
 from simulator.errors import ForerunError as ForerunError
 from simulator.errors import LawBrokenError as LawBrokenError
 from simulator.replay.calibrate import calibrate as calibrate
@@ -16,3 +15,4 @@ from simulator.studies.sweep.study import sweep as sweep
 from simulator.studies.tune.document import tune as tune
 from simulator.studies.tune.machine import tune_machine as tune_machine
 from simulator.tables import Table as Table
+from simulator.timing.prediction import predict as predict

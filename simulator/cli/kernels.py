@@ -45,16 +45,11 @@ def predict(
     json_file: JsonOption = None,
 ) -> int:
     """Predict the time of one kernel: seconds, what bounds it, FLOPs, bytes, and what the number rests on."""
-    from hwprofiles import predict as predict_kernel
     from hwprofiles.library import CORRECTED
+    from simulator.timing.prediction import predict as predicted
 
-    shape = key_values(op, values or [])
-    document = predict_kernel(chip, op, shape, library, CORRECTED if residual is None else residual)
-    seconds = document["seconds"]
-    for rate, work in (("flops_per_s", "flops"), ("bytes_per_s", "bytes")):
-        document[rate] = document[work] / seconds if seconds else None
-    document["shape"] = shape
-    emit(document, json_file, kernel_tables(document))
+    found = predicted(chip, op, key_values(op, values or []), library, CORRECTED if residual is None else residual)
+    emit(found.document, json_file, printed(found.title, found.facts, found.tables(), {}))
     return 0
 
 
@@ -75,34 +70,6 @@ def key_values(op: str, texts: list[str]) -> dict[str, str]:
             raise ForerunError(f"{op}: {key} is given twice")
         found[key] = value
     return found
-
-
-def kernel_tables(document: dict[str, Any]) -> list[Any]:
-    """One predicted kernel."""
-    from rich.text import Text
-
-    from simulator.tables import duration, pairs, scaled
-
-    low, high = map(duration, document["interval"])
-    rows = [("Time", duration(document["seconds"])), ("90 % interval", f"{low} to {high}")]
-    rows += [("Bound", document["bound"]), ("Basis", document["basis"])]
-    for label, key in (
-        ("Launch", "launch_s"),
-        ("Compute", "compute_s"),
-        ("Memory", "memory_s"),
-        ("Transfer", "transfer_s"),
-    ):
-        if document.get(key):
-            rows.append((label, duration(document[key])))
-    if document["flops"]:
-        rows.append(("Work", f"{scaled(document['flops'], 'FLOP')}, {scaled(document['flops_per_s'], 'FLOP/s')}"))
-        rows.append(("Traffic", f"{scaled(document['bytes'], 'B')}, {scaled(document['bytes_per_s'], 'B/s')}"))
-    else:
-        rows.append(("Message", scaled(document["bytes"], "B")))
-    shape = " ".join(f"{key}={value}" for key, value in document["shape"].items())
-    title = Text(f"{document['op']} {shape}", style="bold")
-    title.append(f"  on {document['chip']}, {document['library']} kernels", style="dim not bold")
-    return [title, pairs("", rows)]
 
 
 EXIT_INTERRUPTED = 130

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from hwprofiles import AttentionShape, KernelLibrary, ProfileError, operation_columns, operation_names, predict
+from hwprofiles import AttentionShape, KernelLibrary, ProfileError, operation_columns, operation_names, predict_kernel
 
 ATTENTION = {"batch": 4, "q_len": 1024, "kv_len": 1024, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
 KEYS = {"op", "chip", "library", "seconds", "bound", "flops", "bytes", "basis", "launch_s", "compute_s", "memory_s"}
 
 
 def test_gemm_from_command_line_text():
-    result = predict("h100-sxm", "gemm", {"m": "16", "n": "4096", "k": "4096", "dtype": "bf16"})
+    result = predict_kernel("h100-sxm", "gemm", {"m": "16", "n": "4096", "k": "4096", "dtype": "bf16"})
     assert set(result) >= KEYS
     assert result["flops"] == 2 * 16 * 4096 * 4096
     assert result["seconds"] == KernelLibrary("h100-sxm").gemm(16, 4096, 4096).seconds
@@ -27,7 +27,7 @@ def test_every_operation_predicts_valid_json(op):
         "hidden": 1024, "intermediate": 512, "bytes_moved": 1e6, "message_bytes": 1e6, "world_size": 4,
     }  # fmt: skip
     required, _ = operation_columns(op)
-    result = predict("a100-sxm-80gb", op, {key: values[key] for key in required})
+    result = predict_kernel("a100-sxm-80gb", op, {key: values[key] for key in required})
     assert set(result) >= KEYS
     assert result["seconds"] > 0
     json.dumps(result, allow_nan=False)
@@ -37,24 +37,25 @@ def test_attention_equals_the_library():
     shape = AttentionShape(32, 8, 128, 128, 4096.0, "bf16")
     kernels = KernelLibrary("h100-sxm", "vllm")
     expected = kernels.attention_prefill(shape, seqs=4, q_tokens=4096, pairs=4 * 1024 * 1025 / 2, kv_tokens=4096)
-    assert predict("h100-sxm", "attention_prefill", ATTENTION, "vllm")["seconds"] == expected.seconds
-    decode = predict("h100-sxm", "attention_decode", {**ATTENTION, "q_len": 5, "kv_len": 2000}, "vllm")
+    assert predict_kernel("h100-sxm", "attention_prefill", ATTENTION, "vllm")["seconds"] == expected.seconds
+    decode = predict_kernel("h100-sxm", "attention_decode", {**ATTENTION, "q_len": 5, "kv_len": 2000}, "vllm")
     assert decode["seconds"] == kernels.attention_decode(shape, seqs=4, q_len=5, kv_tokens=8000).seconds
 
 
 def test_window_and_kv_dtype():
-    full = predict("h100-sxm", "attention_decode", {**ATTENTION, "q_len": 1, "kv_len": 100_000})
-    window = predict("h100-sxm", "attention_decode", {**ATTENTION, "q_len": 1, "kv_len": 100_000, "window": 1024})
+    long = {**ATTENTION, "q_len": 1, "kv_len": 100_000}
+    full = predict_kernel("h100-sxm", "attention_decode", long)
+    window = predict_kernel("h100-sxm", "attention_decode", {**long, "window": 1024})
     assert window["bytes"] < full["bytes"] / 50
-    fp8 = predict("h100-sxm", "attention_decode", {**ATTENTION, "q_len": 1, "kv_len": 100_000, "kv_dtype": "fp8"})
+    fp8 = predict_kernel("h100-sxm", "attention_decode", {**long, "kv_dtype": "fp8"})
     assert fp8["bytes"] < 0.51 * full["bytes"]
 
 
 def test_collective_uses_the_chips_link():
-    result = predict("h100-sxm", "all_reduce", {"message_bytes": 1 << 26, "world_size": 8})
+    result = predict_kernel("h100-sxm", "all_reduce", {"message_bytes": 1 << 26, "world_size": 8})
     assert result["link"] == "nvlink4"
     assert result["bound"] == "interconnect"
-    slow = predict("h100-sxm", "all_reduce", {"message_bytes": 1 << 26, "world_size": 8, "link": "pcie5-x16"})
+    slow = predict_kernel("h100-sxm", "all_reduce", {"message_bytes": 1 << 26, "world_size": 8, "link": "pcie5-x16"})
     assert slow["seconds"] > 4 * result["seconds"]
 
 
@@ -101,11 +102,11 @@ def test_collective_uses_the_chips_link():
 )
 def test_bad_requests_give_one_clear_line(op, values, message):
     with pytest.raises(ProfileError) as caught:
-        predict("h100-sxm", op, values)
+        predict_kernel("h100-sxm", op, values)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_unknown_chip():
     with pytest.raises(ProfileError, match="no chip 'h100'"):
-        predict("h100", "gemm", {"m": 1, "n": 1, "k": 1})
+        predict_kernel("h100", "gemm", {"m": 1, "n": 1, "k": 1})

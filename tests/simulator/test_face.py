@@ -1,5 +1,6 @@
 """The face: one call per question, one kind of result, and errors that name arguments."""
 
+import json
 import pickle
 from html import escape
 
@@ -111,3 +112,21 @@ def test_variants_that_run_alike_cost_no_sensitivity_runs(scenario):
     )
     assert calls[-1] == 4
     assert any("runs exactly as" in note for note in found.document["notes"])
+
+
+def test_a_predicted_kernel_is_a_result_whose_document_has_its_keys(tmp_path):
+    found = fr.predict("h100-sxm", "gemm", {"m": 16, "n": 4096, "k": 4096})
+    assert isinstance(found, fr.Result)
+    assert found["seconds"] == found.summary["seconds"] == found.document["seconds"] > 0
+    assert found["flops_per_s"] == found["flops"] / found["seconds"]
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert found != fr.predict("h100-sxm", "gemm", {"m": 32, "n": 4096, "k": 4096})
+    assert found["basis"] in found.conclusion
+    assert found["basis"] in repr(found)
+    assert escape(found.title) in found._repr_html_()
+    (row,) = found.to_arrow().to_pylist()
+    assert (row["m"], row["seconds"]) == (16, found["seconds"])
+    assert row["low_s"] < row["seconds"] < row["high_s"]
+    assert json.loads((found.save(tmp_path / "kernel") / "predict.json").read_text()) == found.document
+    with pytest.raises(fr.ForerunError, match="no figures"):
+        found.figure()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hwprofiles import predict
+from hwprofiles import predict_kernel
 
 
 def test_every_chip_is_listed_and_shown(forerun):
@@ -91,7 +91,7 @@ def test_predict_says_time_bound_work_and_basis(forerun, arguments):
     outcome = forerun("predict", "--chip", "h100-sxm", *arguments.split(), "--json", "-")
     document = json.loads(outcome.out)
     op, *values = arguments.split()
-    predicted = predict("h100-sxm", op, dict(value.split("=") for value in values))
+    predicted = predict_kernel("h100-sxm", op, dict(value.split("=") for value in values))
     assert {key: document[key] for key in predicted} == predicted
     assert document["bytes_per_s"] == pytest.approx(document["bytes"] / document["seconds"])
     assert 0 < document["bytes_per_s"] <= 3.36e12

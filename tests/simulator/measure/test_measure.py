@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from hwprofiles import load_chip, predict
+from hwprofiles import load_chip, predict_kernel
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.measure import DTYPES, FAMILIES, KernelShape, MachineLimits, kernel_shapes, machine_profile
@@ -47,7 +47,7 @@ def test_work_of_a_shape_is_what_the_physics_counts():
     seen = set()
     for shape in kernel_shapes("cpu", True, FAMILIES, list(DTYPES), 0):
         own = {"dtype": shape.dtype} | ({"kv_dtype": shape.dtype} if shape.op.startswith("attention") else {})
-        counted = predict("cpu", shape.op, {**shape.sizes, **(own if shape.op != "elementwise" else {})})
+        counted = predict_kernel("cpu", shape.op, {**shape.sizes, **(own if shape.op != "elementwise" else {})})
         masked = 0.0
         if shape.op == "attention_decode":
             masked = (shape.sizes["q_len"] - 1) / (2 * shape.sizes["kv_len"])

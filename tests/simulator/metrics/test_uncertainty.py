@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hwprofiles import predict
+from hwprofiles import predict_kernel
 from simulator.build import build_run
 from simulator.metrics import run_document
 from simulator.metrics.uncertainty import (
@@ -207,6 +207,6 @@ def test_other_figures_than_the_summary_can_be_asked_for():
     ],
 )
 def test_every_predicted_kernel_has_an_interval(chip, op, shape):
-    found = predict(chip, op, shape | ({"link": "nvlink4"} if op == "all_reduce" else {}))
+    found = predict_kernel(chip, op, shape | ({"link": "nvlink4"} if op == "all_reduce" else {}))
     low, high = found["interval"]
     assert low < found["seconds"] < high

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step import arrays, decode, deployment
 
-from hwprofiles import BASES, KernelLibrary, chip_names, load_chip, predict, weakest
+from hwprofiles import BASES, KernelLibrary, chip_names, load_chip, predict_kernel, weakest
 from simulator.metrics import run_document
 from simulator.replay import replay_kernels
 from simulator.run import simulate
@@ -124,7 +124,7 @@ def test_run_replay_and_predict_agree_on_a_kernel(tmp_path):
     for seqs, query_len, context in ((8, 1, 1024), (8, 4, 1024), (1, 1, 900_000), (16, 1, 131_072)):
         in_step = kernels(timer, decode(seqs, context, query_len=query_len))["decode attention"]
         values = {"batch": seqs, "q_len": query_len, "kv_len": context, "num_heads": 32, "num_kv_heads": 8}
-        named = predict(library.chip, "attention_decode", values | {"head_dim": 128}, "vllm")
+        named = predict_kernel(library.chip, "attention_decode", values | {"head_dim": 128}, "vllm")
         assert named["basis"] == BASES[in_step.basis]
         expected.append(in_step.basis)
         rows.append(f"attention_decode,{seqs},{query_len},{context},32,8,128,bf16,{named['seconds']}")

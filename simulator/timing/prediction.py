@@ -1,0 +1,95 @@
+"""One kernel's time as a result: what ``forerun predict`` prints and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hwprofiles import Chip, predict_kernel
+from hwprofiles.library import CORRECTED
+from simulator.result import Result, Summary
+from simulator.tables import Table, duration, pairs, scaled
+
+_PARTS = {"Launch": "launch_s", "Compute": "compute_s", "Memory": "memory_s", "Transfer": "transfer_s"}
+
+
+class Prediction(Result):
+    """One kernel's predicted time; the keys of its document are its own: ``prediction["seconds"]``."""
+
+    kind = "predict"
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+
+    def __getitem__(self, key: str) -> Any:
+        return self._document[key]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` writes: what ``hwprofiles.predict_kernel`` says, its rates, the shape asked for."""
+        return self._document
+
+    @property
+    def summary(self) -> Summary:
+        """Every figure by name."""
+        return Summary({key: value for key, value in self._document.items() if key != "shape"})
+
+    @property
+    def title(self) -> str:
+        """The kernel and its shape."""
+        return " ".join([self["op"], *(f"{key}={value}" for key, value in self["shape"].items())])
+
+    @property
+    def facts(self) -> str:
+        """Where it runs."""
+        return f"on {self['chip']}, {self['library']} kernels"
+
+    @property
+    def conclusion(self) -> str:
+        """Its time, what bounds it and what that rests on."""
+        return f"{duration(self['seconds'])}, bound by {self['bound']}, {self['basis']}"
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        return ()
+
+    def tables(self) -> list[Table]:
+        """The time and its parts, the work and its rate."""
+        low, high = map(duration, self["interval"])
+        rows = [("Time", duration(self["seconds"])), ("90 % interval", f"{low} to {high}")]
+        rows += [("Bound", self["bound"]), ("Basis", self["basis"])]
+        rows += [(label, duration(self[key])) for label, key in _PARTS.items() if self._document.get(key)]
+        if self["flops"]:
+            rows.append(("Work", f"{scaled(self['flops'], 'FLOP')}, {scaled(self['flops_per_s'], 'FLOP/s')}"))
+            rows.append(("Traffic", f"{scaled(self['bytes'], 'B')}, {scaled(self['bytes_per_s'], 'B/s')}"))
+        else:
+            rows.append(("Message", scaled(self["bytes"], "B")))
+        return [pairs("", rows, "kernel")]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row: shape and figures, the interval as its two ends."""
+        low, high = self["interval"]
+        plain = {key: value for key, value in self.summary.items() if key != "interval"}
+        return [{**self["shape"], **plain, "low_s": low, "high_s": high}]
+
+
+def predict(
+    chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic", corrected: bool = CORRECTED
+) -> Prediction:
+    """Predict one kernel.
+
+    Args:
+        chip: a profile, a catalogue name or a path.
+        op: an operation of the canonical kernel trace, or ``elementwise``.
+        values: its columns, numbers or text as typed on a command line.
+        library: kernel library.
+        corrected: with the profile's learned correction, or by physics alone.
+
+    Raises:
+        ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip
+            cannot do.
+    """
+    found = predict_kernel(chip, op, values, library, corrected)
+    seconds = found["seconds"]
+    rates = {f"{work}_per_s": found[work] / seconds if seconds else None for work in ("flops", "bytes")}
+    return Prediction({**found, **rates, "shape": dict(values)})
