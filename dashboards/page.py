@@ -139,12 +139,17 @@ def grid(*cards: str) -> str:
 
 
 def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
-    """The place of every figure, by id; it has its height before it is drawn, so that nothing moves."""
+    """The place of every figure, by id; it has its height before it is drawn, so that nothing moves. A map scrolls
+    sideways on a narrow screen, so that its numbers stay readable."""
     return {
-        name: f'<section class="card plot"><div class="figure" id="{name}" '
-        f'style="min-height: {figure.layout.height or 420}px"></div></section>'
+        name: f'<section class="card plot"><div class="scroll"><div class="figure{_wide(figure)}" id="{name}" '
+        f'style="min-height: {figure.layout.height or 420}px"></div></div></section>'
         for name, figure in figures.items()
     }
+
+
+def _wide(figure: go.Figure) -> str:
+    return " wide" if any(trace.type == "heatmap" for trace in figure.data) else ""
 
 
 def figures_json(figures: Mapping[str, go.Figure]) -> str:

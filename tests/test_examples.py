@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.testing import assert_allclose
 from simulator.run import simulate
 from simulator.scenario import load_scenario, parse_yaml
 from simulator.speculation.attention_level.numeric import attention_outputs
+from simulator.studies.alspec import ATLAS_CHIPS, atlas_gains
 from simulator.studies.compare.comparison import compare
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -96,6 +98,25 @@ def test_atlas_of_attention_level_speculation(project_root, tmp_path):
     assert "llama-3.1-8b on 8 x n150, lambda 0.1, S 128: batch 1: pays from 64K" in text
     assert "llama-3.1-8b on 8 x h100-sxm, lambda 0.1, S 128: batch 1: pays nowhere" in text
     assert "atlas-8-01-128-plain" in page.read_text("utf-8")
+
+
+def test_the_how_to_says_where_the_atlas_pays(project_root):
+    """The table's largest gain of every chip, and 70B on p150, priced again."""
+    text = (project_root / "docs" / "how-to" / "attention-speculation.md").read_text(encoding="utf-8")
+    case = {"lambda": 0.1, "window_tokens": 128, "speculation": None}
+    rows = re.findall(r"\| ([\w.-]+) \| \d+ of \d+ \|.*\| (\S+x \(.*\)) \| (\S+) on (\d+) at (\d+)K \| (\w+) \|", text)
+    assert [row[0] for row in rows] == list(ATLAS_CHIPS)
+    for chip, said, model, chips, context, basis in rows:
+        (found,) = atlas_gains([case | {"chip": chip, "model": model, "chips": int(chips)}], [1], [int(context) * 1024])
+        (gain,) = found["gains"]
+        assert said == f"{gain['speedup']:.2f}x ({gain['low']:.2f} to {gain['high']:.2f})"
+        assert found["basis"] == basis
+    words = " ".join(text.split())
+    for chips in (8, 16, 32):
+        (found,) = atlas_gains([case | {"chip": "p150", "model": "llama-3.1-70b", "chips": chips}], [1], [131072])
+        (gain,) = found["gains"]
+        said = f"{gain['speedup']:.2f}x ({gain['low']:.2f} to {gain['high']:.2f}) on {chips}"
+        assert said in words.split("Llama-3.1-70B on p150")[1]
 
 
 def test_hit_rates_of_a_model_s_own_attention():

@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from dashboards.figures.speculation import gain_map
 from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, captioned
+from hwprofiles import weakest
 from simulator.speculation.attention_level import (
     Bar,
     Case,
@@ -363,6 +364,7 @@ class AtlasData(NamedTuple):
     """With every assumed cost at the ends of its range."""
     title: str
     caption: str
+    basis: str
 
 
 def atlas_data(
@@ -375,7 +377,16 @@ def atlas_data(
     def part(name: str) -> FloatArray:
         return np.array([[row[at][name] if row[at]["fits"] else np.nan for at in contexts] for row in rows])
 
-    return AtlasData(tuple(names), contexts, part("speedup"), part("low"), part("high"), title, caption)
+    return AtlasData(
+        tuple(names),
+        contexts,
+        part("speedup"),
+        part("low"),
+        part("high"),
+        title,
+        caption,
+        weakest(case["basis"] for case in cases),
+    )
 
 
 def region_words(case: Mapping[str, Any], batch: int) -> str:
@@ -397,7 +408,7 @@ def atlas_figure(data: AtlasData) -> go.Figure:
     figure.update_traces(customdata=np.dstack((data.low, data.high)))
     figure.update_xaxes(title="context (tokens)", type="category", showgrid=False)
     figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
-    return captioned(figure, data.title, data.caption, "extrapolated", 140 + 24 * len(data.layouts))
+    return captioned(figure, data.title, data.caption, data.basis, 140 + 24 * len(data.layouts))
 
 
 LANES = ("link", "group 1", "group 0")

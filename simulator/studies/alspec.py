@@ -82,6 +82,7 @@ class StepPricer:
     """
 
     def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
         self._build = build_alone(scenario, seed=0)
         self._timer: EngineTimer = self._build.main.timer
         speculation = scenario.speculation
@@ -148,15 +149,15 @@ def at_range_end(scenario: Scenario, end: str) -> Scenario:
 
 def gains(serial: Scenario, speculative: Scenario, batches: Sequence[int], contexts: Sequence[int]) -> list[Gain]:
     """``lever_gains`` of the scenario as it is."""
-    return lever_gains([StepPricer(serial)], speculative, batches, contexts, [{}])[0]
+    return lever_gains([StepPricer(serial)], StepPricer(speculative), batches, contexts)[0]
 
 
 def lever_gains(
     serial: Sequence[StepPricer],
-    speculative: Scenario,
+    speculative: StepPricer,
     batches: Sequence[int],
     contexts: Sequence[int],
-    levers: Sequence[Mapping[str, Any]],
+    levers: Sequence[Mapping[str, Any]] = ({},),
 ) -> list[list[Gain]]:
     """How much faster tokens come under ``speculative`` than under ``serial``, at each batch size and context.
 
@@ -174,14 +175,13 @@ def lever_gains(
     cases = list(product(batches, contexts))
     alone = zip(*(each.steps(cases) for each in serial), strict=True)
     before = [min(steps, key=lambda step: (not step.fits, step.seconds_per_token)) for steps in alone]
-    second = StepPricer(speculative)
-    kind, own = load_chip(speculative.hardware.chip).kind, speculative.attention_speculation
+    kind, own = load_chip(speculative.scenario.hardware.chip).kind, speculative.scenario.attention_speculation
     assert own is not None
     found = []
     for lever in levers:
         config = AttentionSpeculationConfig.model_validate({**own.model_dump(exclude_none=True), **lever})
         ends = [costs_at(config, kind, end) for end in ("high", "low")]
-        after = [second.under(each).steps(cases) for each in (config, *ends)]
+        after = [speculative.under(each).steps(cases) for each in (config, *ends)]
         rows = []
         for number, (batch, context) in enumerate(cases):
             ratios = [before[number].seconds_per_token / steps[number].seconds_per_token for steps in after]
@@ -219,15 +219,15 @@ def atlas_gains(
     sizes = [case["chips"] // 2**halvings for halvings in range(case["chips"].bit_length())]
     alone = [_one_group(case["chip"], case["model"], case["speculation"], size) for size in sizes]
     try:
-        two = layout(
-            _atlas_base(case["chip"], case["model"], case["speculation"]),
-            hardware=hardware,
-            attention_speculation={"task": "gsm8k"},
-        )
+        base = _atlas_base(case["chip"], case["model"], case["speculation"])
+        two = StepPricer(layout(base, hardware=hardware, attention_speculation={"task": "gsm8k"}))
         found = lever_gains([group for group in alone if group], two, batches, contexts, levers)
     except ForerunError as error:
         return [{**one, "refused": str(error)} for one in cases]
-    return [{**one, "gains": [row._asdict() for row in rows]} for one, rows in zip(cases, found, strict=True)]
+    return [
+        {**one, "basis": two.basis, "gains": [row._asdict() for row in rows]}
+        for one, rows in zip(cases, found, strict=True)
+    ]
 
 
 def _atlas_base(chip: str, model: str, speculation: str | None) -> dict[str, Any]:
