@@ -10,9 +10,11 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ENGINE = Path("simulator", "serving", "engine.py")
 COMPILED = Path("build", "engine", "simulator", "serving", "_engine.py")
+RECORD = Path("docs", "validation", "errors.json")
 # No fused multiply-add: sums must round as the interpreter's do.
 OPTIONS = [] if os.name == "nt" else ["-O2", "-g0", "-ffp-contract=off"]
 DIRECTIVES = {
@@ -51,4 +53,15 @@ def engine() -> list[Extension]:
     return found
 
 
-setup(ext_modules=engine(), cmdclass={"build_ext": BuildWhereItCan})
+class WithRecord(build_py):
+    """Puts the errors on record, which the documentation holds, beside what shows them."""
+
+    def run(self) -> None:
+        """Copy them into what is installed."""
+        super().run()
+        place = Path(self.build_lib, "simulator", "replay", "validation")
+        if RECORD.is_file() and place.is_dir():
+            self.copy_file(str(RECORD), str(place / RECORD.name))
+
+
+setup(ext_modules=engine(), cmdclass={"build_ext": BuildWhereItCan, "build_py": WithRecord})

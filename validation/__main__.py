@@ -17,12 +17,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from simulator.cli.output import Progress, console
-from simulator.cli.validations import error_tables
 from simulator.errors import ForerunError
 from simulator.metrics.document import forerun_version, json_text
 from simulator.metrics.files import StagedFiles
 from simulator.replay.speculation import compare_published, curve_scores
-from simulator.replay.validation import ErrorRow, errors_document, merged, read_errors, shipped_errors
+from simulator.replay.validation import (
+    ErrorRow,
+    error_tables,
+    errors_document,
+    merged,
+    read_errors,
+    shipped_errors,
+)
 from simulator.workers import Workers, cores
 from validation.coverage import causes_of, coverage_page, coverage_table, measured_bands
 from validation.kernels import measured_kernel_errors

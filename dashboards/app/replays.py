@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hwprofiles import KernelLibrary, load_chip
 from simulator.errors import ForerunError
 from simulator.replay import ReplayReport, Split, replay_kernels
 from simulator.replay.calibrate import calibrate
+from simulator.replay.validation import ErrorRow, read_errors
 from simulator.scenario import Scenario
 from traces.kernels import KernelTable, read_kernels
 
@@ -25,11 +27,25 @@ LEARNED = "the profile with its learned residual"
 FITTED = "fitted on 70 % of these shapes, scored on the rest"
 LAYERS = (PHYSICS, LEARNED, FITTED)
 SPLIT = Split(0.7, 1)
+RECORD = "errors.json"
 MOST_FITTED = 5000
 """Rows of a trace that is fitted while someone waits."""
 MOST_RUNS = 40
 """Measured runs of one file that are served again here, evenly chosen; the command takes them all."""
 Document = dict[str, Any]
+
+
+def record() -> list[ErrorRow]:
+    """The errors on record, which stand beside the package or in its checkout; none where neither is here."""
+    package = Path(str(files("simulator")))
+    places = (package / "replay" / "validation" / RECORD, package.parent / "docs" / "validation" / RECORD)
+    path = next((place for place in places if place.is_file()), None)
+    return [] if path is None else _recorded(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _recorded(path: Path, _modified_ns: int) -> list[ErrorRow]:
+    return read_errors(path)
 
 
 def devices(served: Served, trace: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,9 @@ from dashboards.theme import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, VERM
 from simulator.replay import ReplayReport
 from simulator.replay.predict import REGIMES
 from simulator.replay.tables import METRIC_WORDS
+from simulator.replay.validation import ErrorRow, by_predicted
 
+BASIS_COLOURS = {"calibrated": GREEN, "extrapolated": ORANGE, "datasheet": VERMILLION, "measured": BLUE}
 MAX_POINTS = 4000
 """Points of one parity plot; a larger trace is thinned evenly."""
 
@@ -304,3 +306,49 @@ def _group(run: Mapping[str, Any]) -> str:
     """Engine and tensor parallelism, which tell host and interconnect errors apart."""
     parallel = f"TP {run['tensor_parallel']}" if run["tensor_parallel"] else ""
     return " ".join(word for word in (run["framework"], parallel) if word) or "runs"
+
+
+class ErrorsData(NamedTuple):
+    """Comparisons with measurements by what was predicted: mean absolute error (%), basis and name of each."""
+
+    groups: Mapping[str, tuple[tuple[float, str, str], ...]]
+
+
+def errors_data(rows: Sequence[ErrorRow]) -> ErrorsData:
+    """The errors on record as they are drawn."""
+    return ErrorsData(
+        {
+            words: tuple((row.mape, row.basis or "measured", row.name) for row in group)
+            for words, group in by_predicted(rows).items()
+        }
+    )
+
+
+def errors_figure(data: ErrorsData) -> go.Figure:
+    """A dot for each comparison, a bar at the middle of each kind of prediction."""
+    figure = go.Figure()
+    points = [(words, *point) for words, group in data.groups.items() for point in group]
+    for basis, colour in BASIS_COLOURS.items():
+        part = [point for point in points if point[2] == basis]
+        if part:
+            figure.add_scatter(
+                x=[error for _, error, _, _ in part],
+                y=[words for words, *_ in part],
+                mode="markers",
+                name=basis,
+                text=[name for *_, name in part],
+                marker={"color": colour, "size": 8, "opacity": 0.65},
+                hovertemplate="%{text}: %{x:.1f} %<extra></extra>",
+            )
+    figure.add_scatter(
+        x=[float(np.median([error for error, _, _ in group])) for group in data.groups.values()],
+        y=list(data.groups),
+        mode="markers",
+        name="half are below",
+        marker={"symbol": "line-ns-open", "size": 18, "color": GREY, "line": {"width": 3}},
+        hovertemplate="half within %{x:.1f} %<extra></extra>",
+    )
+    figure.update_xaxes(title="mean absolute error (%)", type="log", dtick="D2", tickformat="~g")
+    figure.update_yaxes(categoryorder="array", categoryarray=list(data.groups)[::-1], ticks="", automargin=True)
+    height = 170 + 28 * max(3, len(data.groups))
+    return captioned(figure, "How far off", f"{len(points):,} comparisons with measurements", "by colour", height)

@@ -34,7 +34,10 @@ def selfcheck(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "--output", metavar="DIR", help="Keep the kernel trace, the profile and the scenarios here."
+            "--out",
+            "--output",
+            metavar="DIR",
+            help="Write the page and the JSON, keep the trace, the profile and the scenarios.",
         ),
     ] = None,
     threads: Annotated[
@@ -73,6 +76,13 @@ def selfcheck(
         with Progress(json_file != "-", "measuring and running") as bar:
             check = Selfcheck(TINY if tiny else FULL, folder, threads, seed, dtype, bar.update)
             document = check.run() | {"folder": None if out is None else str(out)}
+        if out is not None:
+            from dashboards.checks import check_html, write_check
+
+            page = check_html(
+                "Selfcheck", "This machine's own engine beside its prediction", _said(document), _tables(document)
+            )
+            write_check(out, "selfcheck.json", document, page)
         emit(document, json_file, _tables(document))
     return 1 if _broken(document, limits) else 0
 
@@ -107,6 +117,15 @@ def _broken(document: dict[str, Any], limits: dict[str, float]) -> bool:
         for one in document["comparisons"]
         for name, figure in one["figures"].items()
     )
+
+
+def _said(document: dict[str, Any]) -> str:
+    """How far off the predictions are, in one sentence."""
+    parts = []
+    for one in document["comparisons"]:
+        errors = [f"{LABELS[name][0]} {figure['error_percent']:+.1f} %" for name, figure in one["figures"].items()]
+        parts.append(f"{METHODS[one['speculation']]}: {', '.join(errors)}")
+    return f"Predicted over measured, {'; '.join(parts)}."
 
 
 def _tables(document: dict[str, Any]) -> list[Any]:

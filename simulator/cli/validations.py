@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import JobsOption, JsonOption, Progress, checked_outputs, emit
-from simulator.tables import Table, Value
+from simulator.cli.output import JobsOption, JsonOption, OutOption, Progress, checked_outputs, emit
+from simulator.tables import Table
 
 if TYPE_CHECKING:
-    from simulator.replay.validation import ErrorRow, Outcome
+    from simulator.replay.validation import Outcome
 
 EXIT_GATE_FAILED = 1
 MARGIN = 1.0
@@ -87,21 +87,23 @@ def check_errors(
     return EXIT_GATE_FAILED if lines else 0
 
 
-def kernels(fresh: FreshOption = False, json_file: JsonOption = None) -> int:
+def kernels(fresh: FreshOption = False, out: OutOption = None, json_file: JsonOption = None) -> int:
     """Score kernels of the shipped sample: one CPU core, with its limits alone and fitted."""
-    return _show(["kernels"], fresh, None, json_file)
+    return _show(["kernels"], fresh, None, out, json_file)
 
 
-def alspec(json_file: JsonOption = None) -> int:
+def alspec(out: OutOption = None, json_file: JsonOption = None) -> int:
     """Put the published results of attention-level speculation beside what one parameter set gives."""
-    return _show(["attention"], True, 1, json_file)
+    return _show(["attention"], True, 1, out, json_file)
 
 
-def everything(fresh: FreshOption = False, jobs: JobsOption = None, json_file: JsonOption = None) -> int:
+def everything(
+    fresh: FreshOption = False, jobs: JobsOption = None, out: OutOption = None, json_file: JsonOption = None
+) -> int:
     """Score all that ships: kernels of a CPU core, published speed-ups, attention-level speculation."""
     from simulator.replay.validation.errors import SECTIONS
 
-    return _show(SECTIONS, fresh, jobs, json_file)
+    return _show(SECTIONS, fresh, jobs, out, json_file)
 
 
 def speculation(
@@ -150,34 +152,18 @@ def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs:
         return shipped_errors(sections, jobs or cores(), quick, cache, progress.update)
 
 
-def _show(sections: Sequence[str], fresh: bool, jobs: int | None, json_file: str | None) -> int:
+def _show(sections: Sequence[str], fresh: bool, jobs: int | None, out: Path | None, json_file: str | None) -> int:
     from simulator.metrics.document import forerun_version
-    from simulator.replay.validation import errors_document
+    from simulator.replay.validation import error_tables, errors_document
 
-    with checked_outputs(None, json_file):
+    with checked_outputs(out, json_file):
         rows = _shipped(sections, json_file != "-", False, fresh, jobs).rows
+        if out is not None:
+            from dashboards.checks import write_errors
+
+            write_errors(out, rows)
         emit(errors_document(rows, forerun_version()), json_file, error_tables(rows))
     return 0
-
-
-def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
-    """One table per section that has rows."""
-    from simulator.replay.validation.errors import SECTIONS
-
-    parts = []
-    for section in SECTIONS:
-        found: list[list[Value]] = []
-        for row in (row for row in rows if row.section == section):
-            figures = (f"{row.mape:.1f}", _number(row.median_ape, ".1f"), _number(row.bias, "+.1f"))
-            found.append([row.name, row.metric, row.n, *figures, row.basis or ""])
-        if found:
-            columns = ("comparison", "predicted", "n", "MAPE", "median", "bias", "basis")
-            parts.append(Table(f"{section}: errors in percent of the measurement", columns, found))
-    return parts
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 def _groups(document: dict[str, Any]) -> Table:

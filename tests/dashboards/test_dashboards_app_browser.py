@@ -27,7 +27,7 @@ PAGES = {
     "attention": 6,
     "roofline": 1,
     "runs": 5,
-    "replay": 3,
+    "replay": 1,
     "beside": 0,
 }
 """Figures that each page draws as it opens."""

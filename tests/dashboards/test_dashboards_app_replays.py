@@ -7,11 +7,15 @@ import pytest
 
 pytest.importorskip("dash")
 
+from dashboards.app.controls import values_of
 from dashboards.app.page import Context
-from dashboards.app.pages.replay import VIEWS, compute
-from dashboards.app.replays import document_of, replay_task
+from dashboards.app.pages import replay
+from dashboards.app.pages.replay import PAGE, VIEWS, compute
+from dashboards.app.replays import document_of, record, replay_task
 from dashboards.app.served import Served
+from dashboards.checks import write_errors
 from simulator.errors import ForerunError
+from simulator.replay.validation import ErrorRow, read_errors
 
 RUNS = """run,model,chip,framework,tensor_parallel,request_rate,process,input_tokens,output_tokens,num_requests,\
 mean_ttft_ms,mean_tpot_ms,output_throughput
@@ -44,7 +48,7 @@ def made(context, label):
 
 
 def shown(context):
-    return compute(context, {"view": VIEWS[1], "replay": "this session/made"})
+    return compute(context, {"view": VIEWS[2], "replay": "this session/made"})
 
 
 def test_measured_files_are_found_by_content(context):
@@ -86,7 +90,7 @@ def test_a_faulty_replay_is_one_sentence(context, text, said):
     (folder / "replay.json").write_text(text)
     with pytest.raises(ForerunError, match=said):
         shown(context)
-    parts, figures = compute(context, {"view": VIEWS[1], "replay": None})
+    parts, figures = compute(context, {"view": VIEWS[2], "replay": None})
     assert "no replay here yet" in str(parts["lead"])
     assert figures == {}
 
@@ -98,3 +102,34 @@ def test_a_background_task_may_use_processes_of_its_own(context):
         multiprocessing.connection.wait([], 0.05)
     assert view.message == ""
     assert len(json.loads((view.folder / "replay.json").read_text())["runs"]) == 2
+
+
+def test_replay_opens_on_the_errors_on_record_and_names_the_worst(context):
+    values, _ = values_of(list(PAGE.fields.values()), None, context.served)
+    assert values["view"] == VIEWS[0]
+    shown, figures = compute(context, values)
+    rows = record()
+    dots = sum(len(trace.x) for trace in figures["record"].data[:-1])
+    assert dots == len(rows) > 100
+    tpot = max((row for row in rows if row.metric == "mean_tpot_ms"), key=lambda row: row.mape)
+    assert tpot.name in str(shown["tables"])
+    assert f"worst {tpot.mape:.0f} %" in str(shown["tiles"])
+    assert f"Of {len(rows)} comparisons" in str(shown["lead"])
+
+
+def test_without_a_record_the_page_opens_on_kernels(context, monkeypatch):
+    monkeypatch.setattr(replay, "record", list)
+    values, _ = values_of(list(PAGE.fields.values()), None, context.served)
+    assert values["view"] == VIEWS[1]
+
+
+def test_a_check_is_a_page_of_its_own(tmp_path):
+    row = ErrorRow(
+        "requests", "a <table>", "mean_ttft_ms", 3, 12.5, 11.0, -2.0, "datasheet", "nothing", False, "2026-01-01"
+    )
+    write_errors(tmp_path / "out", [row])
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert read_errors(tmp_path / "out" / "errors.json") == [row]
+    assert "a &lt;table&gt; (datasheet; fitted: nothing)" in page
+    assert "One comparison with measurements, off by 12.5 %" in page
+    assert len(page.encode()) < 1.5e6

@@ -23,15 +23,27 @@ from dashboards.app.controls import (
 from dashboards.app.jobs import Task, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, columns, figure_card, remark, rests_on, table_card, tiles
-from dashboards.app.replays import FITTED, LAYERS, MOST_RUNS, PHYSICS, devices, document_of, replay_task, replayed
+from dashboards.app.replays import (
+    FITTED,
+    LAYERS,
+    MOST_RUNS,
+    PHYSICS,
+    devices,
+    document_of,
+    record,
+    replay_task,
+    replayed,
+)
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
-from dashboards.figures.replays import coverage_figure, scores_data, scores_figure
+from dashboards.checks import error_tiles
+from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
 from simulator.errors import ForerunError
 from simulator.replay.tables import METRIC_WORDS
+from simulator.replay.validation import conclusion, error_tables, summary_table
 
 NAME = "replay"
-VIEWS = ("kernels", "served runs and engine steps")
+VIEWS = ("errors on record", "kernels", "served runs and engine steps")
 KERNEL_CONTROLS = ("trace", "chip", "library", "device", "layer")
 ASKED = ("file", "model", "runs-chip", "framework", "tp")
 STEP = "step_ms"
@@ -39,12 +51,12 @@ STEP = "step_ms"
 
 def is_served(view: Any) -> bool:
     """Whether served runs and steps are looked at, not kernels."""
-    return bool(view == VIEWS[1])
+    return bool(view == VIEWS[2])
 
 
 def is_kernels(view: Any) -> bool:
     """Whether kernels are looked at."""
-    return not is_served(view)
+    return bool(view == VIEWS[1])
 
 
 def devices_of(served: Served, trace: Any) -> list[str]:
@@ -79,6 +91,7 @@ def content(page: str, _served: Served) -> list[Any]:
         job_panel(page),
         area(page, "lead"),
         area(page, "tiles"),
+        figure_card(page, "record", 480, "Errors on record by what was predicted", wide=True),
         columns(
             figure_card(page, "parity", 560, "Predicted against measured seconds"),
             figure_card(page, "errors", 560, "Distribution of errors by operation"),
@@ -99,8 +112,28 @@ def content(page: str, _served: Served) -> list[Any]:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """The replay of the chosen trace, or of the chosen served runs or steps."""
-    return compute_served(context, values) if is_served(values["view"]) else compute_kernels(context, values)
+    """The errors on record, the replay of the chosen trace, or of the chosen served runs or steps."""
+    if is_served(values["view"]):
+        return compute_served(context, values)
+    return compute_kernels(context, values) if is_kernels(values["view"]) else compute_record()
+
+
+def compute_record() -> Shown:
+    """How far off predictions have been, by what was predicted; the worst comparison of each by name."""
+    rows = record()
+    tables = [card for table in (summary_table(rows), *error_tables(rows)) if (card := table_card(table)) is not None]
+    notes = [
+        f"Scored by python -m validation all; the last on {max(row.date for row in rows)}.",
+        "A dot is one comparison: a table of served runs or kernels, or a publication. Nothing is left out.",
+        "datasheet, extrapolated: no kernel of that chip, format or shape had been measured when it was scored.",
+    ]
+    shown = {
+        "lead": remark(conclusion(rows)),
+        "tiles": tiles(error_tiles(rows)),
+        "tables": dmc.Stack(tables, gap="md"),
+        "basis": rests_on("measured", notes),
+    }
+    return shown, {"record": errors_figure(errors_data(rows))}
 
 
 def compute_kernels(context: Context, values: Values) -> Shown:
@@ -191,7 +224,7 @@ PAGE = Page(
     "Replay",
     "How far predictions are from measurements: kernels, served runs and engine steps of the served folders.",
     [
-        Choice("view", "What is replayed", options=VIEWS),
+        Choice("view", "What is replayed", options=lambda _: VIEWS if record() else VIEWS[1:]),
         Choice("trace", "Kernel trace", ON_KERNELS, options=lambda served: list(served.traces()), default=SAMPLE_TRACE),
         replace(ANY_CHIP, default=SAMPLE_CHIP, when=ON_KERNELS),
         Choice("library", "Kernel library", ON_KERNELS, options=("generic", "vllm", "sglang", "trtllm", "nccl")),
@@ -220,7 +253,7 @@ PAGE = Page(
             compute,
             ("view", *KERNEL_CONTROLS, "replay"),
             ("lead", "tiles", "tables", "basis"),
-            ("parity", "errors", "scores", "coverage", *METRIC_WORDS),
+            ("record", "parity", "errors", "scores", "coverage", *METRIC_WORDS),
         )
     ],
     [Start("replay", ASKED, make, "replay", lambda served: served.replays())],

@@ -12,3 +12,8 @@ from simulator.replay.validation.shipped import SPLIT as SPLIT
 from simulator.replay.validation.shipped import Outcome as Outcome
 from simulator.replay.validation.shipped import Part as Part
 from simulator.replay.validation.shipped import shipped_errors as shipped_errors
+from simulator.replay.validation.tables import by_predicted as by_predicted
+from simulator.replay.validation.tables import conclusion as conclusion
+from simulator.replay.validation.tables import error_tables as error_tables
+from simulator.replay.validation.tables import spread as spread
+from simulator.replay.validation.tables import summary_table as summary_table

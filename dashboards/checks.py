@@ -1,0 +1,69 @@
+"""Pages of checks: errors on record, and what a machine's own engine did beside its prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dashboards.figures.replays import errors_data, errors_figure
+from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
+from simulator.metrics.document import forerun_version, json_text
+from simulator.metrics.files import StagedFiles
+from simulator.replay.validation import ErrorRow, conclusion, error_tables, errors_document, spread, summary_table
+from simulator.tables import Table
+
+TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Speed-up of speculation", "Kernels: gemm")
+"""What users ask about first."""
+
+
+def error_tiles(rows: Sequence[ErrorRow]) -> list[Tile]:
+    """The middle error of what users ask about first, of as much of it as there is."""
+    found = spread(rows)
+    return [
+        Tile(words, f"{found[words][0]:.1f}", "%", f"half within; worst {found[words][1].mape:.0f} %")
+        for words in TILES
+        if words in found
+    ]
+
+
+def write_errors(folder: Path, rows: Sequence[ErrorRow]) -> None:
+    """Write ``errors.json`` and ``report.html`` of comparisons into ``folder``, both or neither."""
+    page = check_html(
+        "How far to trust it",
+        "Predictions beside measurements",
+        conclusion(rows),
+        (summary_table(rows), *error_tables(rows)),
+        {"errors": errors_figure(errors_data(rows))},
+        error_tiles(rows),
+    )
+    write_check(folder, "errors.json", errors_document(rows, forerun_version()), page)
+
+
+def write_check(folder: Path, name: str, document: Mapping[str, Any], page: str) -> None:
+    """Write the document and its page into ``folder``, both or neither."""
+    with StagedFiles(folder) as staged:
+        staged.add_text(name, json_text(document))
+        staged.add_text("report.html", page)
+
+
+def check_html(
+    title: str,
+    says: str,
+    lead: str,
+    tables: Iterable[Table],
+    figures: Mapping[str, go.Figure] | None = None,
+    tiles: Sequence[Tile] = (),
+) -> str:
+    """The page of a check as text."""
+    drawn = {f"figure-{name}": figure for name, figure in (figures or {}).items()}
+    sections = [
+        header(title, says, lead),
+        tiles_html(tiles) if tiles else "",
+        *figure_cards(drawn).values(),
+        *map(table_card, tables),
+        footer(f"Forerun {forerun_version()}", "predictions beside measurements"),
+    ]
+    return page_html(f"{title} · Forerun", "\n".join(filter(None, sections)), drawn)
