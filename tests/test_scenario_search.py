@@ -9,7 +9,6 @@ import pytest
 from scenario_search.search import CORPUS, KNOWN, judged, scenario_of, schema, shrunk
 
 from simulator.serving import RunLog, compiled, engine, pool
-from simulator.serving.prefix_cache import PrefixCache
 
 ROUND = range(300)
 
@@ -74,6 +73,7 @@ RULES = {
         "_drop(self.held, sequence)\n        self._free(sequence)",
         "_drop(self.held, sequence)",
     ),
+    "shared blocks stay shared when one request ends": ("self.shared_blocks -= held.blocks[slot]", "pass"),
     "steps overlap": ("self.now = self.end\n", "self.now = 0.5 * (self.start + self.end)\n"),
     "attention of a layer is left out": (
         "total += kind.layers * kind.decode.at(",
@@ -115,7 +115,7 @@ TOLD_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted t
 
 def lost_wakeup(monkeypatch):
     """A replica that waits is not told of what comes."""
-    monkeypatch.setattr("simulator.serving.feed.RoutedFeed.wake", lambda feed: None)
+    monkeypatch.setattr("simulator.serving.replica.StepLoop.wake", lambda steps, index: None)
 
 
 def forgotten_refusal(monkeypatch):
@@ -129,19 +129,7 @@ def forgotten_refusal(monkeypatch):
     monkeypatch.setattr(RunLog, "refuse", forget)
 
 
-def leaking_cache(monkeypatch):
-    """Blocks that two requests share stay counted as shared when one of them ends."""
-    release = PrefixCache.release
-
-    def leak(cache, units):
-        shared = cache.shared_blocks
-        release(cache, units)
-        cache.shared_blocks = max(shared, cache.shared_blocks)
-
-    monkeypatch.setattr(PrefixCache, "release", leak)
-
-
-@pytest.mark.parametrize("plant", [lost_wakeup, forgotten_refusal, leaking_cache])
+@pytest.mark.parametrize("plant", [lost_wakeup, forgotten_refusal])
 def test_planted_faults_around_the_engine_are_found(monkeypatch, plant):
     plant(monkeypatch)
     found = (judged(scenario_of(seed)) for seed in ROUND)

@@ -114,14 +114,6 @@ class _Watched:
         self._engine.commit()
         self._tell(before, self._engine.end)
 
-    def deliver(self, plan: Any, start: float, now: float) -> int:
-        """Hand out the tokens of a batch that leaves a pipeline."""
-        batch = (*plan.decodes, *(sequence for sequence, _ in plan.chunks))
-        before = [(sequence, sequence.generated_tokens) for sequence in batch]
-        tokens: int = self._engine.deliver(plan, start, now)
-        self._tell(before, now)
-        return tokens
-
     def _tell(self, before: Iterable[tuple[Any, int]], now: float) -> None:
         for sequence, had in before:
             if sequence.generated_tokens != had:

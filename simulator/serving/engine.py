@@ -19,7 +19,6 @@ import numpy as np
 
 from hwprofiles import tape
 from simulator.serving.host_cache import exposed_load_s
-from simulator.serving.prefix_cache import PrefixCache
 from simulator.speculation import Batch
 from simulator.timing import StepWork, causal_pairs
 
@@ -41,6 +40,9 @@ MERGED_STEPS = cython.declare(cython.longlong, 64)
 """Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
 BUFFERED_ROWS = cython.declare(cython.longlong, 1024)
 MANY = cython.declare(cython.longlong, 1 << 62)
+GOLDEN = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio: products with it spread over all bits."""
+ALL_BITS = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
 TOLD_AFTER = cython.declare(cython.longlong, 256)
 """Requests that end between two words on progress."""
 
@@ -95,8 +97,8 @@ class Sequence:
     priority = cython.declare(cython.longlong, visibility="public")
     """Lower goes first, where the scheduler asks."""
     arrival_s = cython.declare(cython.double, visibility="public")
-    units = cython.declare(list, visibility="public")
-    """Prefix-cache units that it holds."""
+    units = cython.declare(cython.longlong, visibility="public")
+    """Prefix-cache units that it holds, from the first on."""
     cached_tokens = cython.declare(cython.longlong, visibility="public")
     """Prompt tokens found in the prefix cache when it first ran; -1 before."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
@@ -128,7 +130,7 @@ class Sequence:
         self.generated_tokens = 0
         self.computed_tokens = 0
         self.blocks = 0
-        self.units = []
+        self.units = 0
         self.cached_tokens = -1
         self.host_tokens = 0
         self.in_flight = 0
@@ -1080,10 +1082,8 @@ class Draws:
     positions: cython.longlong
     key: cython.ulonglong
     class_key: cython.ulonglong
-    golden: cython.ulonglong
     first_mix: cython.ulonglong
     second_mix: cython.ulonglong
-    mask: cython.ulonglong
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -1094,8 +1094,7 @@ class Draws:
         self.key, self.class_key = sampler.key, sampler.class_key
         self.told = sampler.class_of is not None
         self.class_of = np.ascontiguousarray(sampler.class_of if self.told else [0], dtype=np.int64)
-        self.golden, self.first_mix, self.second_mix = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-        self.mask = 0xFFFFFFFFFFFFFFFF
+        self.first_mix, self.second_mix = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -1130,16 +1129,726 @@ class Draws:
     @cython.cfunc
     def _bits(self, key: cython.ulonglong, stream: cython.ulonglong, position: cython.ulonglong) -> cython.ulonglong:
         """64 random bits at one position of a stream; see ``simulator.speculation.draws``."""
-        state: cython.ulonglong = (key + (stream + 1) * self.golden) & self.mask
+        state: cython.ulonglong = (key + (stream + 1) * GOLDEN) & ALL_BITS
         state = self._mixed(state)
-        return self._mixed((state + (position + 1) * self.golden) & self.mask)
+        return self._mixed((state + (position + 1) * GOLDEN) & ALL_BITS)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _mixed(self, state: cython.ulonglong) -> cython.ulonglong:
-        state = ((state ^ (state >> 30)) * self.first_mix) & self.mask
-        state = ((state ^ (state >> 27)) * self.second_mix) & self.mask
+        state = ((state ^ (state >> 30)) * self.first_mix) & ALL_BITS
+        state = ((state ^ (state >> 27)) * self.second_mix) & ALL_BITS
         return state ^ (state >> 31)
+
+
+@cython.final
+@cython.cclass
+class Units:
+    """Prefix units in slots, with a few numbers to each: found by their hash, and in order of use where they are told.
+
+    Open addressing with linear probing, at most half full.
+    """
+
+    used = cython.declare(cython.longlong, visibility="public")
+    oldest: cython.longlong
+    """The slot used longest ago, of those in order; -1 for none."""
+    latest: cython.longlong
+    room: cython.longlong
+    """Slots."""
+    _places: cython.longlong[::1]
+    """The slot in each place of the hash table; -1 where it is empty."""
+    _shift: cython.longlong
+    _free: cython.longlong
+    """A slot that is empty, from which ``after`` leads to the others; -1 for none."""
+    unit: cython.longlong[::1]
+    blocks: cython.longlong[::1]
+    holders: cython.longlong[::1]
+    """Requests that hold it."""
+    seen: cython.longlong[::1]
+    """The latest walk that came by."""
+    before: cython.longlong[::1]
+    after: cython.longlong[::1]
+    """The slots used next before and after it."""
+
+    def __init__(self) -> None:
+        none = array("q")
+        self.unit = self.blocks = self.holders = self.seen = self.before = self.after = none
+        self.used = self.room = 0
+        self.oldest = self.latest = self._free = -1
+        self._grow()
+
+    @cython.cfunc
+    def _grow(self) -> None:
+        """Twice as many slots; all units find their place anew."""
+        slot: cython.longlong
+        room: cython.longlong = max(64, 2 * self.room)
+        more = bytes(8 * (room - self.room))
+        self.unit = array("q", bytes(self.unit) + more)
+        self.blocks = array("q", bytes(self.blocks) + more)
+        self.holders = array("q", bytes(self.holders) + more)
+        self.seen = array("q", bytes(self.seen) + more)
+        self.before = array("q", bytes(self.before) + more)
+        self.after = array("q", bytes(self.after) + more)
+        self._places = array("q", [-1]) * (2 * room)
+        self._shift = 64 - int(room).bit_length()
+        full: cython.longlong = self.room
+        self.room = room
+        for slot in range(full):
+            self._places[self._empty_place(self.unit[slot])] = slot
+        for slot in range(full, room):
+            self.after[slot] = self._free
+            self._free = slot
+
+    @cython.exceptval(-2, check=True)
+    @cython.cfunc
+    def _place(self, unit: cython.ulonglong) -> cython.longlong:
+        """Where a unit stands unless others do."""
+        return ((unit * GOLDEN) & ALL_BITS) >> self._shift
+
+    @cython.exceptval(-2, check=True)
+    @cython.cfunc
+    def _empty_place(self, unit: cython.longlong) -> cython.longlong:
+        """The first empty place for a unit that stands nowhere."""
+        place: cython.longlong = self._place(unit)
+        while self._places[place] >= 0:
+            place = (place + 1) & (2 * self.room - 1)
+        return place
+
+    @cython.exceptval(-2, check=True)
+    @cython.ccall
+    def find(self, unit: cython.longlong) -> cython.longlong:
+        """The slot of a unit; -1 where it is not here."""
+        slot: cython.longlong
+        place: cython.longlong = self._place(unit)
+        while True:
+            slot = self._places[place]
+            if slot < 0 or self.unit[slot] == unit:
+                return slot
+            place = (place + 1) & (2 * self.room - 1)
+
+    @cython.exceptval(-2, check=True)
+    @cython.cfunc
+    def put(self, unit: cython.longlong, blocks: cython.longlong) -> cython.longlong:
+        """A slot for a unit that is not here yet; not in the order of use."""
+        if self._free < 0:
+            self._grow()
+        slot: cython.longlong = self._free
+        self._free = self.after[slot]
+        self.unit[slot], self.blocks[slot], self.holders[slot], self.seen[slot] = unit, blocks, 0, 0
+        self._places[self._empty_place(unit)] = slot
+        self.used += 1
+        return slot
+
+    @cython.cfunc
+    def remove(self, slot: cython.longlong) -> None:
+        """A unit that is not in the order of use leaves; what stood behind its place moves up."""
+        last: cython.longlong = 2 * self.room - 1
+        hole: cython.longlong = self._place(self.unit[slot])
+        while self._places[hole] != slot:
+            hole = (hole + 1) & last
+        place: cython.longlong = (hole + 1) & last
+        while self._places[place] >= 0:
+            wanted: cython.longlong = self._place(self.unit[self._places[place]])
+            if ((place - wanted) & last) >= ((place - hole) & last):
+                self._places[hole] = self._places[place]
+                hole = place
+            place = (place + 1) & last
+        self._places[hole] = -1
+        self.after[slot] = self._free
+        self._free = slot
+        self.used -= 1
+
+    @cython.cfunc
+    def line_up(self, slot: cython.longlong) -> None:
+        """The latest in the order of use from now on, where it was not in it."""
+        self.before[slot], self.after[slot] = self.latest, -1
+        if self.latest < 0:
+            self.oldest = slot
+        else:
+            self.after[self.latest] = slot
+        self.latest = slot
+
+    @cython.cfunc
+    def step_out(self, slot: cython.longlong) -> None:
+        """No longer in the order of use."""
+        before: cython.longlong = self.before[slot]
+        after: cython.longlong = self.after[slot]
+        if before < 0:
+            self.oldest = after
+        else:
+            self.after[before] = after
+        if after < 0:
+            self.latest = before
+        else:
+            self.before[after] = before
+
+
+@cython.final
+@cython.cclass
+class Prompts:
+    """The prefix units of requests, one request at a time.
+
+    Args:
+        hashes: ``PrefixHashes`` of all requests; without any, they are asked for one request after the other.
+    """
+
+    ids: cython.const[cython.longlong][::1]  # type: ignore[valid-type]
+    first: cython.longlong
+    """The units of the request in hand are ``ids[first:end]``."""
+    end: cython.longlong
+    _offsets: cython.const[cython.longlong][::1]  # type: ignore[valid-type]
+    _asked: Any
+
+    def __init__(self, hashes: Any) -> None:
+        self._asked = None if len(hashes) else hashes
+        self.ids, self._offsets = memoryview(hashes.ids), memoryview(hashes.offsets)
+        self.first = self.end = 0
+
+    @cython.cfunc
+    def open(self, request: cython.longlong) -> None:
+        """Take a request in hand."""
+        if self._asked is None:
+            self.first, self.end = self._offsets[request], self._offsets[request + 1]
+        else:
+            self.ids = memoryview(self._asked.of(request))
+            self.first, self.end = 0, len(self.ids)
+
+
+@cython.cclass
+class HolderIndex:
+    """Which replicas hold each unit, as bits: one walk tells of all replicas how much of a prompt they hold.
+
+    Args:
+        hashes: prefix hashes of all requests.
+    """
+
+    _prompts: Prompts
+    _units: Units
+    _marks: cython.ulonglong[::1]
+    """A bit per replica, in ``_words`` words of each slot."""
+    _words: cython.longlong
+    _walk: cython.longlong
+
+    def __init__(self, hashes: Any) -> None:
+        self._prompts = Prompts(hashes)
+        self._units = Units()
+        self._words, self._walk = 1, 0
+        self._marks = array("Q", bytes(8 * self._units.room))
+
+    @cython.ccall
+    def add(self, unit: cython.longlong, replica: cython.longlong) -> None:
+        """A replica holds a unit from now on."""
+        word: cython.longlong
+        if replica >= 64 * self._words:
+            self._widen(replica // 64 + 1)
+        slot: cython.longlong = self._units.find(unit)
+        if slot < 0:
+            slot = self._units.put(unit, 0)
+            if self._units.room * self._words > len(self._marks):
+                self._marks = array("Q", bytes(self._marks) + bytes(len(self._marks) * 8))
+            for word in range(self._words):
+                self._marks[slot * self._words + word] = 0
+        self._marks[slot * self._words + replica // 64] |= cython.cast(cython.ulonglong, 1) << (replica % 64)
+
+    @cython.cfunc
+    def _widen(self, words: cython.longlong) -> None:
+        """Room for more replicas."""
+        wider = np.zeros((self._units.room, words), dtype=np.uint64)
+        wider[:, : self._words] = np.asarray(self._marks).reshape(self._units.room, self._words)
+        self._marks, self._words = array("Q", wider.tobytes()), words
+
+    @cython.ccall
+    def drop(self, unit: cython.longlong, replica: cython.longlong) -> None:
+        """A replica holds a unit no longer."""
+        word: cython.longlong
+        slot: cython.longlong = self._units.find(unit)
+        if slot < 0 or replica >= 64 * self._words:
+            return
+        self._marks[slot * self._words + replica // 64] &= ~(cython.cast(cython.ulonglong, 1) << (replica % 64))
+        for word in range(self._words):
+            if self._marks[slot * self._words + word]:
+                return
+        self._units.remove(slot)
+
+    def drop_all(self, replica: int) -> None:
+        """A replica has lost everything."""
+        slot: cython.longlong
+        places = np.asarray(self._units._places)
+        for slot in places[places >= 0].tolist():
+            self.drop(self._units.unit[slot], replica)
+
+    def leading(self, request: cython.longlong, replicas: list[int]) -> list[int]:
+        """How many of the first units of a request each of the replicas holds without a gap; none comes twice."""
+        position: cython.longlong
+        slot: cython.longlong
+        word: cython.longlong
+        bit: cython.longlong
+        replica: cython.longlong
+        known: cython.bint
+        lost: cython.ulonglong
+        mark: cython.ulonglong
+        left: cython.longlong = len(replicas)
+        self._prompts.open(request)
+        units: cython.longlong = self._prompts.end - self._prompts.first
+        if left and max(replicas) >= 64 * self._words:
+            self._widen(max(replicas) // 64 + 1)
+        holding: cython.ulonglong[::1] = array("Q", bytes(8 * self._words))
+        found: cython.longlong[::1] = array("q", [units]) * (64 * self._words)
+        for replica in replicas:
+            holding[replica // 64] |= cython.cast(cython.ulonglong, 1) << (replica % 64)
+        self._walk += 1
+        for position in range(units):
+            if not left:
+                break
+            slot = self._units.find(self._prompts.ids[self._prompts.first + position])
+            known = slot >= 0 and self._units.seen[slot] != self._walk
+            if known:
+                self._units.seen[slot] = self._walk
+            for word in range(self._words):
+                mark = self._marks[slot * self._words + word] if known else 0
+                lost = holding[word] & ~mark
+                holding[word] &= mark
+                if not lost:
+                    continue
+                for bit in range(64):
+                    if (lost >> bit) & 1:
+                        found[64 * word + bit] = position
+                        left -= 1
+        return [found[replica] for replica in replicas]
+
+
+@cython.final
+@cython.cclass
+class SentPrefixes(HolderIndex):
+    """What a router has sent where: a table of units for each replica, the least recently used first out."""
+
+    _tables: dict[Any, Any]
+
+    def __init__(self, hashes: Any) -> None:
+        HolderIndex.__init__(self, hashes)
+        self._tables = {}
+
+    def size(self, replica: int) -> int:
+        """Units in a replica's table."""
+        found: int = self._tables[replica].used if replica in self._tables else 0
+        return found
+
+    def forget(self, replica: int) -> None:
+        """A replica has lost its cache."""
+        if self._tables.pop(replica, None) is not None:
+            self.drop_all(replica)
+
+    def record(self, request: cython.longlong, replica: cython.longlong, most: cython.longlong) -> None:
+        """A request goes to a replica, whose table holds ``most`` units."""
+        slot: cython.longlong
+        unit: cython.longlong
+        position: cython.longlong
+        table: Units
+        if replica not in self._tables:
+            self._tables[replica] = Units()
+        table = self._tables[replica]
+        self._prompts.open(request)
+        position = self._prompts.end
+        while position > self._prompts.first:
+            position -= 1
+            unit = self._prompts.ids[position]
+            slot = table.find(unit)
+            if slot < 0:
+                self.add(unit, replica)
+                slot = table.put(unit, 0)
+            else:
+                table.step_out(slot)
+            table.line_up(slot)
+        while table.used > most:
+            slot = table.oldest
+            table.step_out(slot)
+            table.remove(slot)
+            self.drop(table.unit[slot], replica)
+
+
+@cython.final
+@cython.cclass
+class HostCache:
+    """Units that the chip has evicted, in host memory, in order of use.
+
+    A unit that comes back to the chip stays here too, so that its next eviction copies nothing (vLLM's
+    ``OffloadingConnector`` keeps blocks on the CPU likewise).
+
+    Args:
+        num_blocks: room for so many blocks.
+    """
+
+    _room: cython.longlong
+    _units: Units
+    used_blocks = cython.declare(cython.longlong, visibility="public")
+    peak_blocks = cython.declare(cython.longlong, visibility="public")
+    offloaded_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks copied here so far."""
+    loaded_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks copied back so far."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._room = num_blocks
+        self._units = Units()
+        self.used_blocks = self.peak_blocks = self.offloaded_blocks = self.loaded_blocks = 0
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def get(self, unit: cython.longlong) -> cython.longlong:
+        """Blocks of a unit; 0 where it is not here."""
+        slot: cython.longlong = self._units.find(unit)
+        return self._units.blocks[slot] if slot >= 0 else 0
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def fresh(self, unit: cython.longlong, walk: cython.longlong) -> cython.longlong:
+        """Blocks of a unit that a walk along a prompt has not come by before; else 0."""
+        slot: cython.longlong = self._units.find(unit)
+        if slot < 0 or self._units.seen[slot] == walk:
+            return 0
+        self._units.seen[slot] = walk
+        return self._units.blocks[slot]
+
+    @cython.ccall
+    def put(self, unit: cython.longlong, blocks: cython.longlong) -> None:
+        """The chip evicts a unit: keep it as the latest, and drop the oldest until all fit."""
+        oldest: cython.longlong
+        slot: cython.longlong = self._units.find(unit)
+        if slot >= 0:
+            self._units.step_out(slot)
+            self._units.line_up(slot)
+            return
+        if blocks > self._room:
+            return
+        while self.used_blocks + blocks > self._room:
+            oldest = self._units.oldest
+            self.used_blocks -= self._units.blocks[oldest]
+            self._units.step_out(oldest)
+            self._units.remove(oldest)
+        self._units.line_up(self._units.put(unit, blocks))
+        self.used_blocks += blocks
+        self.peak_blocks = max(self.peak_blocks, self.used_blocks)
+        self.offloaded_blocks += blocks
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def load(self, unit: cython.longlong) -> cython.longlong:
+        """A unit goes back to the chip; returns its blocks."""
+        slot: cython.longlong = self._units.find(unit)
+        assert slot >= 0
+        self._units.step_out(slot)
+        self._units.line_up(slot)
+        self.loaded_blocks += self._units.blocks[slot]
+        return self._units.blocks[slot]
+
+
+@cython.cclass
+class NoPrefixCache:
+    """Stands in where nothing is cached."""
+
+    shared_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks that more than one request counts as its own: a unit held by r requests counts r - 1 times."""
+    idle_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks that are cached and that no request uses."""
+    host_tokens = cython.declare(cython.longlong, visibility="public")
+    """Of the tokens that the latest match spares, those that come from host memory."""
+
+    def __init__(self) -> None:
+        self.shared_blocks = self.idle_blocks = self.host_tokens = 0
+
+    @cython.ccall
+    def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[Any, ...]:
+        """Nothing is found."""
+        return 0, 0, 0
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def spared(self, request: cython.longlong, whole: cython.longlong) -> cython.longlong:
+        """Nothing is spared."""
+        return 0
+
+    @cython.ccall
+    def hold(self, request: cython.longlong, units: cython.longlong) -> None:
+        """Nothing to hold."""
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def add(
+        self, request: cython.longlong, units: cython.longlong, computed_tokens: cython.longlong
+    ) -> cython.longlong:
+        """Nothing is kept."""
+        return 0
+
+    @cython.ccall
+    def release(self, request: cython.longlong, units: cython.longlong) -> None:
+        """Nothing was held."""
+
+    @cython.ccall
+    def finish(self, request: cython.longlong, units: cython.longlong) -> None:
+        """Nothing is kept."""
+
+    @cython.ccall
+    def shrink(self, free_blocks: cython.longlong) -> None:
+        """Nothing to evict."""
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def take_loaded(self) -> cython.longlong:
+        """Nothing comes from host memory."""
+        return 0
+
+
+@cython.cclass
+class PrefixCache(NoPrefixCache):
+    """Units of cached prompt, shared by the running requests and kept in LRU order when none of them needs them.
+
+    A unit is one hash of the trace: ``block_tokens`` prompt tokens (fewer at the end of a prompt), in whole engine
+    blocks. Blocks that no request uses are evicted, oldest first, when running requests need their room; a request's
+    later units before its earlier ones, as vLLM frees blocks (tail first). A unit leaves the cache as a whole. What a
+    request holds is always the start of its units, so their number says which.
+
+    Args:
+        hashes: prefix hashes of all requests.
+        block_size: tokens per engine block; divides ``hashes.block_tokens``.
+        input_tokens: prompt lengths of all requests.
+        output_tokens: answer lengths, where ``hashes`` go on through the answers and cover whole units alone; None
+            where they end with the prompt.
+        host: where evicted units go; None drops them.
+        index: told of the whole units that are here; None where nobody asks.
+        replica: number of the replica, for the index.
+    """
+
+    _prompts: Prompts
+    _units: Units
+    _host: HostCache | None
+    _index: HolderIndex | None
+    _replica: cython.longlong
+    _input_tokens: cython.longlong[::1]
+    _output_tokens: cython.longlong[::1]
+    _answers: cython.bint
+    _block_size: cython.longlong
+    _unit_tokens: cython.longlong
+    _whole: cython.longlong
+    """Blocks of a whole unit."""
+    _loaded: cython.longlong
+    _walks: cython.longlong
+    _found: cython.longlong
+    """Of the latest walk: units found, their blocks, those of them on the chip, and those in use there."""
+    _blocks: cython.longlong
+    _here: cython.longlong
+    _in_use: cython.longlong
+
+    def __init__(
+        self,
+        hashes: Any,
+        block_size: int,
+        input_tokens: Any,
+        output_tokens: Any = None,
+        host: HostCache | None = None,
+        index: HolderIndex | None = None,
+        replica: int = 0,
+    ) -> None:
+        NoPrefixCache.__init__(self)
+        self._prompts = Prompts(hashes)
+        self._units = Units()
+        self._host, self._index, self._replica = host, index, replica
+        self._input_tokens = input_tokens
+        self._answers = output_tokens is not None
+        self._output_tokens = input_tokens if output_tokens is None else output_tokens
+        self._block_size, self._unit_tokens = block_size, hashes.block_tokens
+        self._whole = self._unit_tokens // self._block_size
+        self._loaded = self._walks = self._found = self._blocks = self._here = self._in_use = 0
+
+    @cython.ccall
+    def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[Any, ...]:
+        """The cached start of a request's prompt; units in host memory continue the start that is on the chip.
+
+        Args:
+            request: index of the request.
+            tokens: tokens it has to put in the cache; the last of them is always computed, as its logits are needed.
+
+        Returns:
+            Units found, tokens they spare, and how many of their blocks running requests hold already.
+        """
+        self._walk(request, 0)
+        spared: cython.longlong = self._spared_tokens(tokens)
+        self.host_tokens = max(0, spared - self._here * self._block_size)
+        return self._found, spared, self._in_use
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def spared(self, request: cython.longlong, whole: cython.longlong) -> cython.longlong:
+        """The tokens that ``match`` spares a whole prompt, of which so many units at the start are known to be whole
+        and on the chip."""
+        prompt: cython.longlong = self._input_tokens[request]
+        self._walk(request, min(whole, prompt // self._block_size // self._whole))
+        return self._spared_tokens(prompt)
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _spared_tokens(self, tokens: cython.longlong) -> cython.longlong:
+        return min(self._blocks * self._block_size, (tokens - 1) // self._block_size * self._block_size)
+
+    @cython.cfunc
+    def _walk(self, request: cython.longlong, whole: cython.longlong) -> None:
+        """Along the units of a request that are here without a gap, behind ``whole`` that are."""
+        position: cython.longlong
+        earlier: cython.longlong
+        slot: cython.longlong
+        unit: cython.longlong
+        size: cython.longlong
+        prompts: Prompts = self._prompts
+        units: Units = self._units
+        prompts.open(request)
+        most: cython.longlong = self._input_tokens[request] // self._block_size
+        self._walks += 1
+        self._found = whole
+        self._blocks = self._here = whole * self._whole
+        self._in_use = 0
+        for position in range(prompts.first + whole, prompts.end):
+            unit = prompts.ids[position]
+            slot = units.find(unit)
+            if slot < 0:
+                size = 0 if self._host is None else cython.cast(HostCache, self._host).fresh(unit, self._walks)
+            elif self._here < self._blocks or units.seen[slot] == self._walks:
+                break
+            else:
+                units.seen[slot] = self._walks
+                size = units.blocks[slot]
+            if not size or self._blocks + size > most:
+                break  # the same hash for prompts that differ in length: other tokens
+            for earlier in range(prompts.first, prompts.first + whole):
+                if prompts.ids[earlier] == unit:
+                    return
+            self._blocks += size
+            self._found += 1
+            if slot >= 0:
+                self._here += size
+                if units.holders[slot]:
+                    self._in_use += size
+
+    @cython.cfunc
+    def _keep_unit(self, unit: cython.longlong, blocks: cython.longlong) -> None:
+        """A unit is on the chip from now on, and one request holds it."""
+        slot: cython.longlong = self._units.put(unit, blocks)
+        self._units.holders[slot] = 1
+        if self._index is not None and blocks == self._whole:
+            self._index.add(unit, self._replica)
+
+    @cython.ccall
+    def hold(self, request: cython.longlong, units: cython.longlong) -> None:
+        """A request starts to use so many cached units; those in host memory are copied to blocks that it counts as
+        its own."""
+        position: cython.longlong
+        slot: cython.longlong
+        blocks: cython.longlong
+        held: Units = self._units
+        self._prompts.open(request)
+        for position in range(self._prompts.first, self._prompts.first + units):
+            slot = held.find(self._prompts.ids[position])
+            if slot < 0:
+                blocks = cython.cast(HostCache, self._host).load(self._prompts.ids[position])
+                self._keep_unit(self._prompts.ids[position], blocks)
+                self._loaded += blocks
+                continue
+            if held.holders[slot]:
+                self.shared_blocks += held.blocks[slot]
+            else:
+                held.step_out(slot)
+                self.idle_blocks -= held.blocks[slot]
+            held.holders[slot] += 1
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def add(
+        self, request: cython.longlong, units: cython.longlong, computed_tokens: cython.longlong
+    ) -> cython.longlong:
+        """Prompt units that are complete once ``computed_tokens`` are in the cache become available to others.
+
+        Args:
+            request: index of the request.
+            units: units it holds so far.
+            computed_tokens: tokens of the request in the cache.
+
+        Returns:
+            Units that it holds now. A unit that another request has put in the cache meanwhile stays a private copy,
+            and so does everything after it.
+        """
+        prompt: cython.longlong = self._input_tokens[request]
+        complete: cython.longlong = min(prompt, computed_tokens)
+        if self._answers or complete < prompt:
+            complete = complete // self._unit_tokens * self._unit_tokens
+        return self._keep(request, units, complete)
+
+    @cython.ccall
+    def finish(self, request: cython.longlong, units: cython.longlong) -> None:
+        """A request has ended: its answer is kept as far as hashes know it, but for the last token, and let go."""
+        if self._answers:
+            computed: cython.longlong = self._input_tokens[request] + self._output_tokens[request] - 1
+            units = self._keep(request, units, computed // self._unit_tokens * self._unit_tokens)
+        self.release(request, units)
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _keep(self, request: cython.longlong, units: cython.longlong, complete: cython.longlong) -> cython.longlong:
+        """The first ``complete`` tokens of a request are in the cache: their units are, from now on, as far as they
+        were not; returns how many it holds."""
+        blocks: cython.longlong
+        unit: cython.longlong
+        prompts: Prompts = self._prompts
+        if units * self._unit_tokens >= complete:
+            return units
+        prompts.open(request)
+        while prompts.first + units < prompts.end:
+            blocks = (min((units + 1) * self._unit_tokens, complete) - units * self._unit_tokens) // self._block_size
+            unit = prompts.ids[prompts.first + units]
+            if blocks <= 0 or self._units.find(unit) >= 0:
+                break
+            self._keep_unit(unit, blocks)
+            units += 1
+        return units
+
+    @cython.ccall
+    def release(self, request: cython.longlong, units: cython.longlong) -> None:
+        """A request lets go of its units."""
+        slot: cython.longlong
+        held: Units = self._units
+        self._prompts.open(request)
+        position: cython.longlong = self._prompts.first + units
+        while position > self._prompts.first:
+            position -= 1
+            slot = held.find(self._prompts.ids[position])
+            held.holders[slot] -= 1
+            if held.holders[slot]:
+                self.shared_blocks -= held.blocks[slot]
+            else:
+                held.line_up(slot)
+                self.idle_blocks += held.blocks[slot]
+
+    @cython.ccall
+    def shrink(self, free_blocks: cython.longlong) -> None:
+        """Evict the least recently used units until the idle ones fit in ``free_blocks``."""
+        slot: cython.longlong
+        unit: cython.longlong
+        blocks: cython.longlong
+        while self.idle_blocks > free_blocks and self._units.oldest >= 0:
+            slot = self._units.oldest
+            unit, blocks = self._units.unit[slot], self._units.blocks[slot]
+            self._units.step_out(slot)
+            self._units.remove(slot)
+            self.idle_blocks -= blocks
+            if self._index is not None and blocks == self._whole:
+                self._index.drop(unit, self._replica)
+            if self._host is not None:
+                self._host.put(unit, blocks)
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def take_loaded(self) -> cython.longlong:
+        """Blocks copied from host memory since the last time."""
+        loaded: cython.longlong = self._loaded
+        self._loaded = 0
+        return loaded
 
 
 @cython.cclass
@@ -1172,7 +1881,7 @@ class Scheduler:
     """Time up to which the next step knows what has arrived."""
     held = cython.declare(list, visibility="public")
     """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
-    cache = cython.declare(object, visibility="public")
+    cache = cython.declare(NoPrefixCache, visibility="public")
     closed = cython.declare(cython.bint, visibility="public")
     """Whether new requests wait, though there may be room for them."""
     _held_blocks = cython.declare(cython.longlong, visibility="public")
@@ -1273,7 +1982,7 @@ class Scheduler:
         blocks = self._blocks(sequence.known_tokens)
         if self._used() + blocks - in_use > self._num_blocks - self._watermark:
             return None
-        self.cache.hold(units)
+        self.cache.hold(sequence.index, units)
         sequence.units = units
         sequence.blocks = blocks
         self._held_blocks += blocks
@@ -1326,7 +2035,7 @@ class Scheduler:
         """What a sequence has computed may be kept for later ones; its blocks are free."""
         if self._caching:
             self.cache.finish(sequence.index, sequence.units)
-            sequence.units = []
+            sequence.units = 0
         self._free(sequence)
 
     @cython.exceptval(-1, check=True)
@@ -1334,8 +2043,7 @@ class Scheduler:
     def _used(self) -> cython.longlong:
         if not self._caching:
             return self._held_blocks
-        shared: cython.longlong = self.cache.shared_blocks
-        return self._held_blocks - shared
+        return self._held_blocks - self.cache.shared_blocks
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -1357,8 +2065,8 @@ class Scheduler:
     @cython.cfunc
     def _free(self, sequence: Sequence) -> None:
         if self._caching:
-            self.cache.release(sequence.units)
-            sequence.units = []
+            self.cache.release(sequence.index, sequence.units)
+            sequence.units = 0
         self._held_blocks -= sequence.blocks
         sequence.blocks = 0
 
@@ -1439,7 +2147,7 @@ class Scheduler:
         in_use: cython.longlong = 0
         chunk: cython.longlong
         blocks: cython.longlong
-        units: list[Any] = []
+        units: cython.longlong = 0
         if self.ready or self.swapped:
             budget = self._resume(plan, budget)
             if self.swapped:
@@ -1509,10 +2217,12 @@ class Scheduler:
         return budget
 
     @cython.cfunc
-    def _start(self, sequence: Sequence, units: list[Any], cached: cython.longlong, blocks: cython.longlong) -> None:
+    def _start(
+        self, sequence: Sequence, units: cython.longlong, cached: cython.longlong, blocks: cython.longlong
+    ) -> None:
         """A sequence joins the batch with the cached start of its prompt."""
         if self._caching:
-            self.cache.hold(units)
+            self.cache.hold(sequence.index, units)
             sequence.units = units
         sequence.computed_tokens = sequence.drafter_tokens = cached
         if sequence.cached_tokens < 0:
@@ -1526,7 +2236,7 @@ class Scheduler:
     def _cache_prompt(self, sequence: Sequence, computed_tokens: cython.longlong) -> None:
         """Offer the prompt blocks that this step completes to later requests."""
         if self._caching:
-            self.cache.add(sequence.index, sequence.units, computed_tokens)
+            sequence.units = self.cache.add(sequence.index, sequence.units, computed_tokens)
 
 
 @cython.cclass
@@ -2082,7 +2792,6 @@ class Gaps:
         return np.asarray(self.seconds)[: self.used], np.asarray(self.counts)[: self.used]
 
 
-@cython.final
 @cython.cclass
 class Engine:
     """An engine that plans, prices and commits one step after the other.
@@ -2117,6 +2826,8 @@ class Engine:
     start = cython.declare(cython.double, visibility="public")
     """When the latest planned step begins."""
     end = cython.declare(cython.double, visibility="public")
+    planned = cython.declare(cython.bint, visibility="public")
+    """Whether a step is planned, to be committed at ``end``."""
     feed: Any
     prices = cython.declare(Prices, visibility="public")
     limits: Any
@@ -2133,6 +2844,8 @@ class Engine:
     ahead: cython.bint
     arrivals: Arrivals | None
     """Where all requests are known in advance, in place of asking the feed."""
+    coming_s: cython.double[::1]
+    """One number: when the next request is seen, where the feed is asked."""
     input_tokens: cython.longlong[::1]
     output_tokens: cython.longlong[::1]
     priorities: Any
@@ -2206,6 +2919,8 @@ class Engine:
         self.ahead = limits.schedules_ahead
         self.work = Work(prices.timer.windows)
         self.now = self.seen = self.start = self.end = 0.0
+        self.planned = False
+        self.coming_s = feed.coming_s
         self.arrivals = Arrivals(*feed.known) if feed.known else None
         self.input_tokens, self.output_tokens, self.arrival_s = log.input_tokens, log.output_tokens, log.arrival_s
         self.replica, self.prompt_replica, self.cached_tokens = log.replica, log.prompt_replica, log.cached_tokens
@@ -2236,28 +2951,14 @@ class Engine:
                     return
 
     @cython.ccall
-    def advance(self, horizon: cython.double) -> cython.bint:
-        """Steps that end before ``horizon`` and that nobody has to be told of.
-
-        Returns:
-            Whether a further step is planned, to be committed at ``end``. If not, there is nothing to do.
-        """
-        while True:
-            self.collect(self.seen)
-            if not self.begin(self.now):
-                return False
-            if self.end >= horizon or self._tells():
-                return True
-            self.commit()
-
-    @cython.ccall
     def collect(self, seen: cython.double) -> None:
         """Take in what arrived by ``seen``, when the step to come is decided."""
         request: cython.longlong
         if self.arrivals is None:
-            for request in self.feed.take(seen):
-                self.replica[request] = self.index
-                self.scheduler.add(self.sequence(request))
+            if self.coming_s[0] <= seen:
+                for request in self.feed.take(seen):
+                    self.replica[request] = self.index
+                    self.scheduler.add(self.sequence(request))
         else:
             while self.arrivals.due(seen):
                 request = self.arrivals.take()
@@ -2285,6 +2986,7 @@ class Engine:
         plan: StepPlan
         seconds: cython.double = 0.0
         copies_s: cython.double = 0.0
+        self.planned = False
         if not scheduler._works():
             return False
         drafting = self.drafting
@@ -2317,12 +3019,14 @@ class Engine:
         self._running = len(scheduler.running)
         self._waiting = scheduler._queued()
         self.start, self.end = now, now + seconds
+        self.planned = True
         return True
 
     @cython.ccall
     def commit(self) -> None:
         """Hand out the tokens of the step that is planned."""
         sequence: Sequence
+        self.planned = False
         self.now = self.end
         self.seen = self.start if self.ahead else self.end
         self._record(self.deliver(self._plan, self.start, self.end))
@@ -2463,16 +3167,21 @@ class Engine:
         if self.arrivals is None:
             self.feed.finished(sequence.index, now)
 
-    @cython.cfunc
-    def _tells(self) -> cython.bint:
+    @cython.ccall
+    def tells(self) -> cython.bint:
         """Whether the planned step may have something that others must hear of: an answer or a prompt that is done, or
         room for prompts that wait elsewhere."""
-        sequence: Sequence
         if self.handover is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
             # Prompts are done, or other prompts may find room.
             return True
-        ends: cython.bint = self._plan.least <= (1 if self.draws is None else self.draws.positions + 1)
-        for sequence, _ in self._plan.chunks:
+        return self._ends(self._plan)
+
+    @cython.cfunc
+    def _ends(self, plan: StepPlan) -> cython.bint:
+        """Whether a plan may have the last token of a request."""
+        sequence: Sequence
+        ends: cython.bint = plan.least <= (1 if self.draws is None else self.draws.positions + 1)
+        for sequence, _ in plan.chunks:
             ends |= sequence.output_tokens - sequence.generated_tokens <= 1
         return ends
 
@@ -2495,27 +3204,6 @@ class Engine:
             if sequence.drafter_tokens < sequence.computed_tokens:
                 behind.append((sequence.drafter_tokens, sequence.computed_tokens))
         return drafting.step(tokens, behind)
-
-    @cython.ccall
-    def fresh_work(self) -> Work:
-        """Room for what a batch computes, where several are under way."""
-        return Work(self.prices.timer.windows)
-
-    @cython.ccall
-    def record(
-        self,
-        work: Work,
-        start: cython.double,
-        seconds: cython.double,
-        delivered: cython.longlong,
-        running: cython.longlong,
-        waiting: cython.longlong,
-        blocks: cython.longlong,
-    ) -> None:
-        """Write down a batch that left a pipeline; its gaps between tokens are written one by one."""
-        self.work, self.start, self._seconds = work, start, seconds
-        self._running, self._waiting, self._blocks = running, waiting, blocks
-        self._new_row(delivered)
 
     @cython.cfunc
     def _record(self, delivered: cython.longlong) -> None:
@@ -2604,3 +3292,253 @@ class Engine:
             table[row, at + 8 + kinds + w] = work.prefill_kv_tokens[w]
             table[row, at + 8 + 2 * kinds + w] = work.sampled_kv_tokens[w]
             table[row, at + 8 + 3 * kinds + w] = work.decode_kv_tokens[w]
+
+
+@cython.final
+@cython.cclass
+class StagedBatch:
+    """A batch on its way through the stages of a pipeline."""
+
+    plan: StepPlan
+    work: Work
+    start: cython.double
+    end: cython.double
+    """When its tokens leave the last stage."""
+    blocks: cython.longlong
+    running: cython.longlong
+    waiting: cython.longlong
+
+    def __init__(self, plan: StepPlan, windows: tuple[Any, ...], start: cython.double) -> None:
+        self.plan, self.start = plan, start
+        self.work = Work(windows)
+
+
+@cython.final
+@cython.cclass
+class PipelinedEngine(Engine):
+    """An engine whose scheduler fills a queue of as many batches as there are stages.
+
+    The scheduler runs, on the host, whenever the queue has room; an empty or a full queue makes it wait for the oldest
+    batch (so it is ahead of the stages, whatever ``limits.schedules_ahead`` says). A batch enters a stage
+    when the stage before has handed it over and the batch before has left. What is planned and committed is one turn
+    of the scheduler: a batch sent, or one taken out. Step records cover the time between one batch coming out and the
+    next, so that they add up to the time that the replica worked.
+
+    Args:
+        stages: of the pipeline.
+        others: as ``Engine``.
+
+    Source: ``EngineCore.step_with_batch_queue`` of vLLM V1.
+    """
+
+    _stages: cython.longlong
+    _under_way: Any
+    """Batches in the pipeline, the oldest first."""
+    _leaving: StagedBatch | None
+    """The batch that comes out in the planned turn."""
+    _free_s: cython.double[::1]
+    """When each stage is done with what it was given."""
+    _recorded_s: cython.double
+    """End of the latest step record."""
+
+    def __init__(self, stages: int, **others: Any) -> None:
+        Engine.__init__(self, **others)
+        self._stages = stages
+        self._under_way = deque()
+        self._leaving = None
+        self._free_s = array("d", [0.0]) * stages
+        self._recorded_s = 0.0
+
+    @cython.ccall
+    def begin(self, now: cython.double) -> cython.bint:
+        """Send a batch of what can run, else wait for the oldest; False when there is nothing to do."""
+        self._leaving = None
+        self.planned = True
+        if self.scheduler._works() and len(self._under_way) < self._stages and self._send(now):
+            return True
+        if self._under_way:
+            self._leaving = self._under_way.popleft()
+            self.end = max(now, self._leaving.end)
+            return True
+        self.planned = False
+        return False
+
+    @cython.cfunc
+    def _send(self, now: cython.double) -> cython.bint:
+        """Send a batch of what can run on its way; False when nothing can."""
+        sequence: Sequence
+        tokens: cython.longlong
+        stage: cython.longlong
+        seconds: cython.double
+        scheduler: Scheduler = self.scheduler
+        plan: StepPlan = scheduler.plan()
+        for sequence in scheduler.preempted:
+            self.log.preemptions[sequence.index] += 1
+        if not (plan.chunks or plan.decodes):
+            return False
+        batch: StagedBatch = StagedBatch(plan, self.prices.timer.windows, now)
+        batch.work.measure(plan, scheduler.query_len, 0)
+        for sequence, tokens in plan.chunks:
+            if isnan(self.scheduled_s[sequence.index]):
+                self.scheduled_s[sequence.index] = now
+                self.cached_tokens[sequence.index] = sequence.cached_tokens
+            sequence.computed_tokens += tokens
+        sent: cython.double = now + _on_grid(self.prices.host_seconds(batch.work))
+        batch.end = sent
+        for stage, seconds in enumerate(self.prices.stage_seconds(batch.work)):
+            batch.end = max(batch.end, self._free_s[stage]) + _on_grid(seconds)
+            self.log.stage_busy_s += seconds
+            self._free_s[stage] = batch.end
+        batch.blocks, batch.running, batch.waiting = scheduler._used(), len(scheduler.running), len(scheduler.waiting)
+        self._under_way.append(batch)
+        self.end = min(batch.end, sent)
+        return True
+
+    @cython.ccall
+    def commit(self) -> None:
+        """Hand out the tokens of the batch that comes out, if one does."""
+        batch: StagedBatch
+        tokens: cython.longlong
+        self.planned = False
+        self.now = self.seen = self.end
+        if self._leaving is None:
+            return
+        batch = self._leaving
+        batch.plan.leave()
+        tokens = self.deliver(batch.plan, NAN, self.now)
+        self.work, self.start = batch.work, max(batch.start, self._recorded_s)
+        self._seconds, self._recorded_s = self.now - self.start, self.now
+        self._running, self._waiting, self._blocks = batch.running, batch.waiting, batch.blocks
+        self.log.stage_open_s += self._seconds * self._stages
+        self._new_row(tokens)
+
+    @cython.ccall
+    def tells(self) -> cython.bint:
+        """Whether the batch that comes out may have the last token of a request."""
+        return self._leaving is not None and self._ends(self._leaving.plan)
+
+
+@cython.final
+@cython.cclass
+class Lockstep:
+    """Engines that share simulated time, and the step that each has planned: the next to end first, of equals the one
+    that was planned first.
+
+    Args:
+        engines: of all replicas.
+    """
+
+    _engines: list[Any]
+    _ends: cython.double[::1]
+    _numbers: cython.longlong[::1]
+    _tells: cython.longlong[::1]
+    """Of each engine's planned step: its end, how many were planned before it, whether others must hear of it."""
+    _heap: cython.longlong[::1]
+    _size: cython.longlong
+    _count: cython.longlong
+
+    def __init__(self, engines: list[Any]) -> None:
+        count = len(engines)
+        self._engines = engines
+        self._ends = array("d", [0.0]) * count
+        self._numbers, self._tells, self._heap = (array("q", [0]) * count for _ in range(3))
+        self._size = self._count = 0
+
+    @property
+    def next_s(self) -> float:
+        """When the next step ends; inf for none."""
+        next_s: float = self._ends[self._heap[0]] if self._size else INFINITE
+        return next_s
+
+    @cython.ccall
+    def add(self, index: cython.longlong) -> None:
+        """An engine has planned a step."""
+        engine: Engine = self._engines[index]
+        # An engine without a step has run out of work; others must hear of that too.
+        self._ends[index] = engine.end if engine.planned else engine.now
+        self._tells[index] = engine.tells() if engine.planned else 1
+        self._numbers[index] = self._count
+        self._count += 1
+        self._push(index)
+
+    @cython.cfunc
+    def _push(self, index: cython.longlong) -> None:
+        place: cython.longlong = self._size
+        above: cython.longlong
+        self._size += 1
+        while place:
+            above = (place - 1) // 2
+            if not self._first(index, self._heap[above]):
+                break
+            self._heap[place] = self._heap[above]
+            place = above
+        self._heap[place] = index
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _pop(self) -> cython.longlong:
+        """Take out the first."""
+        place: cython.longlong = 0
+        below: cython.longlong
+        found: cython.longlong = self._heap[0]
+        self._size -= 1
+        moved: cython.longlong = self._heap[self._size]
+        while True:
+            below = 2 * place + 1
+            if below >= self._size:
+                break
+            if below + 1 < self._size and self._first(self._heap[below + 1], self._heap[below]):
+                below += 1
+            if not self._first(self._heap[below], moved):
+                break
+            self._heap[place] = self._heap[below]
+            place = below
+        self._heap[place] = moved
+        return found
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _first(self, one: cython.longlong, other: cython.longlong) -> cython.bint:
+        """Whether one step comes before another."""
+        if self._ends[one] != self._ends[other]:
+            return self._ends[one] < self._ends[other]
+        return self._numbers[one] < self._numbers[other]
+
+    @cython.ccall
+    def take(self) -> list[int]:
+        """Take out the steps that end next, all at the same time."""
+        found: list[int] = [self._pop()]
+        while self._size and self._ends[self._heap[0]] == self._ends[found[0]]:
+            found.append(self._pop())
+        return found
+
+    def drop(self, index: int) -> None:
+        """An engine has failed."""
+        kept = [place for place in np.asarray(self._heap)[: self._size].tolist() if place != index]
+        self._size = 0
+        for place in kept:
+            self._push(place)
+
+    @cython.ccall
+    def run(self, horizon: cython.double) -> None:
+        """Run the steps that end before ``horizon``, up to the first that others must hear of."""
+        engine: Engine
+        index: cython.longlong
+        tells: cython.bint
+        while self._size and self._ends[self._heap[0]] < horizon:
+            found: list[int] = self.take()
+            tells = False
+            for index in found:
+                tells |= self._tells[index]
+            if tells:
+                for index in found:
+                    self._push(index)
+                return
+            for index in found:
+                engine = self._engines[index]
+                engine.commit()
+            for index in found:
+                engine = self._engines[index]
+                engine.collect(engine.seen)
+                engine.begin(engine.now)
+                self.add(index)

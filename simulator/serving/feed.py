@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from simulator.serving.clock import on_grid
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
-from simulator.serving.prefix_cache import NoPrefixCache
 
 FloatArray = NDArray[np.float64]
 
@@ -27,11 +26,11 @@ Known = tuple["array[int]", "array[float]", "array[int]"]
 class Feed(Protocol):
     """Source of one replica's requests."""
 
-    shared: bool
-    """Whether a router acts on the replica while it runs; if not, the replica is alone in its simulated time."""
     known: Known | None
     """All requests, when each is seen (infinity at the end), and how many are taken; None where that is not known in
     advance or somebody waits for what ends."""
+    coming_s: array[float]
+    """One number: when the next request is seen that is under way; where ``known`` does not say."""
 
     def take(self, now: float) -> Sequence[int]:
         """Requests that the engine has seen by ``now`` and did not take before, in order of arrival."""
@@ -41,9 +40,6 @@ class Feed(Protocol):
 
     def finished(self, request: int, now: float) -> None:
         """One of the replica's requests has ended."""
-
-    def wait(self, env: simpy.Environment) -> simpy.Event | None:
-        """Event at which to look again when there is nothing to do, or None when no request will ever come."""
 
 
 class DueRequests:
@@ -62,11 +58,14 @@ class DueRequests:
         """When the front end has done what it has."""
         self._requests: deque[int] = deque()
         self._times_s: deque[float] = deque()
+        self.next_s = array("d", [inf])
+        """One number: when the next one is seen; inf for none."""
 
     def add(self, request: int, now: float) -> None:
         """A request is sent at ``now``."""
         self._times_s.append(self.pass_by(request, now))
         self._requests.append(request)
+        self.next_s[0] = self._times_s[0]
 
     def pass_by(self, request: int, now: float) -> float:
         """Let the front end work on a request that is sent at ``now`` and not kept here; returns when it is through."""
@@ -80,12 +79,13 @@ class DueRequests:
         while self._times_s and self._times_s[0] <= now:
             self._times_s.popleft()
             taken.append(self._requests.popleft())
+        self.next_s[0] = self._times_s[0] if self._times_s else inf
         return taken
 
-    @property
-    def next_s(self) -> float:
-        """When the next one is seen; inf for none."""
-        return self._times_s[0] if self._times_s else inf
+    def lose(self) -> Sequence[int]:
+        """All of them; the front end has nothing to do any more."""
+        self._free_s = 0.0
+        return self.take(inf)
 
 
 class OpenFeed:
@@ -96,8 +96,6 @@ class OpenFeed:
         log: where the arrival times stand.
         limits: how long a request is under way to the engine.
     """
-
-    shared = False
 
     def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
         own = np.asarray(requests, dtype=np.int64)
@@ -111,6 +109,7 @@ class OpenFeed:
         self._taken = array("q", [0])
         self._own = array("q", own.tobytes())
         self.known: Known | None = (self._own, self._arrival_s, self._taken)
+        self.coming_s = array("d", [inf])
 
     def take(self, now: float) -> Sequence[int]:
         """Requests that have arrived by ``now``."""
@@ -125,15 +124,10 @@ class OpenFeed:
     def finished(self, request: int, now: float) -> None:
         """Arrivals do not depend on completions."""
 
-    def wait(self, env: simpy.Environment) -> simpy.Event | None:
-        """The next arrival."""
-        return None if self.next_s() == inf else env.timeout(max(0.0, self.next_s() - env.now))
-
 
 class ClosedFeed:
     """A closed loop: ``max_concurrency`` requests outstanding, the next sent when one ends."""
 
-    shared = False
     known: Known | None = None
 
     def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog, limits: EngineLimits) -> None:
@@ -141,6 +135,7 @@ class ClosedFeed:
         self._arrival_s = log.arrival_s
         self._sent = 0
         self._due = DueRequests(limits, log)
+        self.coming_s = self._due.next_s
         for _ in range(min(max_concurrency, len(requests))):
             self._send(0.0)
 
@@ -150,16 +145,12 @@ class ClosedFeed:
 
     def next_s(self) -> float:
         """When the engine sees the next request that is under way; others are sent only when one of its own ends."""
-        return self._due.next_s
+        return self.coming_s[0]
 
     def finished(self, request: int, now: float) -> None:
         """Send the next request."""
         if self._sent < len(self._requests):
             self._send(now)
-
-    def wait(self, env: simpy.Environment) -> simpy.Event | None:
-        """The next request under way; None when everything has been answered."""
-        return None if self._due.next_s == inf else env.timeout(max(0.0, self._due.next_s - env.now))
 
     def _send(self, now: float) -> None:
         request = self._requests[self._sent]
@@ -181,7 +172,6 @@ class RoutedFeed:
         refusal: why the replica can never do its part of a request of (prompt, output) tokens; default: by ``limits``.
     """
 
-    shared = True
     known: Known | None = None
 
     def __init__(
@@ -202,10 +192,10 @@ class RoutedFeed:
         """Tokens that the replica's KV cache holds."""
         self.outstanding = 0
         """Requests handed over and not yet ended."""
-        self.prefix_cache: Callable[[], NoPrefixCache] = NoPrefixCache
+        self.prefix_cache: Callable[[], Any] = lambda: None
         """The replica's prefix cache as it is now."""
-        self.process: simpy.Process | None = None
-        """What runs the replica."""
+        self.wake: Callable[[], None] = lambda: None
+        """Lets the replica look again where it waits for something to do."""
         self.down = False
         """Whether the replica has failed and is not back yet."""
         self.closed = False
@@ -215,8 +205,7 @@ class RoutedFeed:
         self._on_left = on_left
         self._on_ended = on_ended
         self._due = DueRequests(limits, log)
-        self._wake: simpy.Event | None = None
-        """What the idle replica waits for."""
+        self.coming_s = self._due.next_s
 
     @property
     def takes(self) -> bool:
@@ -233,19 +222,13 @@ class RoutedFeed:
         self.outstanding += 1
         self.wake()
 
-    def wake(self) -> None:
-        """Let an idle replica look again."""
-        if self._wake is not None and not self._wake.triggered:
-            self._wake.succeed()
-
     def take(self, now: float) -> Sequence[int]:
         """Requests handed over and seen by ``now``."""
-        self._wake = None
         return self._due.take(now)
 
     def next_s(self) -> float:
-        """When the engine sees the next request under way; others announce themselves by interrupting the replica."""
-        return self._due.next_s
+        """When the engine sees the next request under way; others wake the replica."""
+        return self.coming_s[0]
 
     def announce(self, request: int) -> float:
         """Pass a request through the front end whose KV another replica sends; returns when the engine sees it."""
@@ -253,9 +236,7 @@ class RoutedFeed:
 
     def lose(self) -> Sequence[int]:
         """The replica fails: what was handed over and not taken is lost, and so is what its front end worked on."""
-        lost = self._due.take(inf)
-        self._due = DueRequests(self.limits, self._log)
-        return lost
+        return self._due.lose()
 
     def left(self, request: int) -> None:
         """A request no longer occupies the replica."""
@@ -266,20 +247,3 @@ class RoutedFeed:
         """Tell the router."""
         self.left(request)
         self._on_ended(request)
-
-    def wait(self, env: simpy.Environment) -> simpy.Event | None:
-        """The next request under way, the next hand-over, or whatever else calls ``wake``."""
-        wake = self._wake = env.event()
-        if self._due.next_s < inf:
-            seen = env.timeout(max(0.0, self._due.next_s - env.now), wake)
-            assert seen.callbacks is not None
-            seen.callbacks.append(_wake)
-        return wake
-
-
-def _wake(event: simpy.Event) -> None:
-    """Let the replica look again that waits for the event's value, if it still does."""
-    wake = event.value
-    assert isinstance(wake, simpy.Event)
-    if not wake.triggered:
-        wake.succeed()

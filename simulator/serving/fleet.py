@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import simpy
@@ -15,7 +16,7 @@ from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
 from simulator.serving.fleet_config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
 from simulator.serving.pool import Pool
-from simulator.serving.replica import PipelinedReplica, Replica
+from simulator.serving.replica import Replica, StepLoop
 from simulator.serving.router import Router
 from simulator.serving.routing import policy
 from simulator.serving.transfer import KvLink, Transfers
@@ -104,8 +105,8 @@ class Fleet:
         for index in range(pool.replicas):
             own, most = served[index :: pool.replicas], log.stream.max_concurrency
             feed = OpenFeed(own, log, pool.limits) if most is None else ClosedFeed(own, most, log, pool.limits)
-            replicas.append(pool.replica(simpy.Environment(), index, feed, log))
-            replicas[-1].run()
+            replicas.append(pool.replica(index, feed, log))
+            replicas[-1].engine.run()
         return replicas
 
 
@@ -128,6 +129,9 @@ class FleetRun:
         self.router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
         self.feeds = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
+        self._steps = StepLoop(env, self.replicas)
+        for index, feed in enumerate(self.feeds):
+            feed.wake = partial(self._steps.wake, index)
         roles = [pool.role for pool in fleet.replicas]
         if self._transfers is not None:
             decode = [feed for feed, role in zip(self.feeds, roles, strict=True) if role == "decode"]
@@ -135,6 +139,8 @@ class FleetRun:
         self._autoscaler: Autoscaler | None = None
         self.router.start([feed for feed, role in zip(self.feeds, roles, strict=True) if role != "decode"])
         if fleet.faults is not None:
+            if any(pool.staged for pool in fleet.pools):
+                raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
             for index in range(len(self.feeds)):
                 self._break_down(fleet.faults, index)
         if fleet.autoscaler is not None:
@@ -173,10 +179,9 @@ class FleetRun:
         feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
         # Replicas hand requests to one another, and the compiled engine's are not those of its source.
         interpreted = any(one.interpreted for one in fleet.pools)
-        replica = pool.replica(env, index, feed, log, self._resumed, transfers, interpreted)
+        replica = pool.replica(index, feed, log, self._resumed, transfers, interpreted)
         self.replicas.append(replica)
         feed.prefix_cache = replica.prefix_cache
-        feed.process = env.process(replica.serve())
         return feed
 
     def _scale(self, config: AutoscalerConfig, initial: int) -> None:
@@ -196,16 +201,14 @@ class FleetRun:
 
     def _break_down(self, faults: Faults, index: int) -> None:
         feed, replica = self.feeds[index], self.replicas[index]
-        if isinstance(replica, PipelinedReplica):
-            raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
 
         def fail() -> None:
             feed.down = True
             if self._transfers is not None:
                 self._transfers.failed(index)
-            assert feed.process is not None
             handed_on = {sequence.index for sequence in replica.scheduler.held}
-            lost = replica.fail(feed.process, feed.lose())
+            lost = replica.lose(feed.lose())
+            self._steps.stop(index)
             for sequence in lost:
                 self._resumed[sequence.index] = sequence.restarted()
                 if sequence.index not in handed_on:
@@ -215,7 +218,7 @@ class FleetRun:
 
         def recover() -> None:
             feed.down = False
-            replica.recover()
+            self._steps.resume(index)
             self.router.changed()
             if self._transfers is not None:
                 self._transfers.changed()

@@ -1,8 +1,7 @@
-"""Prefix-cache units in host memory: where what leaves the chip is kept, and from where it comes back over the link."""
+"""Host memory behind the prefix cache: its size, and what copies back from it take."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from simulator.serving.clock import on_grid
@@ -37,50 +36,3 @@ def exposed_load_s(space: OffloadSpace, blocks: int, step_s: float) -> float:
         step_s: the step without them, on the grid.
     """
     return max(0.0, on_grid(space.seconds(blocks)) - step_s) if blocks else 0.0
-
-
-class HostCache:
-    """Evicted prefix units in LRU order.
-
-    A unit that comes back to the chip stays here too, so that its next eviction copies nothing (vLLM's
-    ``OffloadingConnector`` keeps blocks on the CPU likewise).
-
-    Args:
-        num_blocks: room for so many blocks.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self._room = num_blocks
-        self._blocks: OrderedDict[int, int] = OrderedDict()
-        """Blocks of each unit, least recently used first."""
-        self.used_blocks = 0
-        self.peak_blocks = 0
-        self.offloaded_blocks = 0
-        """Blocks copied here so far."""
-        self.loaded_blocks = 0
-        """Blocks copied back so far."""
-
-    def get(self, unit: int) -> int | None:
-        """Blocks of a unit that is here, else None."""
-        return self._blocks.get(unit)
-
-    def put(self, unit: int, blocks: int) -> None:
-        """The chip evicts a unit: keep it as the latest, and drop the oldest until all fit."""
-        if unit in self._blocks:
-            self._blocks.move_to_end(unit)
-            return
-        if blocks > self._room:
-            return
-        while self.used_blocks + blocks > self._room:
-            self.used_blocks -= self._blocks.popitem(last=False)[1]
-        self._blocks[unit] = blocks
-        self.used_blocks += blocks
-        self.peak_blocks = max(self.peak_blocks, self.used_blocks)
-        self.offloaded_blocks += blocks
-
-    def load(self, unit: int) -> int:
-        """A unit goes back to the chip; returns its blocks."""
-        self._blocks.move_to_end(unit)
-        blocks = self._blocks[unit]
-        self.loaded_blocks += blocks
-        return blocks

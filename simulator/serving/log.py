@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.serving.host_cache import HostCache
-from simulator.serving.prefix_cache import HolderIndex
 from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream
+
+if TYPE_CHECKING:
+    from simulator.serving.engine import HolderIndex, HostCache
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -6,26 +6,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import simpy
-
 from simulator.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
 from simulator.serving.fleet_config import Role
-from simulator.serving.host_cache import HostCache, OffloadSpace
+from simulator.serving.host_cache import OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
-from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.prices import prices_of
-from simulator.serving.replica import Handover, PipelinedReplica, Replica
+from simulator.serving.replica import Handover, Replica
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer, ModelTimer, StagedTimer, longest_asked
 
 if TYPE_CHECKING:
-    from simulator.serving.engine import Engine, Scheduler, Sequence
+    from simulator.serving.engine import Engine, NoPrefixCache, Scheduler, Sequence
     from simulator.speculation.attention_level.drawn import DrawnHits, DrawnTimer
 
 
@@ -58,6 +55,11 @@ class Pool:
         """What is to be known of the batching rule."""
         return SCHEDULERS[self.scheduler]
 
+    @property
+    def staged(self) -> bool:
+        """Whether its replicas have pipeline stages."""
+        return isinstance(self.timer, StagedTimer)
+
     def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
         """Why a request can never be served here, or None when it can."""
         if self.role != "prefill":
@@ -67,7 +69,6 @@ class Pool:
 
     def replica(
         self,
-        env: simpy.Environment,
         index: int,
         feed: Feed,
         log: RunLog,
@@ -78,7 +79,6 @@ class Pool:
         """One of the replicas.
 
         Args:
-            env: simulated time.
             index: its number.
             feed: where its requests come from.
             log: where results go.
@@ -91,7 +91,7 @@ class Pool:
         """
         oracle = self.stepping == "exact-steps"
         engine = engine_module(interpreted or self.interpreted)
-        timer, staged = self.timer, isinstance(self.timer, StagedTimer)
+        timer, staged = self.timer, self.staged
         scaled = self.step_factors != (1.0, 1.0)
         if staged and (handover is not None or self.swap is not None or self.rule is not None or self.role != "both"):
             raise ForerunError(
@@ -105,7 +105,7 @@ class Pool:
             rule = getattr(engine, make) if isinstance(make, str) else make
             groups = self.limits.groups
             swap = None if self.swap is None else replace(self.swap, num_blocks=self.swap.num_blocks // groups)
-            made: list[Scheduler] = [rule(self.limits, cache, swap) for cache in self._caches(log, index)]
+            made: list[Scheduler] = [rule(self.limits, cache, swap) for cache in self._caches(engine, log, index)]
             grouped: Scheduler = made[0] if groups == 1 else engine.GroupedScheduler(self.limits, made, self.swap)
             return grouped
 
@@ -125,7 +125,9 @@ class Pool:
             found = engine.Prices(asked) if oracle or asked is not timer else prices_of(timer, engine)
             return engine.ScaledPrices(found, *self.step_factors) if scaled else found
 
-        core: Engine = engine.Engine(
+        stages = {"stages": timer.stages} if isinstance(timer, StagedTimer) else {}
+        core: Engine = (engine.PipelinedEngine if staged else engine.Engine)(
+            **stages,
             index=index,
             feed=feed,
             scheduler=make_scheduler(),
@@ -143,9 +145,7 @@ class Pool:
             offload=self.offload,
             counted=oracle,
         )
-        if isinstance(timer, StagedTimer):
-            return PipelinedReplica(env, core, feed, make_scheduler, timer.stages, log)
-        return Replica(env, core, feed, make_scheduler)
+        return Replica(core, feed, make_scheduler, engine.Lockstep)
 
     @property
     def interpreted(self) -> bool:
@@ -155,11 +155,11 @@ class Pool:
         own = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
         return own or self.stepping == "exact-steps"
 
-    def _caches(self, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
+    def _caches(self, engine: Any, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
         """The prefix cache of each attention group; a router that asks who holds what is told of the first."""
         hashes, groups = log.stream.prefix_hashes, self.limits.groups
         if hashes is None or not self.prefix_caching:
-            yield from (NoPrefixCache() for _ in range(groups))
+            yield from (engine.NoPrefixCache() for _ in range(groups))
             return
         if hashes.block_tokens % self.limits.block_size:
             raise ForerunError(
@@ -168,11 +168,11 @@ class Pool:
             )
         outputs = log.output_tokens if log.stream.answers_hashed else None
         if log.holders is not None:
-            log.holders.drop_all(1 << replica)
+            log.holders.drop_all(replica)
         for group in range(groups):
             host = None
             if self.offload is not None:
-                host = HostCache(self.offload.num_blocks // groups)
+                host = engine.HostCache(self.offload.num_blocks // groups)
                 log.host_caches.append(host)
             holders = None if group else log.holders
-            yield PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host, holders, replica)
+            yield engine.PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host, holders, replica)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
+from simulator.serving.compiled import engine_module
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet_config import RouterConfig
 from simulator.serving.log import RunLog
-from simulator.serving.prefix_cache import HolderIndex
 from simulator.serving.rules import ROUTING, made
 
 
@@ -70,52 +69,44 @@ class PrefixAware(RoundRobin):
         self._config = config
         self._hashes = log.stream.prefix_hashes
         self._input_tokens = log.input_tokens
-        self._tables: dict[int, OrderedDict[int, None]] = {}
-        self._sent = HolderIndex()
-        """What stands in the tables."""
+        self._sent = None if self._hashes is None else engine_module().SentPrefixes(self._hashes)
 
     def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
         """The replica with the longest match, or the idlest."""
         loads = [port.outstanding for port in ports]
         most, least = max(loads), min(loads)
         config, prompt = self._config, self._input_tokens[request]
-        units = [] if self._hashes is None else self._hashes.of(request).tolist()
         if most - least > config.balance_abs_threshold and most > config.balance_rel_threshold * least:
             chosen = ports[loads.index(least)]
         else:
-            matches = self._matches(units, prompt, ports)
+            matches = self._matches(request, prompt, ports)
             longest = max(matches)
             if longest > config.cache_threshold * prompt:
                 best = [port for port, match in zip(ports, matches, strict=True) if match == longest]
                 chosen = min(best, key=_outstanding)
             else:
-                chosen = min(ports, key=lambda port: (len(self._tables.get(port.index, ())), port.outstanding))
-        self._record(chosen, units)
+                chosen = min(ports, key=self._table_and_load)
+        self._record(request, chosen)
         return chosen
 
     def failed(self, port: RoutedFeed) -> None:
         """Its table is void."""
-        for unit in self._tables.pop(port.index, ()):
-            self._sent.drop(unit, 1 << port.index)
+        if self._sent is not None:
+            self._sent.forget(port.index)
 
-    def _matches(self, units: list[int], prompt: int, ports: Sequence[RoutedFeed]) -> list[int]:
+    def _table_and_load(self, port: RoutedFeed) -> tuple[int, int]:
+        return 0 if self._sent is None else self._sent.size(port.index), port.outstanding
+
+    def _matches(self, request: int, prompt: int, ports: Sequence[RoutedFeed]) -> list[int]:
         """Prompt tokens that each replica was sent before."""
-        if self._hashes is None:
+        if self._hashes is None or self._sent is None:
             return [0] * len(ports)
         size = self._hashes.block_tokens
-        return [min(found * size, prompt) for found in self._sent.leading(units, [port.index for port in ports])]
+        return [min(found * size, prompt) for found in self._sent.leading(request, [port.index for port in ports])]
 
-    def _record(self, port: RoutedFeed, units: list[int]) -> None:
-        if self._hashes is None:
-            return
-        table, bit = self._tables.setdefault(port.index, OrderedDict()), 1 << port.index
-        for unit in reversed(units):
-            if unit not in table:
-                self._sent.add(unit, bit)
-            table[unit] = None
-            table.move_to_end(unit)
-        while len(table) * self._hashes.block_tokens > max(port.capacity_tokens, self._hashes.block_tokens):
-            self._sent.drop(table.popitem(last=False)[0], bit)
+    def _record(self, request: int, port: RoutedFeed) -> None:
+        if self._hashes is not None and self._sent is not None:
+            self._sent.record(request, port.index, max(1, port.capacity_tokens // self._hashes.block_tokens))
 
 
 class KvAware(RoundRobin):
@@ -134,8 +125,8 @@ class KvAware(RoundRobin):
         self._input_tokens = log.input_tokens
         self._first_token_s = log.first_token_s
         self._hashes = log.stream.prefix_hashes
-        if log.holders is None:
-            log.holders = HolderIndex()
+        if log.holders is None and self._hashes is not None:
+            log.holders = engine_module().HolderIndex(self._hashes)
         self._holders = log.holders
         self._held: dict[int, int] = {}
         """Prompt tokens outstanding, by replica."""
@@ -160,11 +151,10 @@ class KvAware(RoundRobin):
     def _cached(self, request: int, ports: Sequence[RoutedFeed]) -> list[int]:
         """Prompt tokens that each replica holds now."""
         caches = [port.prefix_cache() for port in ports]
-        if self._hashes is None:
+        if self._holders is None:
             return [0] * len(ports)
-        units = _until_repeated(self._hashes.of(request).tolist())
-        whole = self._holders.leading(units, [port.index for port in ports])
-        return [cache.spared(request, units, here) for cache, here in zip(caches, whole, strict=True)]
+        whole = self._holders.leading(request, [port.index for port in ports])
+        return [cache.spared(request, here) for cache, here in zip(caches, whole, strict=True)]
 
     def left(self, request: int, port: RoutedFeed) -> None:
         """Its blocks are free."""
@@ -185,18 +175,6 @@ def policy(name: str, config: RouterConfig, log: RunLog) -> Policy:
     """The policy called ``name`` for one run."""
     found: Policy = made(ROUTING[name], config, log)
     return found
-
-
-def _until_repeated(units: list[int]) -> list[int]:
-    """The units before the first that comes a second time."""
-    if len(set(units)) == len(units):
-        return units
-    seen: set[int] = set()
-    for position, unit in enumerate(units):
-        if unit in seen:
-            return units[:position]
-        seen.add(unit)
-    return units
 
 
 def _outstanding(port: RoutedFeed) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import simpy
 
 from simulator import simulate
 from simulator.build import build_alone
@@ -98,7 +97,7 @@ def build_scheduler(scenario):
     """The batching rule of a replica, interpreted."""
     pool = build_alone(scenario.with_values({"engine.stepping": "exact-steps"}), 0).main
     log = RunLog(generate_requests(scenario.workload, 0), StepLog(1, grouped=True), 0)
-    return pool.replica(simpy.Environment(), 0, OpenFeed([], log, pool.limits), log).scheduler
+    return pool.replica(0, OpenFeed([], log, pool.limits), log).scheduler
 
 
 def test_the_step_is_that_of_the_slowest_group():

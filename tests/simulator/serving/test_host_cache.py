@@ -16,7 +16,7 @@ from simulator.metrics import run_document
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.serving import EngineLimits, OffloadSpace
-from simulator.serving.host_cache import HostCache
+from simulator.serving.engine import HostCache
 from simulator.workload import RequestStream
 from traces import PrefixHashes
 

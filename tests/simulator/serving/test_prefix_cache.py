@@ -9,8 +9,7 @@ from stub_timers import LinearTimer
 
 from simulator.errors import ForerunError
 from simulator.serving import EngineLimits
-from simulator.serving.host_cache import HostCache
-from simulator.serving.prefix_cache import HolderIndex, PrefixCache
+from simulator.serving.engine import HolderIndex, HostCache, PrefixCache
 from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
 
@@ -23,9 +22,8 @@ def cache_of(lists, per_unit=32, block_size=16, prompts=None):
 def serve(cache, request, tokens):
     """A request runs alone from start to end; returns the tokens it found."""
     units, spared, _ = cache.match(request, tokens)
-    cache.hold(units)
-    cache.add(request, units, tokens)
-    cache.release(units)
+    cache.hold(request, units)
+    cache.release(request, cache.add(request, units, tokens))
     return spared
 
 
@@ -50,15 +48,14 @@ def test_a_partial_last_unit_is_cached_in_whole_blocks():
 
 def test_shared_blocks_are_counted_once():
     cache = cache_of([[1, 2], [1, 2]])
-    first, _, _ = cache.match(0, 64)
-    cache.add(0, first, 64)
+    first = cache.add(0, 0, 64)
     second, _, in_use = cache.match(1, 64)
     assert in_use == 4
-    cache.hold(second)
+    cache.hold(1, second)
     assert cache.shared_blocks == 4
-    cache.release(first)
+    cache.release(0, first)
     assert (cache.shared_blocks, cache.idle_blocks) == (0, 0)
-    cache.release(second)
+    cache.release(1, second)
     assert (cache.shared_blocks, cache.idle_blocks) == (0, 4)
 
 
@@ -67,10 +64,10 @@ def test_oldest_leave_first_and_of_a_prompt_its_end():
     serve(cache, 0, 64)
     serve(cache, 1, 64)
     cache.shrink(6)
-    assert cache.match(2, 96)[0] == [1], "of the older prompt the end is gone, the start is kept"
-    assert cache.match(3, 96)[0] == [3, 4]
+    assert cache.match(2, 96)[0] == 1, "of the older prompt the end is gone, the start is kept"
+    assert cache.match(3, 96)[0] == 2
     cache.shrink(0)
-    assert cache.match(3, 96)[0] == []
+    assert cache.match(3, 96)[0] == 0
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=25), st.integers(0, 12))
@@ -79,18 +76,18 @@ def test_blocks_never_go_negative_and_end_idle(lists, room):
     held = []
     for request, units in enumerate(lists):
         mine, spared, in_use = cache.match(request, len(units) * 32)
-        assert 0 <= in_use <= 2 * len(mine)
+        assert 0 <= in_use <= 2 * mine
         assert spared < len(units) * 32
-        cache.hold(mine)
-        cache.add(request, mine, len(units) * 32)
-        held.append(mine)
-        assert cache.shared_blocks == 2 * (sum(map(len, held)) - len({u for part in held for u in part}))
+        cache.hold(request, mine)
+        held.append((request, cache.add(request, mine, len(units) * 32)))
+        parts = [lists[request][:mine] for request, mine in held]
+        assert cache.shared_blocks == 2 * (sum(map(len, parts)) - len({u for part in parts for u in part}))
         if request % 3 == 0:
-            cache.release(held.pop(0))
+            cache.release(*held.pop(0))
         cache.shrink(room)
         assert 0 <= cache.idle_blocks <= room
-    for part in held:
-        cache.release(part)
+    for request, mine in held:
+        cache.release(request, mine)
     assert cache.shared_blocks == 0
 
 
@@ -154,7 +151,7 @@ def test_token_by_token_it_is_a_radix_tree_with_lru_leaves(prompts, room):
     lists = [[names.setdefault(tuple(p[:end]), len(names)) for end in range(1, len(p) + 1)] for p in prompts]
     cache, tree = cache_of(lists, per_unit=1, block_size=1), RadixTree()
     for request, prompt in enumerate(prompts):
-        assert len(cache.match(request, len(prompt))[0]) == tree.match(prompt)
+        assert cache.match(request, len(prompt))[0] == tree.match(prompt)
         serve(cache, request, len(prompt))
         tree.insert(prompt)
         cache.shrink(room)
@@ -172,16 +169,16 @@ def test_one_walk_tells_what_each_replica_holds(lists, served, hosted):
     """The index that the caches of three replicas keep, against each cache asked by itself: prompts with parts of units
     at their ends, units that come twice, evictions, and host memory behind."""
     prompts = [len(units) * 32 - 5 * (len(units) % 2) for units in lists]
-    hashes, index = PrefixHashes.from_lists(lists, 32), HolderIndex()
+    hashes = PrefixHashes.from_lists(lists, 32)
+    index = HolderIndex(hashes)
     caches = [PrefixCache(hashes, 16, prompts, None, HostCache(3) if hosted else None, index, n) for n in range(3)]
     for replica, request, room in served:
         serve(caches[replica], request % len(lists), prompts[request % len(lists)])
         caches[replica].shrink(room)
-    for request, units in enumerate(lists):
-        first = next((i for i, unit in enumerate(units) if unit in units[:i]), len(units))
-        whole = index.leading(units[:first], [2, 0, 1])
+    for request in range(len(lists)):
+        whole = index.leading(request, [2, 0, 1])
         for replica, here in zip([2, 0, 1], whole, strict=True):
             expected = caches[replica].match(request, prompts[request])[1]
-            assert caches[replica].spared(request, units[:first], here) == expected
-    index.drop_all(1 << 1)
-    assert index.leading(lists[0][:1], [1]) == [0]
+            assert caches[replica].spared(request, here) == expected
+    index.drop_all(1)
+    assert index.leading(0, [1]) == [0]

@@ -9,8 +9,7 @@ from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.serving import EngineLimits, rules
-from simulator.serving.engine import PriorityScheduler, Sequence, UnifiedScheduler
-from simulator.serving.prefix_cache import NoPrefixCache
+from simulator.serving.engine import NoPrefixCache, PriorityScheduler, Sequence, UnifiedScheduler
 from simulator.serving.router import QueueWhenFull
 from simulator.serving.routing import LeastOutstanding
 

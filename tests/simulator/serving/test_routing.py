@@ -24,7 +24,7 @@ class Port:
     def __init__(self, index, outstanding=0, cached=0, block_size=16, capacity_tokens=10**6):
         self.index, self.outstanding, self.block_size = index, outstanding, block_size
         self.capacity_tokens = capacity_tokens
-        self.prefix_cache = lambda: SimpleNamespace(spared=lambda request, units, whole: cached)
+        self.prefix_cache = lambda: SimpleNamespace(spared=lambda request, whole: cached)
 
 
 def log_of(lists, per_unit=16, prompts=None):

@@ -4,8 +4,7 @@ import pytest
 from planned_steps import step
 
 from simulator.serving import EngineLimits
-from simulator.serving.engine import Sequence, SglangScheduler
-from simulator.serving.prefix_cache import NoPrefixCache
+from simulator.serving.engine import NoPrefixCache, Sequence, SglangScheduler
 
 
 def scheduler(**changes):

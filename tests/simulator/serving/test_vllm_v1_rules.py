@@ -13,9 +13,7 @@ import pytest
 from planned_steps import step
 
 from simulator.serving import EngineLimits
-from simulator.serving.engine import Sequence, UnifiedScheduler
-from simulator.serving.host_cache import HostCache
-from simulator.serving.prefix_cache import NoPrefixCache, PrefixCache
+from simulator.serving.engine import HostCache, NoPrefixCache, PrefixCache, Sequence, UnifiedScheduler
 from traces import PrefixHashes
 
 
@@ -300,16 +298,15 @@ def test_rule_host_memory_goes_on_where_the_chip_ends():
     the chip's cache holds (v0.11, OffloadingConnector): what the chip still holds after a gap is not looked for."""
     host = HostCache(100)
     cache = PrefixCache(PrefixHashes.from_lists([[1, 2, 3, 4]], 4), 4, [16], None, host)
-    cache.add(0, held := [], 16)
-    cache.release(held)
+    cache.release(0, cache.add(0, 0, 16))
     cache.shrink(2)
-    assert cache.match(0, 17) == ([1, 2, 3, 4], 16, 0)
+    assert cache.match(0, 17) == (4, 16, 0)
     assert cache.host_tokens == 8
-    cache.hold([1])
+    cache.hold(0, 1)
     cache.shrink(0)
-    cache.release([1])
-    assert cache.match(0, 17) == ([1, 2, 3, 4], 16, 0)
+    cache.release(0, 1)
+    assert cache.match(0, 17) == (4, 16, 0)
     assert cache.host_tokens == 12
-    cache.hold([1, 2, 3, 4])
+    cache.hold(0, 4)
     assert cache.take_loaded() == 3
     assert host.loaded_blocks == 3
