@@ -46,7 +46,7 @@ COLOURS = {
 }
 """What each colour stands for, in every figure."""
 
-METHODS = {
+METHOD_LINES = {
     "none": (GREY, "solid"),
     "draft-model": (ORANGE, "solid"),
     "ngram": (PINK, "dot"),
@@ -59,6 +59,12 @@ METHODS = {
     "parallel-draft": (GREEN, "solid"),
 }
 """Colour and dash of every speculation method."""
+
+
+def method_line(method: str) -> tuple[str, str]:
+    """Colour and dash of a speculation method; those that have none yet share one."""
+    return METHOD_LINES.get(method, (GREEN, "dot"))
+
 
 CHIP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
 RUN_COLOURS = (BLUE, VERMILLION)

@@ -23,6 +23,7 @@ from simulator.llm import (
 from simulator.serving import DraftingRule
 from simulator.speculation import DraftConfig, PolicyFactory, Proposal, SpeculationConfig, policy_factory
 from simulator.speculation.config import named
+from simulator.speculation.methods import METHODS
 from simulator.timing import (
     ACTIVATION_BYTES,
     AdjustedDrafter,
@@ -46,6 +47,7 @@ from simulator.timing import (
     resolve_weight_dtypes,
     step_timer,
 )
+from simulator.timing.framework import DraftOverhead
 
 PRICED_STEPS = 100_000
 """Prices of steps that policies have asked for and that are remembered."""
@@ -59,11 +61,6 @@ HEADS: dict[str, Callable[..., DraftHead]] = {
     "parallel-draft": parallel_head,
 }
 """Methods whose drafter is a head trained on the target's hidden states."""
-WITHOUT_DRAFT_SLOTS = ("ngram", "suffix", "medusa")
-"""Methods that keep no KV of their own drafts, so the engine reserves no slots for the next step's.
-
-Source: vLLM V1 sets ``num_lookahead_tokens`` for EAGLE heads, MTP and draft models only (``vllm/v1/core/sched``).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +79,15 @@ class DraftRequest:
         return self.config.draft or DraftConfig()
 
     @property
+    def measured(self) -> DraftOverhead:
+        """Host times of the method as measured in this engine, or in any."""
+        method = self.config.method
+        return load_draft_overhead(self.target.framework.name, METHODS[method].times_of or method)
+
+    @property
     def overhead(self) -> HostOverhead:
         """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
-        known = load_draft_overhead(self.target.framework.name, self.config.method)
-        draft = self.draft
+        draft, known = self.draft, self.measured
         return HostOverhead(
             _given(draft.step_s, known.step_s),
             _given(draft.pass_s, known.pass_s),
@@ -123,7 +125,7 @@ class DraftRequest:
 
 def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
     """KV slots per sequence reserved for the next step's drafts."""
-    return 0 if config.method in WITHOUT_DRAFT_SLOTS else proposal.nodes
+    return proposal.nodes if METHODS[config.method].draft_slots else 0
 
 
 def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
@@ -144,7 +146,7 @@ def _policy_notes(config: SpeculationConfig) -> tuple[str, ...]:
 
 
 def _lookup_notes(config: SpeculationConfig) -> tuple[str, ...]:
-    if config.method not in ("ngram", "suffix"):
+    if not METHODS[config.method].looks_up:
         return ()
     return (
         f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
@@ -197,23 +199,7 @@ def build_drafter(request: DraftRequest) -> Drafter:
     Raises:
         ForerunError: a model that is not in the catalogue, that lacks MTP layers, or that does not divide over chips.
     """
-    method = request.config.method
-    if method == "draft-model":
-        return draft_model(request)
-    if method in ("ngram", "suffix"):
-        return lookup(request)
-    if method == "medusa":
-        return medusa(request)
-    if method == "mtp":
-        return mtp(request)
-    return trained_head(request)
-
-
-def models_of(drafter: Drafter | None) -> list[Deployment]:
-    """Models that a drafter runs beside the target."""
-    if isinstance(drafter, RemoteDrafter):
-        return [drafter.deployment]
-    return [drafter.step.deployment] if isinstance(drafter, SequentialDrafter | ParallelDrafter) else []
+    return BUILDERS.get(request.config.method, trained_head)(request)
 
 
 def draft_model(request: DraftRequest) -> Drafter:
@@ -253,7 +239,7 @@ def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
 def lookup(request: DraftRequest) -> Drafter:
     """N-gram or suffix look-up on the host."""
     draft = request.draft
-    known = load_draft_overhead(request.target.framework.name, request.config.method)
+    known = request.measured
     return HostDrafter(
         _given(draft.step_s, known.step_s),
         _given(draft.per_sequence_s, known.per_sequence_s),
@@ -325,6 +311,16 @@ def trained_head(request: DraftRequest) -> Drafter:
     step = step_timer(deployment, request.max_pass_tokens)
     drafter = SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
     return placed(request, drafter, states)
+
+
+BUILDERS: dict[str, Callable[[DraftRequest], Drafter]] = {
+    "draft-model": draft_model,
+    "ngram": lookup,
+    "suffix": lookup,
+    "medusa": medusa,
+    "mtp": mtp,
+}
+"""What builds the drafter of a method; all others are heads."""
 
 
 def placed(request: DraftRequest, drafter: SequentialDrafter | ParallelDrafter, hidden_states: int) -> Drafter:

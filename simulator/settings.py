@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0, le=10**12)]
@@ -20,3 +23,22 @@ class Section(BaseModel):
     """One block of a scenario."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """For ``Annotated``: a text must be one of the names, to which plug-ins may add."""
+
+    names: Mapping[str, object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.names)}
+
+    def _known(self, name: str) -> str:
+        if name not in self.names:
+            *others, last = (f"'{known}'" for known in self.names)
+            raise PydanticCustomError("literal_error", f"Input should be {', '.join(others)} or {last}")
+        return name

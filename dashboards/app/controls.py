@@ -19,6 +19,7 @@ from dashboards.app.served import SAMPLE_CHIP, Served
 from hwprofiles import chip_names
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import architecture_names
+from simulator.speculation.methods import METHODS as SPECULATION
 from simulator.studies.study_file import parse_pairs
 
 Component = Any
@@ -349,7 +350,8 @@ def checked_values(controls: Mapping[str, Control], given: Values, served: Serve
 
 DTYPES = ("checkpoint", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4")
 """Formats of weights; ``checkpoint`` is the model's own."""
-METHODS = ("none", "draft-model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp", "parallel-draft")
+METHODS = tuple(method for method in SPECULATION if method != "eagle2")
+"""EAGLE-2 is for trees, which these pages have no control for."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)

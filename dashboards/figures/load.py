@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.figures.run import add_bounds
-from dashboards.theme import COLOURS, GREY, METHODS, FloatArray, captioned
+from dashboards.theme import COLOURS, GREY, FloatArray, captioned, method_line
 from traces import RequestTable
 
 TIME_BINS = 120
@@ -120,7 +120,7 @@ def load_figure(data: LoadData) -> go.Figure:
     """Three panels over one axis of load; diamonds are simulated, the dotted line is the load in question."""
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for curve in data.curves:
-        colour, dash = METHODS[curve.method]
+        colour, dash = method_line(curve.method)
         for row, values in enumerate((curve.ttft_ms, curve.tpot_ms, curve.output_tokens_per_s), start=1):
             figure.add_scatter(
                 x=curve.request_rate,

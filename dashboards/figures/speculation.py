@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import METHODS, FloatArray, captioned, gain_scale
+from dashboards.theme import FloatArray, captioned, gain_scale, method_line
 from simulator.speculation import load_curve
 from simulator.studies.tune.grid import SpeculationGrid
 
@@ -126,7 +126,7 @@ def crossover_data(grid: SpeculationGrid) -> CrossoverData:
 def crossover_figure(data: CrossoverData) -> go.Figure:
     """Thicker lines draft more; diamonds are crossovers."""
     figure = go.Figure()
-    colour = METHODS[data.method][0]
+    colour = method_line(data.method)[0]
     count = len(data.draft_tokens)
     for index, tokens in enumerate(data.draft_tokens):
         figure.add_scatter(
@@ -145,10 +145,10 @@ def crossover_figure(data: CrossoverData) -> go.Figure:
             y=[1.0] * len(crossed),
             mode="markers",
             name="crossover",
-            marker={"symbol": "diamond", "size": 10, "color": METHODS["mtp"][0]},
+            marker={"symbol": "diamond", "size": 10, "color": method_line("mtp")[0]},
             hovertemplate="pays below a batch of %{x:.0f}",
         )
-    figure.add_hline(y=1.0, line={"color": METHODS["none"][0], "width": 1, "dash": "dot"})
+    figure.add_hline(y=1.0, line={"color": method_line("none")[0], "width": 1, "dash": "dot"})
     figure.update_xaxes(title="batch (sequences)", type="log", tickvals=list(data.batches))
     figure.update_yaxes(title="speed-up of decoding")
     return captioned(figure, "Where it stops paying", "thicker lines draft more tokens", data.basis, 420)
@@ -188,7 +188,7 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
     """Acceptance length by K; lines are level and decay, dots are published figures; the chosen curve is thick."""
     figure = go.Figure()
     for curve in data.curves:
-        colour, dash = METHODS[curve.method]
+        colour, dash = method_line(curve.method)
         chosen = curve.name == data.chosen
         figure.add_scatter(
             x=curve.draft_tokens,

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
+from simulator.settings import OneOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +85,6 @@ def made(make: str | Callable[..., Any], *arguments: Any) -> Any:
     return getattr(import_module(module), name)(*arguments)
 
 
-def _known(names: Mapping[str, object], name: str) -> str:
-    if name not in names:
-        *others, last = (f"'{known}'" for known in names)
-        raise PydanticCustomError("literal_error", f"Input should be {', '.join(others)} or {last}")
-    return name
-
-
-def _listed(names: Mapping[str, object], schema: dict[str, Any]) -> None:
-    schema["enum"] = list(names)
-
-
-SchedulerName = Annotated[
-    str, AfterValidator(partial(_known, SCHEDULERS)), Field(json_schema_extra=partial(_listed, SCHEDULERS))
-]
-RoutingName = Annotated[
-    str, AfterValidator(partial(_known, ROUTING)), Field(json_schema_extra=partial(_listed, ROUTING))
-]
-AdmissionName = Annotated[
-    str, AfterValidator(partial(_known, ADMISSION)), Field(json_schema_extra=partial(_listed, ADMISSION))
-]
+SchedulerName = Annotated[str, OneOf(SCHEDULERS)]
+RoutingName = Annotated[str, OneOf(ROUTING)]
+AdmissionName = Annotated[str, OneOf(ADMISSION)]

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from simulator.settings import PositiveFloat, PositiveInt, Section, Share
+from simulator.settings import OneOf, PositiveFloat, PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import MOST_DECAY
+from simulator.speculation.methods import METHODS
 from simulator.speculation.tree import DraftTree, GrowthPlan, load_tree, tree_from_choices
 
 Rank = Annotated[int, Field(ge=0, le=1000)]
@@ -211,33 +212,8 @@ DECAYING = ("alpha", "acceptance_length")
 OF_THIS_TREE = ("per_position", "acceptance_length", "log")
 """Sources that say what was accepted of the very chain or tree that is drafted; the others describe the drafter's first
 candidates, and ``other_ranks`` says what their siblings catch."""
-TREE_METHODS = ("draft-model", "medusa", "eagle", "eagle2", "eagle3", "mtp")
 TREE_POLICIES = ("fixed", "disable-above-batch")
 """Policies that draft all or nothing, so that they go with trees too."""
-HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-APART = ("chip", "link", "overlap")
-HOST_TIMES = ("step_s", "pass_s", "per_sequence_s")
-LOOK_UP = ("step_s", "per_sequence_s", "per_context_token_s")
-DRAFT_FIELDS: dict[str, tuple[str, ...]] = {
-    "draft-model": ("model", "weights_dtype", "tensor_parallel", *APART, "kv_tokens", *HOST_TIMES),
-    "ngram": LOOK_UP,
-    "suffix": LOOK_UP,
-    "medusa": ("weights_dtype", "num_layers", *HOST_TIMES),
-    "eagle": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, *HOST_TIMES),
-    "eagle2": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, *HOST_TIMES),
-    "eagle3": ("model", "weights_dtype", "tensor_parallel", *APART, *HEAD_SIZES, "draft_vocab_size", *HOST_TIMES),
-    "mtp": ("weights_dtype", "tensor_parallel", "modules", *HOST_TIMES),
-    "parallel-draft": (
-        "model",
-        "weights_dtype",
-        "tensor_parallel",
-        *APART,
-        *HEAD_SIZES,
-        "draft_vocab_size",
-        *HOST_TIMES,
-    ),
-}
-"""Methods, and the fields of ``draft`` that each has a use for."""
 Seconds = Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)]
 
 
@@ -375,9 +351,7 @@ MOST_DRAFT_TOKENS = 1024
 class SpeculationConfig(Section):
     """Token speculation: draft K tokens, or a tree of them, and verify them in one target step."""
 
-    method: Literal[
-        "none", "draft-model", "ngram", "suffix", "medusa", "eagle", "eagle2", "eagle3", "mtp", "parallel-draft"
-    ]
+    method: Annotated[str, OneOf(METHODS)]
     """``none`` switches speculation off and leaves the rest of the block standing, to compare with."""
     num_speculative_tokens: Annotated[int, Field(gt=0, le=MOST_DRAFT_TOKENS)] | None = None
     """Draft tokens K per verify step, in a chain."""
@@ -397,14 +371,15 @@ class SpeculationConfig(Section):
     def _complete(self) -> SpeculationConfig:
         if self.method == "none":
             return self
+        trees = [method for method, facts in METHODS.items() if facts.trees]
         if (self.num_speculative_tokens is None) == (self.tree is None):
             given = "got both" if self.tree is not None else "got neither"
-            ways = " or tree" if self.method in TREE_METHODS else ""
+            ways = " or tree" if self.method in trees else ""
             raise ValueError(f"method '{self.method}' needs num_speculative_tokens{ways} ({given})")
-        if self.tree is not None and self.method not in TREE_METHODS:
+        if self.tree is not None and self.method not in trees:
             raise ValueError(
                 f"method '{self.method}' drafts a chain; give num_speculative_tokens instead of tree "
-                f"(trees: {', '.join(TREE_METHODS)})"
+                f"(trees: {', '.join(trees)})"
             )
         if self.acceptance is None:
             raise ValueError(f"method '{self.method}' needs acceptance")
@@ -425,7 +400,7 @@ class SpeculationConfig(Section):
     def _check_draft(self) -> None:
         if self.method == "draft-model" and (self.draft is None or self.draft.model is None):
             raise ValueError("method 'draft-model' needs draft: {model: ...}")
-        fields = DRAFT_FIELDS[self.method]
+        fields = METHODS[self.method].fields
         for name in () if self.draft is None else sorted(self.draft.model_fields_set):
             if name not in fields and getattr(self.draft, name) is not None:
                 raise ValueError(f"method '{self.method}' has no use for draft.{name} (it takes {', '.join(fields)})")

@@ -17,19 +17,11 @@ import yaml
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.scenario import Scenario
 from simulator.speculation.config import check_table
+from simulator.speculation.methods import names_in
 from simulator.studies.engine_flags import model_name, published_name, sglang_command, vllm_command
 from simulator.workload import generate_requests
 
 Document = dict[str, Any]
-TRTLLM_METHODS = {
-    "eagle3": "Eagle",
-    "mtp": "MTP",
-    "ngram": "NGram",
-    "draft-model": "DraftTarget",
-    "medusa": "Medusa",
-    "eagle": "Eagle",
-}
-"""``decoding_type`` of TensorRT-LLM's speculative config (v1.0, llmapi/llm_args.py)."""
 TRTLLM_KV = {"fp8": "fp8", "bf16": "auto", "fp16": "auto"}
 DYNAMO_RUNTIMES = {"vllm": "dynamo.vllm", "sglang": "dynamo.sglang", "trtllm": "dynamo.trtllm"}
 METRICS = {
@@ -86,7 +78,7 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
         return None
     if speculation.tree is not None:
         raise ForerunError("emit: trtllm: trees are not written here; use num_speculative_tokens")
-    kind = _known(TRTLLM_METHODS, speculation.method, "speculation.method", "TensorRT-LLM")
+    kind = _known(names_in("trtllm"), speculation.method, "speculation.method", "TensorRT-LLM")
     drafted = speculation.num_speculative_tokens
     if kind == "MTP":
         return {"decoding_type": kind, "num_nextn_predict_layers": drafted}

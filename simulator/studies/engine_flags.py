@@ -9,32 +9,8 @@ from typing import Any
 
 from simulator.llm import published_repositories
 from simulator.scenario import Scenario
+from simulator.speculation.methods import METHODS
 
-VLLM_METHODS = {
-    "draft-model": "draft_model",
-    "ngram": "ngram",
-    "suffix": "suffix",
-    "medusa": "medusa",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "mtp": "mtp",
-}
-"""``method`` of vLLM's speculative config (vLLM v0.11, docs/features/spec_decode)."""
-SGLANG_METHODS = {
-    "eagle": "EAGLE",
-    "eagle2": "EAGLE",
-    "eagle3": "EAGLE3",
-    "mtp": "EAGLE",
-    "draft-model": "STANDALONE",
-    "ngram": "NGRAM",
-}
-"""``--speculative-algorithm`` of SGLang (v0.5, docs/advanced_features/speculative_decoding)."""
-LLAMA_METHODS = {
-    "mtp": "--spec-type draft-mtp",
-    "draft-model": "--model-draft DRAFT.gguf",
-    "ngram": "--spec-type ngram-simple",
-}
-"""Flags of llama-server by method (2026)."""
 LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
 """Engines of one machine, for which llama-server's command is written."""
 VLLM_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "compressed-tensors"}
@@ -66,7 +42,7 @@ def llama_command(scenario: Scenario) -> str:
         words += ["--split-mode", "tensor"]
     speculation = scenario.speculation
     if speculation is not None and speculation.method != "none":
-        method = LLAMA_METHODS.get(speculation.method)
+        method = METHODS[speculation.method].names.get("llama.cpp")
         if method is None:
             remarks.append(f"llama.cpp has no {speculation.method}")
         else:
@@ -101,7 +77,7 @@ def vllm_command(scenario: Scenario) -> str:
         words.append("--enforce-eager")
     speculation = scenario.speculation
     if speculation is not None and speculation.method != "none":
-        method = VLLM_METHODS.get(speculation.method)
+        method = METHODS[speculation.method].names.get("vllm")
         if method is None or speculation.tree is not None:
             remarks.append(f"vLLM has no {speculation.method}{' tree' if speculation.tree is not None else ''}")
         else:
@@ -109,7 +85,7 @@ def vllm_command(scenario: Scenario) -> str:
             head = speculation.draft.model if speculation.draft is not None else None
             if isinstance(head, str):
                 config["model"] = published_name(head)
-            elif method in ("eagle", "eagle3", "medusa", "draft_model"):
+            elif METHODS[speculation.method].checkpoint:
                 config["model"] = "DRAFT_MODEL"
             words += ["--speculative-config", json.dumps(config)]
     return _line(words, remarks, scenario)
@@ -146,7 +122,7 @@ def sglang_command(scenario: Scenario) -> str:
         words.append("--disable-cuda-graph")
     speculation = scenario.speculation
     if speculation is not None and speculation.method != "none":
-        algorithm = SGLANG_METHODS.get(speculation.method)
+        algorithm = METHODS[speculation.method].names.get("sglang")
         if algorithm is None or speculation.tree is not None:
             remarks.append(f"flags of {speculation.method} in SGLang are not known here")
         else:
@@ -156,7 +132,7 @@ def sglang_command(scenario: Scenario) -> str:
             head = speculation.draft.model if speculation.draft is not None else None
             if isinstance(head, str):
                 words += ["--speculative-draft-model-path", published_name(head)]
-            elif algorithm in ("EAGLE3", "STANDALONE") or speculation.method == "eagle":
+            elif METHODS[speculation.method].checkpoint:
                 words += ["--speculative-draft-model-path", "DRAFT_MODEL"]
     return _line(words, remarks, scenario)
 

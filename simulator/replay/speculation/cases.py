@@ -12,7 +12,7 @@ from simulator.llm import load_architecture
 from simulator.replay.rerun import chip_name, model_name, other_engine
 from simulator.replay.speculation.published import FOLDER, PublishedSpeedup, constants_of
 from simulator.speculation import expected_tokens, load_curve
-from simulator.speculation.config import DRAFT_FIELDS
+from simulator.speculation.methods import METHODS
 from simulator.timing import VLLM_2025, load_draft_overhead
 
 CHIPS = {"": "a100-sxm-80gb", "H800": "h100-sxm"}
@@ -160,7 +160,7 @@ def _closed_case(
     used.append(f"draft_overheads.yaml: {overheads}.{speculation['method']}")
     for entry in constants.values():
         draft = entry.get("draft", {})
-        if draft and set(draft) <= set(DRAFT_FIELDS[speculation["method"]]):
+        if draft and set(draft) <= set(METHODS[speculation["method"]].fields):
             speculation["draft"] = draft
         if chip in entry.get("profiles", {}):
             plain["hardware"]["chip"] = str(FOLDER.joinpath(entry["profiles"][chip]))

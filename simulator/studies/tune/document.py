@@ -13,7 +13,8 @@ from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
 from simulator.speculation.config import TABLE_NAME_IN_VLLM, check_table
-from simulator.studies.engine_flags import SGLANG_METHODS, VLLM_METHODS, published_name
+from simulator.speculation.methods import METHODS, names_in
+from simulator.studies.engine_flags import published_name
 from simulator.studies.study_file import Source, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, GridCell, Load, Tuning, axis_values, find_drafts
@@ -24,7 +25,6 @@ WIDE = 4
 """Times its first batch from which a range is too wide to be judged at one batch in silence."""
 PLACEHOLDER = "DRAFT_MODEL"
 """Stands where a drafter's checkpoint goes that the scenario does not name."""
-NEEDS_CHECKPOINT = ("draft-model", "medusa", "eagle", "eagle2", "eagle3", "parallel-draft")
 
 
 def checked_engine(name: str) -> str:
@@ -88,12 +88,12 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
     most = max(drafted for _, _, drafted in table)
     if most == 0:
         return None
-    method = VLLM_METHODS.get(speculation.method)
+    method = names_in("vllm").get(speculation.method)
     if method is None or speculation.tree is not None:
         what = f"{speculation.method} tree" if speculation.tree is not None else speculation.method
         raise ForerunError(
             f"emit: vLLM has no {what}; use sglang, or another speculation.method "
-            f"({', '.join(sorted(VLLM_METHODS))}) with num_speculative_tokens"
+            f"({', '.join(sorted(names_in('vllm')))}) with num_speculative_tokens"
         )
     config: dict[str, Any] = {"method": method}
     drafter = _checkpoint(tuning.scenario)
@@ -116,11 +116,11 @@ def sglang_words(tuning: Tuning) -> list[str]:
     choice = sglang_choice(tuning)
     if choice is None:
         return []
-    algorithm = SGLANG_METHODS.get(speculation.method)
+    algorithm = names_in("sglang").get(speculation.method)
     if algorithm is None:
         raise ForerunError(
             f"emit: flags of {speculation.method} in SGLang are not known here; use vllm, or another "
-            f"speculation.method ({', '.join(sorted(SGLANG_METHODS))})"
+            f"speculation.method ({', '.join(sorted(names_in('sglang')))})"
         )
     words = ["--speculative-algorithm", algorithm]
     drafter = _checkpoint(tuning.scenario)
@@ -152,7 +152,7 @@ def _checkpoint(scenario: Scenario) -> str | None:
     named = speculation.draft.model if speculation.draft is not None else None
     if named is not None:
         return published_name(named)
-    return PLACEHOLDER if speculation.method in NEEDS_CHECKPOINT else None
+    return PLACEHOLDER if METHODS[speculation.method].checkpoint else None
 
 
 Document = dict[str, Any]

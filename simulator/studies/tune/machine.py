@@ -25,7 +25,8 @@ from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.config import CONCENTRATION
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_lengths
-from simulator.studies.engine_flags import LLAMA_METHODS, LOCAL_FRAMEWORKS
+from simulator.speculation.methods import names_in
+from simulator.studies.engine_flags import LOCAL_FRAMEWORKS
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice, draft_choices
@@ -361,11 +362,11 @@ def _cell(
 def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
     """What to add to ``llama-server``: the drafter, its longest draft and its gate; empty where nothing is drafted."""
     assert scenario.speculation is not None
-    known = LLAMA_METHODS.get(scenario.speculation.method)
+    known = names_in("llama.cpp").get(scenario.speculation.method)
     if known is None:
         raise ForerunError(
             f"emit: llama.cpp has no {scenario.speculation.method}; use another speculation.method "
-            f"({', '.join(LLAMA_METHODS)})"
+            f"({', '.join(names_in('llama.cpp'))})"
         )
     split = " --split-mode tensor" if scenario.hardware.tensor_parallel > 1 else ""
     return f"{known} --spec-draft-n-max {tokens} --spec-draft-p-min {p_min:g}{split}" if tokens else ""
