@@ -1,4 +1,4 @@
-"""One self-contained HTML page about attention-level speculation: each figure with the sentence it stands for."""
+"""Self-contained HTML pages of a few figures, each with the sentence it stands for; the one of the atlas."""
 
 from __future__ import annotations
 
@@ -21,17 +21,25 @@ class Finding(NamedTuple):
 
 
 def attention_report_html(title: str, lead: str, findings: Mapping[str, Finding], notes: Mapping[str, str]) -> str:
+    """``findings_html`` about attention-level speculation."""
+    return findings_html(title, "Attention-level speculation", lead, findings, notes)
+
+
+def findings_html(
+    title: str, subject: str, lead: str, findings: Mapping[str, Finding], notes: Mapping[str, str]
+) -> str:
     """The whole page as text.
 
     Args:
         title: plain text.
+        subject: what it is about, in a word or two.
         lead: what the page says in one sentence.
         findings: by an id of letters and dashes.
         notes: further facts by name.
     """
     figures = {name: finding.figure for name, finding in findings.items()}
     plots = figure_cards(figures)
-    parts = [header(title, "Attention-level speculation", lead)]
+    parts = [header(title, subject, lead)]
     for name, finding in findings.items():
         parts.append(f"{plots[name]}<p>{escape(finding.sentence)}</p>")
     parts.append(card("What it rests on", bullets(f"{name}: {text}" for name, text in notes.items())))

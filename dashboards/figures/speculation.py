@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import FloatArray, captioned, gain_scale, method_line
+from dashboards.theme import BLUE, GREY, ORANGE, SKY, VERMILLION, FloatArray, captioned, gain_scale, method_line
 from simulator.speculation import load_curve
+from simulator.studies.draft_pool import PoolGain
 from simulator.studies.tune.grid import SpeculationGrid
 
 
@@ -217,3 +218,53 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
     figure.update_layout(hovermode="closest")
     caption = f"{len(data.curves)} curves, bonus token included"
     return captioned(figure, "Acceptance", caption, "published", 420)
+
+
+class PoolCurve(NamedTuple):
+    """Gain by verifiers per drafter, and the same at the ends of a range."""
+
+    name: str
+    gains: tuple[PoolGain, ...]
+    low: tuple[PoolGain, ...]
+    high: tuple[PoolGain, ...]
+
+
+class PoolData(NamedTuple):
+    """Pools of drafters beside each other."""
+
+    title: str
+    caption: str
+    curves: tuple[PoolCurve, ...]
+
+
+def pool_figure(data: PoolData) -> go.Figure:
+    """Gain over the same verifiers without drafts, a line and a band per pool; below 1 it no longer pays."""
+    figure = go.Figure()
+    for curve, colour in zip(data.curves, (BLUE, SKY, VERMILLION, ORANGE), strict=False):
+        shares = [gain.verifiers_per_drafter for gain in curve.gains]
+        figure.add_scatter(
+            x=shares + shares[::-1],
+            y=[gain.gain for gain in curve.high + curve.low[::-1]],
+            mode="lines",
+            fill="toself",
+            fillcolor=colour,
+            opacity=0.2,
+            line={"width": 0},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+        figure.add_scatter(
+            x=shares,
+            y=[gain.gain for gain in curve.gains],
+            mode="lines+markers",
+            name=curve.name,
+            line={"color": colour, "width": 2.5},
+            customdata=[(gain.use, 1e3 * gain.step_s) for gain in curve.gains],
+            hovertemplate="%{x} verifiers: %{y:.2f}x, drafter at work %{customdata[0]:.0%}, "
+            "step %{customdata[1]:.1f} ms",
+        )
+    figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
+    shares = sorted({gain.verifiers_per_drafter for curve in data.curves for gain in curve.gains})
+    figure.update_xaxes(type="log", title="verifiers per drafter", tickvals=shares, ticktext=[f"{x:g}" for x in shares])
+    figure.update_yaxes(title="gain", rangemode="tozero")
+    return captioned(figure, data.title, data.caption, "extrapolated", 480)

@@ -607,9 +607,16 @@ class RemoteDrafter:
         tokens = work.prefill_tokens + work.decode_seqs * work.query_len
         for part in self.inner.parts(work):
             yield part._replace(times=part.times * (tokens > 0), elsewhere=True)
-        there = self._message_s(tokens * (TOKEN_BYTES + self.state_bytes))
-        back = self._message_s(drafting_sequences(work) * (self.proposed * TOKEN_BYTES))
-        yield Part(tokens > 0, None, (there + back,), "link")
+        yield Part(tokens > 0, None, (self.there_s(work) + self.back_s(work),), "link")
+
+    def there_s(self, work: StepWork[Any]) -> Any:
+        """Seconds of the message with a step's tokens."""
+        tokens = work.prefill_tokens + work.decode_seqs * work.query_len
+        return self._message_s(tokens * (TOKEN_BYTES + self.state_bytes))
+
+    def back_s(self, work: StepWork[Any]) -> Any:
+        """Seconds of the message with the draft tokens that follow a step."""
+        return self._message_s(drafting_sequences(work) * (self.proposed * TOKEN_BYTES))
 
     def with_tokens(self, count: int) -> RemoteDrafter:
         """The same drafter for a chain of ``count`` tokens."""

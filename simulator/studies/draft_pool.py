@@ -1,0 +1,352 @@
+"""Drafters on chips of their own that several verifiers share: queue, common batches, drafting ahead, loss of one.
+
+Every verifier decodes a steady batch: it verifies, tells the drafter that holds its sequences' KV, and waits for the
+next drafts. A drafter takes what waits in its queue, up to ``max_batch`` verifiers at once, in one pass over all of it.
+Arrivals of requests are left out: the batch of a verifier is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+
+from simulator.build import build_alone
+from simulator.errors import ForerunError
+from simulator.scenario import Scenario
+from simulator.speculation import draft_survival
+from simulator.timing import ModelTimer, RemoteDrafter, StepWork, decode_step
+
+Process = Generator[simpy.Event, Any, None]
+STEPS = 200
+"""Steps of a verifier from which a rate is taken."""
+
+
+class PoolPrices(NamedTuple):
+    """Seconds of what verifiers and drafters do, each verifier with the same batch."""
+
+    batch: int
+    """Sequences of a verifier."""
+    verify_s: float
+    """A step that verifies drafts."""
+    plain_s: float
+    """A step without any."""
+    draft_s: Callable[[int], float]
+    """Drafts of so many sequences in one pass of a drafter."""
+    prefill_s: float
+    """A drafter's pass over the contexts of a verifier that it has not seen."""
+    there_s: float
+    """The message with the tokens of a step."""
+    back_s: float
+    """The message with the drafts."""
+    accepted: float
+    """Draft tokens accepted of a sequence and step, on average."""
+    ahead: float
+    """Chance that a sequence goes on as its drafter did without waiting: all drafts accepted, the next token guessed;
+    0 for heads, which read the hidden states of what was verified."""
+
+
+def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPrices:
+    """Prices of a scenario whose drafter has chips of its own.
+
+    The next token is taken to be guessed as often as the last draft token is accepted after all before it.
+
+    Args:
+        scenario: model, hardware and speculation count; its workload does not.
+        batch: sequences of a verifier.
+        context_tokens: of each in the cache.
+
+    Raises:
+        ForerunError: no drafter on chips of its own, an overlap that this would count twice, or something that is not
+            modelled or does not fit.
+    """
+    speculation = scenario.speculation
+    build = build_alone(scenario)
+    timer = build.main.timer
+    if speculation is None or not isinstance(timer, ModelTimer) or not isinstance(timer.drafter, RemoteDrafter):
+        raise ForerunError("speculation.draft.chip: a pool of drafters needs a drafter on chips of its own; name them")
+    drafter = timer.drafter
+    if drafter.overlap:
+        raise ForerunError("speculation.draft.overlap: a pool drafts ahead by itself; leave overlap out")
+    if timer.adjusted is not None:
+        raise ForerunError("speculation.policy: a pool drafts a fixed number of tokens; leave the policy out")
+    limits = build.main.limits
+    needed = batch * limits.blocks(context_tokens + limits.lookahead_tokens)
+    if needed > limits.num_blocks:
+        raise ForerunError(f"batch: {batch} sequences of {context_tokens} tokens do not fit the KV cache; take fewer")
+
+    def drafting(work: StepWork[Any]) -> float:
+        return float(sum(part.seconds() for part in drafter.parts(work) if part.kind != "link"))
+
+    def drafts(seqs: int) -> float:
+        return drafting(decode_step(drafter.windows, seqs, limits.query_len, context_tokens))
+
+    work = decode_step(drafter.windows, batch, limits.query_len, context_tokens)
+    there_s, back_s = float(drafter.there_s(work)), float(drafter.back_s(work))
+    step = float(timer.seconds(decode_step(timer.windows, batch, limits.query_len, context_tokens)))
+    chunk = min(context_tokens, drafter.inner.step.max_tokens)
+    pairs = tuple(chunk * context_tokens // 2 if w is None else chunk * min(w, context_tokens) for w in drafter.windows)
+    keys, none = (context_tokens,) * len(pairs), (0,) * len(pairs)
+    prompt = drafting(StepWork(1, chunk, pairs, keys, 0, none, 0, 1, none))
+    survival = draft_survival(speculation)
+    before = survival[-2] if len(survival) > 1 else 1.0
+    guessed = survival[-1] / before if before else 0.0
+    return PoolPrices(
+        batch=batch,
+        verify_s=step - drafts(batch) - there_s - back_s,
+        plain_s=float(replace(timer, drafter=None).seconds(decode_step(timer.windows, batch, 1, context_tokens))),
+        draft_s=drafts,
+        prefill_s=batch * (context_tokens / chunk) * prompt,
+        there_s=there_s,
+        back_s=back_s,
+        accepted=float(np.sum(survival)),
+        ahead=0.0 if drafter.state_bytes else float(survival[-1] * guessed),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """Who shares what."""
+
+    verifiers: int
+    drafters: int = 1
+    max_batch: int = 1
+    """Verifiers whose drafts a drafter computes together."""
+    ahead: bool = False
+    """Whether drafters go on while a step verifies; sequences that went another way are drafted again."""
+    lost_s: float | None = None
+    """When the first drafter is lost; its verifiers decode without drafts until another has read their contexts."""
+
+    def __post_init__(self) -> None:
+        for name in ("verifiers", "drafters", "max_batch"):
+            if getattr(self, name) < 1:
+                raise ForerunError(f"{name}: at least one (got {getattr(self, name)})")
+
+
+@dataclass(slots=True)
+class PoolRun:
+    """What a pool did. ``asked`` jobs are those done, dropped (rolled back before they began), lost, or still there."""
+
+    tokens_per_s: float = 0.0
+    """Of all verifiers, from each one's first step to its last."""
+    step_s: float = 0.0
+    """Mean over verifiers, from step to step."""
+    use: float = 0.0
+    """Share of time at which drafters draft."""
+    end_s: float = 0.0
+    asked: int = 0
+    done: int = 0
+    dropped: int = 0
+    lost: int = 0
+    waiting: int = 0
+    plain_steps: int = 0
+    together: float = 0.0
+    """Mean number of verifiers in a drafter's pass."""
+    ends: list[list[float]] = field(default_factory=list)
+    """Ends of every verifier's steps."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    seqs: int
+    seconds: float | None
+    """Of work that is no draft."""
+    result: simpy.Event
+    """Happens with whether there is a result."""
+
+
+class _Pool:
+    """Verifiers, drafters and their queues in simulated time."""
+
+    def __init__(self, prices: PoolPrices, shape: PoolShape, steps: int, seed: int) -> None:
+        self.env = simpy.Environment()
+        self.prices, self.shape, self.steps = prices, shape, steps
+        self.random = np.random.default_rng(seed)
+        self.queues: list[list[_Job]] = [[] for _ in range(shape.drafters)]
+        self.came = [self.env.event() for _ in range(shape.drafters)]
+        self.alive = [True] * shape.drafters
+        self.lost = self.env.event()
+        self.finished = [self.env.event() for _ in range(shape.verifiers)]
+        """Nobody stops before all are done, so that the last ones do not have the drafters to themselves."""
+        self.busy_s, self.passes, self.served, self.tokens = 0.0, 0, 0, [0.0] * shape.verifiers
+        self.run = PoolRun(ends=[[] for _ in range(shape.verifiers)])
+
+    def result(self) -> PoolRun:
+        """All verifiers' steps."""
+        env, run = self.env, self.run
+        for drafter in range(self.shape.drafters):
+            env.process(self.draft(drafter))
+        if self.shape.lost_s is not None:
+            env.process(self.lose(self.shape.lost_s))
+        for number in range(self.shape.verifiers):
+            env.process(self.verify(number))
+        env.run(until=env.all_of(self.finished))
+        run.end_s = float(env.now)
+        run.waiting = run.asked - run.done - run.dropped - run.lost
+        gaps = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in run.ends]
+        rates = [tokens / (ends[-1] - ends[0]) for tokens, ends in zip(self.tokens, run.ends, strict=True)]
+        run.step_s, run.tokens_per_s = float(np.mean(gaps)), float(np.sum(rates))
+        run.use = self.busy_s / (run.end_s * self.shape.drafters)
+        run.together = self.served / max(1, self.passes)
+        return run
+
+    def ask(self, home: int, seqs: int, seconds: float | None = None) -> _Job:
+        """Put work into a drafter's queue."""
+        job = _Job(seqs, seconds, self.env.event())
+        self.run.asked += 1
+        self.queues[home].append(job)
+        if not self.came[home].triggered:
+            self.came[home].succeed()
+        return job
+
+    def finish(self, job: _Job, fate: str) -> None:
+        """Count a job that is ``done``, ``lost`` or ``dropped``."""
+        setattr(self.run, fate, getattr(self.run, fate) + 1)
+        job.result.succeed(fate == "done")
+
+    def draft(self, drafter: int) -> Process:
+        """Take what waits, price it as one pass, hand it out; until lost."""
+        env, queue = self.env, self.queues[drafter]
+        while True:
+            if not queue:
+                self.came[drafter] = env.event()
+                yield self.came[drafter] | self.lost if drafter == 0 else self.came[drafter]
+            if not self.alive[drafter]:
+                return
+            taken = queue[: self.shape.max_batch]
+            del queue[: len(taken)]
+            seqs = sum(job.seqs for job in taken)
+            seconds = sum(job.seconds or 0.0 for job in taken) + (self.prices.draft_s(seqs) if seqs else 0.0)
+            began = env.now
+            yield env.timeout(seconds) | self.lost if drafter == 0 and self.alive[0] else env.timeout(seconds)
+            self.busy_s += env.now - began
+            if not self.alive[drafter]:
+                for job in taken:
+                    self.finish(job, "lost")
+                return
+            self.passes, self.served = self.passes + 1, self.served + len(taken)
+            for job in taken:
+                self.finish(job, "done")
+
+    def lose(self, at_s: float) -> Process:
+        """The first drafter with all that waits for it."""
+        yield self.env.timeout(at_s)
+        self.alive[0] = False
+        self.lost.succeed()
+        for job in self.queues[0]:
+            self.finish(job, "lost")
+        self.queues[0].clear()
+
+    def home(self, verifier: int) -> int | None:
+        """The drafter that holds a verifier's KV; None where none is left."""
+        alive = [number for number, lives in enumerate(self.alive) if lives]
+        own = verifier % self.shape.drafters
+        return own if self.alive[own] else alive[verifier % len(alive)] if alive else None
+
+    def verify(self, verifier: int) -> Process:
+        """Step after step, with drafts while there are any."""
+        env, prices, ends = self.env, self.prices, self.run.ends[verifier]
+        home, reading = self.home(verifier), None
+        drafted: Any = True
+        yield env.timeout(prices.verify_s * verifier / self.shape.verifiers)  # not all in step from the start
+        while True:
+            gained = prices.batch * (1.0 + (prices.accepted if drafted else 0.0))
+            if drafted:
+                assert home is not None
+                drafted = yield env.process(self.with_drafts(home))
+            else:
+                self.run.plain_steps += 1
+                yield env.timeout(prices.plain_s)
+                if reading is None and (home := self.home(verifier)) is not None:
+                    reading = self.ask(home, 0, prices.prefill_s)
+                elif reading is not None and reading.result.processed:
+                    assert home is not None
+                    drafted = bool(reading.result.value) and (yield env.process(self.next_drafts(home, prices.batch)))
+                    reading = None
+            ends.append(float(env.now))
+            if len(ends) > 1:
+                self.tokens[verifier] += gained
+            if len(ends) == self.steps + 1:
+                self.finished[verifier].succeed()
+
+    def with_drafts(self, home: int) -> Generator[simpy.Event, Any, bool]:
+        """One verification and the drafts that follow; whether these came."""
+        prices = self.prices
+        early = self.ask(home, prices.batch) if self.shape.ahead and self.alive[home] else None
+        yield self.env.timeout(prices.verify_s)
+        kept = int(self.random.binomial(prices.batch, prices.ahead)) if early is not None else 0
+        came: bool = yield self.env.process(self.next_drafts(home, prices.batch - kept, early, kept))
+        return came
+
+    def next_drafts(
+        self, home: int, seqs: int, early: _Job | None = None, kept: int = 0
+    ) -> Generator[simpy.Event, Any, bool]:
+        """Tell the drafter, wait for drafts of ``seqs`` sequences and for those begun early that are kept."""
+        yield self.env.timeout(self.prices.there_s)
+        if early is not None and not kept and early in self.queues[home]:
+            self.queues[home].remove(early)
+            self.finish(early, "dropped")
+        if not self.alive[home]:
+            return False
+        wanted = [self.ask(home, seqs)] if seqs else []
+        wanted += [early] if early is not None and kept else []
+        for job in wanted:
+            if not (yield job.result):
+                return False
+        yield self.env.timeout(self.prices.back_s)
+        return True
+
+
+def run_pool(prices: PoolPrices, shape: PoolShape, steps: int = STEPS, seed: int = 0) -> PoolRun:
+    """Verifiers and drafters until every verifier has done so many steps after its first."""
+    return _Pool(prices, shape, steps, seed).result()
+
+
+def own_chips_gain(scenario: Scenario, batch: int, context_tokens: int) -> float:
+    """Gain over plain steps of the scenario's drafter where it is, without a pool."""
+    build = build_alone(scenario)
+    timer, query_len = build.main.timer, build.main.limits.query_len
+    assert isinstance(timer, ModelTimer)
+    assert scenario.speculation is not None
+    alone = replace(timer, drafter=None)
+    steps = (decode_step(timer.windows, batch, tokens, context_tokens) for tokens in (1, query_len))
+    plain_s, drafted_s = (float(own.seconds(step)) for own, step in zip((alone, timer), steps, strict=True))
+    return (1.0 + float(np.sum(draft_survival(scenario.speculation)))) * plain_s / drafted_s
+
+
+class PoolGain(NamedTuple):
+    """Tokens per second of verifiers that share drafters, beside the same verifiers without drafts."""
+
+    verifiers_per_drafter: float
+    gain: float
+    step_s: float
+    use: float
+    """Of the drafters."""
+
+
+def pool_gains(prices: PoolPrices, shares: Sequence[int], max_batch: int = 1, ahead: bool = False) -> list[PoolGain]:
+    """One drafter for each number of verifiers in ``shares``."""
+    found = []
+    for verifiers in shares:
+        run = run_pool(prices, PoolShape(verifiers, 1, max_batch, ahead))
+        alone = verifiers * prices.batch / prices.plain_s
+        found.append(PoolGain(verifiers, run.tokens_per_s / alone, run.step_s, run.use))
+    return found
+
+
+def break_even(gains: Sequence[PoolGain], worth: float = 1.0) -> float | None:
+    """Most verifiers per drafter that still gain ``worth``, linear between points in the logarithm of their number.
+
+    None where even the fewest do not gain that; infinite where the most still do.
+    """
+    above = [number for number, gain in enumerate(gains) if gain.gain >= worth]
+    if not above:
+        return None
+    last = above[-1]
+    if last + 1 == len(gains):
+        return float("inf")
+    (few, high), (many, low) = (gains[last][:2], gains[last + 1][:2])
+    return float(few * (many / few) ** ((high - worth) / (high - low)))

@@ -1,0 +1,139 @@
+"""Drafters that several verifiers share: today's remote drafter as a limit, queues by hand, nothing lost or made."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from simulator.build import build_alone
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.studies.draft_pool import PoolGain, PoolPrices, PoolShape, break_even, pool_gains, pool_prices, run_pool
+from simulator.timing import decode_step
+
+CONTEXT = 1024
+
+
+def scenario(**speculation):
+    given = {
+        "method": "draft-model",
+        "num_speculative_tokens": 4,
+        "draft": {"model": "llama-3.2-1b", "chip": "n150", "link": "pcie4-x16"},
+        "acceptance": {"alpha": 0.7},
+    }
+    data = {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "h100-sxm"},
+        "speculation": given | speculation,
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+    }
+    return scenario_from(data, "test")
+
+
+def made(batch=4, verify_s=10.0, plain_s=8.0, draft=3.0, prefill_s=50.0, there_s=0.5, back_s=0.25, ahead=0.5):
+    return PoolPrices(batch, verify_s, plain_s, lambda seqs: draft + 0.1 * seqs, prefill_s, there_s, back_s, 2.0, ahead)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_one_drafter_to_each_verifier_is_today_s_remote_drafter(batch):
+    prices = pool_prices(scenario(), batch, CONTEXT)
+    timer = build_alone(scenario()).main.timer
+    today = timer.seconds(decode_step(timer.windows, batch, 5, CONTEXT))
+    found = run_pool(prices, PoolShape(3, 3), steps=50)
+    assert_allclose(found.step_s, today, rtol=1e-9)
+    assert_allclose(found.tokens_per_s, 3 * batch * (1 + 0.7 + 0.49 + 0.343 + 0.2401) / today, rtol=1e-9)
+    assert found.together == 1.0
+    without_link = prices._replace(there_s=0.0, back_s=0.0)
+    apart = run_pool(without_link, PoolShape(1), steps=50).step_s
+    assert_allclose(apart, today - prices.there_s - prices.back_s, rtol=1e-9)
+    assert prices.plain_s < prices.verify_s < today
+
+
+def test_a_drafter_of_too_many_is_what_they_wait_for():
+    """By hand: a pass over 4 sequences takes 3.4 s, one over three verifiers' 12 takes 4.2 s."""
+    alone = run_pool(made(), PoolShape(1))
+    assert alone.step_s == pytest.approx(10 + 0.5 + 3.4 + 0.25)
+    assert alone.use == pytest.approx(3.4 / alone.step_s, rel=0.02)
+    many = run_pool(made(), PoolShape(8))
+    assert many.step_s == pytest.approx(8 * 3.4, rel=1e-3)
+    assert many.use == pytest.approx(1.0, abs=0.01)
+    together = run_pool(made(), PoolShape(8, max_batch=8))
+    assert together.step_s < 0.7 * many.step_s
+    assert together.together > 1.5
+
+
+def test_drafting_ahead_hides_the_drafter_where_all_goes_as_guessed_and_costs_where_nothing_does():
+    """Drafts of 3.4 s fit beside 10 s of verification; rolling all of them back takes as long as not going ahead."""
+    assert run_pool(made(ahead=1.0), PoolShape(1, ahead=True)).step_s == pytest.approx(10 + 0.5 + 0.25)
+    waits = run_pool(made(), PoolShape(1)).step_s
+    assert run_pool(made(ahead=0.0), PoolShape(1, ahead=True)).step_s == pytest.approx(waits)
+    some = run_pool(made(ahead=0.7), PoolShape(1, ahead=True)).step_s
+    assert 10.75 < some < waits
+    crowd = [run_pool(made(ahead=0.0), PoolShape(6, ahead=ahead)) for ahead in (True, False)]
+    assert crowd[0].step_s > crowd[1].step_s, "work for nothing takes the drafter from others"
+    assert crowd[0].dropped > 0
+
+
+def test_the_loss_of_a_drafter_is_survived():
+    before, after = (run_pool(made(), PoolShape(4, 2, 2, lost_s=lost), steps=60) for lost in (None, 300.0))
+    assert before.plain_steps == before.lost == 0
+    assert after.plain_steps >= 2 * 50 / 8 - 1, "verifiers of the lost one go on while their contexts are read"
+    assert after.step_s > before.step_s
+    none = run_pool(made(), PoolShape(2, 1, lost_s=300.0), steps=60)
+    assert none.ends[0][-1] - none.ends[0][-2] == pytest.approx(8.0), "without a drafter, plain steps for good"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_pools_keep_every_job_and_every_token(seed):
+    random = np.random.default_rng(seed)
+    prices = made(
+        batch=int(random.integers(1, 9)),
+        verify_s=float(random.uniform(1, 20)),
+        draft=float(random.uniform(0.1, 20)),
+        there_s=float(random.choice([0.0, 0.3])),
+        back_s=float(random.choice([0.0, 0.2])),
+        prefill_s=float(random.uniform(1, 60)),
+        ahead=float(random.uniform(0, 1)),
+    )
+    lost_s = float(random.uniform(1, 200)) if random.random() < 0.5 else None
+    shape = PoolShape(*map(int, random.integers(1, 6, 3)), ahead=bool(random.integers(2)), lost_s=lost_s)
+    run = run_pool(prices, shape, steps=20, seed=seed)
+    assert run.asked == run.done + run.dropped + run.lost + run.waiting
+    assert 0 <= run.waiting <= 3 * shape.verifiers
+    assert all(len(ends) > 20 for ends in run.ends)
+    for ends in run.ends:
+        shortest = min(prices.plain_s, prices.verify_s)  # without its drafter a verifier waits for no message
+        assert (np.diff(ends) >= shortest - 1e-9).all()
+    assert 0.0 <= run.use <= 1.0 + 1e-9
+    assert run.together <= shape.max_batch
+    most = 3.0 * prices.batch * shape.verifiers / run.step_s
+    assert run.tokens_per_s <= 1.5 * most
+    if lost_s is None:
+        assert run.lost == run.plain_steps == 0
+        drafts = sum(len(ends) for ends in run.ends)
+        assert run.done + run.waiting + run.dropped >= drafts
+    assert run_pool(prices, shape, steps=20, seed=seed) == run
+
+
+def test_break_even_lies_between_the_points_around_it():
+    gains = [PoolGain(n, gain, 1.0, 1.0) for n, gain in ((1, 1.4), (4, 1.2), (16, 0.8))]
+    assert break_even(gains) == pytest.approx(8.0)
+    assert break_even(gains, 1.5) is None
+    assert break_even(gains[:2]) == np.inf
+    found = pool_gains(made(batch=1, plain_s=10.0), (1, 2, 4, 8, 16))
+    assert 4 < break_even(found) < 16
+
+
+@pytest.mark.parametrize(
+    ("speculation", "said"),
+    [
+        ({"draft": {"model": "llama-3.2-1b"}}, "speculation.draft.chip: a pool of drafters needs"),
+        ({"draft": {"model": "llama-3.2-1b", "chip": "n150", "overlap": 0.5}}, "speculation.draft.overlap"),
+    ],
+)
+def test_what_a_pool_cannot_be_made_of(speculation, said):
+    with pytest.raises(ForerunError, match=said):
+        pool_prices(scenario(**speculation), 1, CONTEXT)
+    with pytest.raises(ForerunError, match="batch: 100000 sequences"):
+        pool_prices(scenario(), 100_000, CONTEXT)
+    with pytest.raises(ForerunError, match="drafters: at least one"):
+        PoolShape(1, 0)
