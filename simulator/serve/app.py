@@ -12,6 +12,7 @@ from pathlib import Path
 from types import coroutine
 from typing import Any, TextIO
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -158,19 +159,20 @@ class Server:
         routes = [
             Route("/v1/chat/completions", _Endpoint(self, ChatBody)),
             Route("/v1/completions", _Endpoint(self, CompletionBody)),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{name:path}", self._one_model),
-            Route("/health", _nothing),
-            Route("/ping", _nothing),
-            Route("/metrics", self._metrics),
-            Route("/version", _version),
+            Route("/v1/models", _Page(self._models)),
+            Route("/v1/models/{name:path}", _Page(self._one_model)),
+            Route("/health", _Page(_nothing)),
+            Route("/ping", _Page(_nothing)),
+            Route("/metrics", _Page(self._metrics)),
+            Route("/version", _Page(_version)),
         ]
         router = Router(routes, default=not_found, redirect_slashes=False)
+        shared = CORSMiddleware(router, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])  # as vLLM's does
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan":
                 return await self._lifespan(receive, send)
-            return await router(scope, receive, send)
+            return await shared(scope, receive, send)
 
         return app
 
@@ -340,8 +342,23 @@ class Server:
             exchange.done.set_result(None)
 
 
+class _Page:
+    """What is only read."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        known = request.method in ("GET", "HEAD")
+        await (await self._answer(request) if known else _not_answered(request, "GET"))(scope, receive, send)
+
+
 class _Endpoint:
-    """Where completions are asked for; an ASGI application, so that tokens go straight to the transport."""
+    """Where completions are asked for; an ASGI application, so that tokens go straight to the transport.
+
+    A browser's EventSource can only GET: what others post then stands in the address, as ``?body=``.
+    """
 
     def __init__(self, server: Server, kind: type[ChatBody] | type[CompletionBody]) -> None:
         self._server = server
@@ -351,9 +368,11 @@ class _Endpoint:
         server = self._server
         request, at_s = Request(scope, receive), server.pace.now
         try:
-            if request.method != "POST":
-                raise BadRequestError(f"{request.method} is not answered here; POST is", 405)
-            exchange = server.begin(body_of(self._kind, await _raw(request), server.model), at_s)
+            asked = request.query_params.get("body") if request.method == "GET" else None
+            if request.method != "POST" and asked is None:
+                return await _not_answered(request, "POST")(scope, receive, send)
+            raw = await _raw(request) if asked is None else asked.encode()
+            exchange = server.begin(body_of(self._kind, raw, server.model), at_s)
         except BadRequestError as error:
             return await _refused(error)(scope, receive, send)
         gone = asyncio.ensure_future(receive())  # nothing more comes but that the client has left
@@ -443,9 +462,14 @@ def _json(document: Any) -> Response:
     return Response(json.dumps(document), media_type=JSON)
 
 
-def _refused(error: BadRequestError) -> Response:
-    headers = {"allow": "POST"} if error.status == 405 else None
+def _refused(error: BadRequestError, headers: dict[str, str] | None = None) -> Response:
     return Response(error.body, error.status, headers, JSON)
+
+
+def _not_answered(request: Request, method: str) -> Response:
+    hint = "; an EventSource puts its body into the address, as ?body=" if request.method == "GET" else ""
+    error = BadRequestError(f"{request.method} is not answered here; {method} is{hint}", 405)
+    return _refused(error, {"allow": method})
 
 
 async def _nothing(request: Request) -> Response:

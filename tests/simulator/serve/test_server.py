@@ -150,6 +150,17 @@ def test_addresses_that_are_not_there(path, status):
     assert answer.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET"),
+     ("DELETE", "/metrics", "GET")],
+)  # fmt: skip
+def test_methods_that_are_not_answered(method, path, allowed):
+    answer = ask(lambda client, _: client.request(method, path))
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_an_image_is_not_taken_for_text():
     content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     answer = posted({"messages": [{"role": "user", "content": content}]}, "/v1/chat/completions")

@@ -1,0 +1,134 @@
+"""The server as a process of its own: a browser reads it, killing it leaves nothing, its memory does not grow."""
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import httpx
+import pytest
+from tiny_scenario import tiny_data
+
+from simulator.scenario import Scenario
+from simulator.serve.app import Server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+READ = """
+async ([address, body]) => {
+    const asked = address + "/v1/chat/completions";
+    const content = text => JSON.parse(text).choices.map(choice => choice.delta.content).join("");
+    const events = await new Promise((resolve, reject) => {
+        const found = [], source = new EventSource(asked + "?body=" + encodeURIComponent(JSON.stringify(body)));
+        source.onerror = reject;
+        source.onmessage = event => {
+            if (event.data !== "[DONE]") { found.push(content(event.data)); return; }
+            source.close();
+            resolve(found);
+        };
+    });
+    const answer = await fetch(asked, {
+        method: "POST", body: JSON.stringify(body), headers: {"Content-Type": "application/json"}});
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let posted = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) posted += part.value;
+    const lines = posted.split("\\n\\n").filter(line => line && !line.endsWith("[DONE]"));
+    const refused = await fetch(asked, {method: "POST", body: "{"});
+    return [events, lines.map(line => content(line.slice(6))), (await refused.json()).error.type];
+}
+"""
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server's process, its address, and the folder in which it runs and keeps what is temporary."""
+    scenario = tmp_path / "scenario.json"
+    scenario.write_text(json.dumps(tiny_data()))
+    folder = tmp_path / "own"
+    folder.mkdir()
+    words = ["serve", str(scenario), "--port", "0", "--speed", "100", "--trace-out", "came.jsonl"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from simulator.cli import main; sys.exit(main(sys.argv[1:]))", *words],
+        cwd=folder,
+        env=os.environ | {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    line = next(line for line in process.stderr if "/v1 " in line)
+    yield process, line.split(" at ")[1].split("/v1")[0], folder
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_browser_reads_its_streams_with_eventsource_and_with_fetch(served):
+    playwright = pytest.importorskip("playwright.sync_api")
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "ignore_eos": True, "stream": True}
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()  # about:blank: of another origin than the server
+        events, posted, refused = page.evaluate(READ, [served[1], body])
+        browser.close()
+    assert len(events) == len(posted) == 1 + 12 + 1, "the opening, the tokens, the end"
+    assert len("".join(events).split()) == len("".join(posted).split()) == 12
+    assert refused == "invalid_request_error"
+
+
+def test_killing_it_leaves_nothing_behind(served):
+    process, address, folder = served
+    body = {"prompt": "a b c", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+    assert [file.name for file in folder.iterdir()] == ["came.jsonl"]
+    (came,) = (json.loads(line) for line in Path(folder / "came.jsonl").read_text().splitlines())
+    assert came["input_tokens"] == 3
+    socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1]))).close()
+
+
+async def asked(app, number: int) -> int:
+    """One streamed request straight to the application; returns its status."""
+    text = json.dumps({"prompt": f"word {number} " * 20, "max_tokens": 4, "ignore_eos": True, "stream": True})
+    waits, status = [{"type": "http.request", "body": text.encode(), "more_body": False}], []
+
+    async def receive():
+        return waits.pop() if waits else await asyncio.Event().wait()
+
+    async def send(message):
+        status.append(message.get("status"))
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    await app(scope, receive, send)
+    return status[0]
+
+
+def test_requests_leave_no_memory_behind():
+    async def run() -> list[int]:
+        scenario = Scenario(**tiny_data()).with_values({"engine.num_kv_blocks": 512})  # full of prefixes soon
+        server = Server(scenario, speed=1000.0, slots=256)
+        server.pace.start()
+        app, held = server.app, []
+        tracemalloc.start()
+        for number in range(0, 600, 50):
+            assert set(await asyncio.gather(*(asked(app, number + one) for one in range(50)))) == {200}
+            await asyncio.sleep(0)
+            server.counters.exposition()
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert server.counters.finished["length"] == 600
+        return held
+
+    held = asyncio.run(run())
+    assert held[-1] - held[len(held) // 2] < 100 * 600 / 2, "bytes a request"
