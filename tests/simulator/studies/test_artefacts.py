@@ -16,7 +16,8 @@ from simulator.scenario import Scenario
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.plan.thresholds import thresholds
 
-SCHEMAS = yaml.safe_load(Path(__file__).with_name("consumer_schemas.yaml").read_text(encoding="utf-8"))
+CONSUMERS = Path(__file__).with_name("consumers")
+SCHEMAS = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CONSUMERS.glob("*.yaml"))}
 EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
 SCALER = {"target": 12.5, "max_replicas": 4, "start_up_s": 90, "window_s": 60}
 APART = {
@@ -66,11 +67,23 @@ def test_files_are_what_their_consumers_accept(name, kind):
     jsonschema.validate(documents[0], SCHEMAS[name])
 
 
-def test_the_schemas_refuse_what_consumers_do_not_know():
-    document = yaml.safe_load(artefact("hpa", scenario_of()))
-    document["spec"]["replicas"] = 3
-    with pytest.raises(jsonschema.ValidationError, match="replicas"):
-        jsonschema.validate(document, SCHEMAS["hpa"])
+@pytest.mark.parametrize(
+    ("name", "place", "field"),
+    [
+        ("hpa", ["spec"], "replicas"),
+        ("keda", ["spec", "triggers", 0], "targetValue"),
+        ("dynamo", ["spec", "services", "Worker"], "gpus"),
+        ("llm-d", ["modelArtifacts"], "revision"),
+        ("trtllm", ["kv_cache_config"], "block_size"),
+    ],
+)
+def test_the_schemas_refuse_what_consumers_do_not_know(name, place, field):
+    document = part = yaml.safe_load(artefact(name, scenario_of()))
+    for key in place:
+        part = part[key]
+    part[field] = 3
+    with pytest.raises(jsonschema.ValidationError, match=field):
+        jsonschema.validate(document, SCHEMAS[name])
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
