@@ -40,8 +40,8 @@ LATENCIES = ("itl", "prefill", "ttft")
 LATENCY_FLOOR = 0.001
 """The same of mean latencies, which the mean lengths tell nearly alone."""
 FACTOR_LIMITS = (0.1, 10.0)
-PROBE, SECANTS, CLOSE = 0.3, 3, 1e-3
-"""Logarithm of the first factor tried, most steps from there, and where they end."""
+PROBE, CLOSE, APART = 0.3, 2e-3, 0.02
+"""Logarithms: of the first factor tried, of how exactly one is found, and of how far apart two tell a slope."""
 CAUSES = {
     "load": "the traffic is not what the scenario expects",
     "drafter": "draft tokens are accepted more or less often than the scenario says",
@@ -331,21 +331,37 @@ def _fit(twin: Twin, cause: str, plain: NDArray[np.float64], checks: Sequence[Ch
         found: NDArray[np.float64] = np.log(twin.means(seeds, **{cause: exp(factor)})).mean(axis=0) + offset
         return found
 
-    low, high = (log(limit) for limit in FACTOR_LIMITS)
-    before, there = 0.0, np.log(plain).mean(axis=0)
-    factor, slope = PROBE, 1.0
-    here = logs(factor)
-    for _ in range(SECANTS):  # the time between tokens is nearly straight in either factor
-        slope = max(1e-3, float(here[at] - there[at]) / (factor - before))
-        ahead = min(high, max(low, factor + (target - float(here[at])) / slope))
-        if abs(ahead - factor) < CLOSE:
-            break
-        before, there = factor, here
-        factor, here = ahead, logs(ahead)
+    factor, here, slope = _where(target, np.log(plain).mean(axis=0), logs, at)
     left = [(log(check.measured) - here[LATENCIES.index(name)]) / check.spread for name, check in known.items()]
     spread = 1.96 * known["itl"].spread / slope
     bounds = {"low": exp(factor - spread), "high": exp(factor + spread)}
     return {"value": exp(factor), **bounds, "misfit": float(np.sum(np.square(left)))}
+
+
+def _where(
+    target: float, plain: NDArray[np.float64], logs: Callable[[float], NDArray[np.float64]], at: int
+) -> tuple[float, NDArray[np.float64], float]:
+    """The logarithm of the factor that gives the time between tokens, what it gives, and how steep it is there.
+
+    Host work hides behind the device until it is the longer of the two: times rise with a kink, and straight steps
+    towards the target would not end.
+    """
+    from scipy.optimize import brentq
+
+    known = {0.0: plain}
+
+    def off(factor: float) -> float:
+        if factor not in known:
+            known[factor] = logs(factor)
+        return float(known[factor][at]) - target
+
+    end, most = (PROBE, log(FACTOR_LIMITS[1])) if off(0.0) < 0 else (-PROBE, log(FACTOR_LIMITS[0]))
+    while off(0.0) * off(end) > 0 and end != most:
+        end = min(max(2.0 * end, min(most, 0.0)), max(most, 0.0))
+    factor = end if off(0.0) * off(end) > 0 else float(brentq(off, 0.0, end, xtol=CLOSE))
+    rise = off(factor)
+    near = min((one for one in known if abs(one - factor) >= APART), key=lambda one: abs(one - factor))
+    return factor, known[factor], max(1e-3, (rise - off(near)) / (factor - near))
 
 
 def what_if_rows(

@@ -12,7 +12,7 @@ from simulator.scenario import Scenario
 from simulator.serve.counters import Counters
 from simulator.serve.live import LiveFleet
 from simulator.serve.observed import between, observe_files, samples_of
-from simulator.serve.twin import HOST_FIELDS, twin, with_lengths
+from simulator.serve.twin import HOST_FIELDS, TwinResult, twin, with_lengths
 from simulator.workload import generate_requests
 
 SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
@@ -54,7 +54,7 @@ def scraped(scenario: Scenario, seed: int, factors=None) -> str:
     return "\n".join(line for line in lines if "simulated_seconds" not in line) + "\n"
 
 
-def watched(scenario: Scenario, hidden: Scenario, seed: int = 5, factors=None):
+def watched(scenario: Scenario, hidden: Scenario, seed: int = 5, factors=None) -> TwinResult:
     seconds = float(generate_requests(hidden.workload, seed).arrival_s[-1])
     seen = between({}, samples_of(scraped(hidden, seed, factors), "metrics"), "metrics", seconds)
     return twin(scenario, with_lengths(seen), what_ifs=False)
@@ -66,11 +66,13 @@ def test_a_healthy_engine_raises_no_alarm():
     assert found.gap("itl") < 1.0
 
 
-def test_host_work_that_takes_longer_is_found():
+@pytest.mark.parametrize("seed", [0, 3, 5])
+def test_host_work_that_takes_longer_is_found(seed):
+    """It hides behind the device until it is the longer of the two: times rise with a kink."""
     own = scenario_of().with_values({"engine.cuda_graphs": False})  # launches by the host are then a part that shows
-    found = watched(own, own, factors=HOST)
+    found = watched(own, own, seed, factors=HOST)
     assert found.culprit == "host"
-    assert found.document["fits"]["host"]["value"] == pytest.approx(1.3, rel=0.1)
+    assert found.document["fits"]["host"]["value"] == pytest.approx(1.3, rel=0.03)
 
 
 def test_a_drafter_that_fell_behind_is_found():
