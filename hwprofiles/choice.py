@@ -44,10 +44,6 @@ UNFITTED_INTERVALS = {
     "moe": (0.75, 1.8),
     "attention_prefill": (0.65, 1.4),
     "attention_decode": (0.65, 1.6),
-    "recurrent_prefill": (0.5, 2.0),
-    "recurrent_decode": (0.5, 2.0),
-    "sparse_prefill": (0.5, 2.0),
-    "sparse_decode": (0.5, 2.0),
     "elementwise": (0.65, 1.7),
     "collective": (0.65, 1.7),
 }
@@ -56,6 +52,14 @@ UNFITTED_INTERVALS = {
 Products, experts and attention: the 26 to 37 sets fitted on eight chips and four libraries over the defaults of their
 chip's class, in the mean of up to 24 usual shapes each, 5th to 95th percentile rounded outwards; of the others there
 are too few fits to compare: assumed, of the order of the errors that ``docs/validation`` reports for them."""
+UNKNOWN_INTERVAL = (0.5, 2.0)
+"""Of a family of which too few fits are known for that."""
+
+
+def unfitted_interval(family: str) -> tuple[float, float]:
+    """Ends of the 90 % interval of a kernel that was not fitted on its chip, as factors on its time."""
+    return UNFITTED_INTERVALS.get(family, UNKNOWN_INTERVAL)
+
 
 CARRIED_INTERVALS = {
     "gemm": (0.82, 1.28),
@@ -196,7 +200,7 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
 
 def _carried_fit(family: str, fit: Fit | None) -> Fit:
     """What a fit says on another chip: the shapes it has seen, and the spread of fits carried between chips."""
-    low, high = CARRIED_INTERVALS.get(family, UNFITTED_INTERVALS.get(family, (1.0, 1.0)))
+    low, high = CARRIED_INTERVALS.get(family, unfitted_interval(family))
     own = (1.0, 1.0) if fit is None else fit.intervals.get("all", (1.0, 1.0))
     spread = {"all": (min(low, own[0]), max(high, own[1]))}
     return Fit(ranges={} if fit is None else fit.ranges, intervals=spread)

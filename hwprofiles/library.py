@@ -13,12 +13,12 @@ from hwprofiles.choice import (
     CALIBRATED,
     EXTRAPOLATED,
     PORTABLE,
-    UNFITTED_INTERVALS,
     as_older_kernels_see,
     core_shares,
     exact_names,
     find_parameters,
     inside_ranges,
+    unfitted_interval,
 )
 from hwprofiles.correction import Correction, Key, Pairs, load_corrections
 from hwprofiles.dtypes import VARIANT, dtype_bytes, format_of
@@ -188,7 +188,7 @@ class KernelLibrary:
             sizes: by the names of a kernel trace's columns; may be arrays.
             bound: what limits it: a word, or an array of them.
             assumed: whether a kernel whose fit says nothing, or that has none on this chip, gets the spread of fits
-                carried from another chip, or of fitted chips over the defaults of their class (``UNFITTED_INTERVALS``).
+                carried from another chip, or of fitted chips over the defaults of their class (``unfitted_interval``).
 
         Raises:
             ProfileError: no such family or dtype.
@@ -197,7 +197,7 @@ class KernelLibrary:
         trusted = basis == BASES[CALIBRATED] or (assumed and basis != BASES[EXTRAPOLATED])
         known: Pairs = parameters.fit.intervals if trusted and parameters.fit is not None else {}
         if "all" not in known:
-            return UNFITTED_INTERVALS[family] if assumed else (1.0, 1.0)
+            return unfitted_interval(family) if assumed else (1.0, 1.0)
         correction = self.correction(family, dtype)
         if correction is not None and np.all(inside_ranges(correction.ranges, sizes)):
             known = correction.intervals or known

@@ -81,8 +81,7 @@ class DraftRequest:
     @property
     def measured(self) -> DraftOverhead:
         """Host times of the method as measured in this engine, or in any."""
-        method = self.config.method
-        return load_draft_overhead(self.target.framework.name, METHODS[method].times_of or method)
+        return method_overhead(self.target.framework.name, self.config.method)
 
     @property
     def overhead(self) -> HostOverhead:
@@ -121,6 +120,11 @@ class DraftRequest:
     def max_pass_tokens(self) -> int:
         """Most tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
         return max(self.max_num_batched_tokens, self.max_num_seqs * max(self.proposal.pass_widths, default=1))
+
+
+def method_overhead(framework: str, method: str) -> DraftOverhead:
+    """Host times of a method as measured in an engine, or in any; of the method that stands in for it."""
+    return load_draft_overhead(framework, METHODS[method].times_of or method)
 
 
 def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:

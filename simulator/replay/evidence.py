@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import BASES, KernelLibrary
-from hwprofiles.choice import UNFITTED_INTERVALS, inside_ranges
+from hwprofiles.choice import inside_ranges, unfitted_interval
 from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import OPS, KernelTable
 
@@ -77,7 +77,7 @@ def apply_evidence(
     for (family, dtype), rows in stored_rows(table, prediction).items():
         fit = kernels.parameters(family, dtype).fit
         if fit is None:
-            put_intervals(prediction, rows, {"all": UNFITTED_INTERVALS[family]}, np.ones(len(rows), dtype=bool))
+            put_intervals(prediction, rows, {"all": unfitted_interval(family)}, np.ones(len(rows), dtype=bool))
             continue
         inside = rows_inside(fit.ranges, table.where(rows))
         weaker = ~inside & (prediction.basis[rows] == BASES.index("calibrated"))

@@ -9,6 +9,7 @@ from math import prod
 from hwprofiles import KernelLibrary, load_chip, load_link
 from hwprofiles.parameters import FAMILIES
 from simulator.assumptions import KERNEL_FIELDS
+from simulator.drafting import method_overhead
 from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
 from simulator.llm.mixers import Recurrent
@@ -16,6 +17,7 @@ from simulator.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, draft_survival, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.attention_level.parameters import mechanism_costs
+from simulator.speculation.methods import METHODS
 from simulator.studies.study_file import apply_settings
 from simulator.timing import VLLM_2025, load_draft_overhead, load_framework, resolve_weight_dtypes
 
@@ -158,7 +160,7 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
         found.append(
             AssumedParameter(ACCEPTANCE, says, *ACCEPTANCE_FACTORS, "factor", source, change=with_acceptance_scaled)
         )
-    known = load_draft_overhead(scenario.engine.framework, speculation.method)
+    known = method_overhead(scenario.engine.framework, speculation.method)
     if known.source.kind != "assumed":
         return found
     draft, uncaptured = speculation.draft, load_draft_overhead(VLLM_2025, "eagle")
@@ -168,6 +170,8 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
         ("per_sequence_s", "host look-up time per sequence", 0.0),
         ("per_context_token_s", "host look-up time per context token", 0.0),
     ):
+        if name not in METHODS[speculation.method].fields:
+            continue
         given = getattr(draft, name) if draft is not None else None
         value = getattr(known, name)
         if given is not None or (value == 0.0 and most == 0.0) or (name == "pass_s" and known.per_sequence_s > 0):

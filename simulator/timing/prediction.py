@@ -13,7 +13,7 @@ from simulator.tables import Table, duration, pairs, scaled
 _PARTS = {"Launch": "launch_s", "Compute": "compute_s", "Memory": "memory_s", "Transfer": "transfer_s"}
 
 
-class Prediction(Result):
+class KernelPrediction(Result):
     """One kernel's predicted time; the keys of its document are its own: ``prediction["seconds"]``."""
 
     kind = "predict"
@@ -75,7 +75,7 @@ class Prediction(Result):
 
 def predict(
     chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic", corrected: bool = CORRECTED
-) -> Prediction:
+) -> KernelPrediction:
     """Predict one kernel.
 
     Args:
@@ -92,4 +92,4 @@ def predict(
     found = predict_kernel(chip, op, values, library, corrected)
     seconds = found["seconds"]
     rates = {f"{work}_per_s": found[work] / seconds if seconds else None for work in ("flops", "bytes")}
-    return Prediction({**found, **rates, "shape": dict(values)})
+    return KernelPrediction({**found, **rates, "shape": dict(values)})

@@ -203,8 +203,8 @@ def tune(
     return TuneResult(document, shlex.join(words), {"scenario.yaml": yaml_text(document["scenario"])})
 
 
-class TuneResult(StudyResult):
-    """What to draft by batch and context; its data frame has a row for each cell. ``flags`` are the engine's."""
+class TunedResult(StudyResult):
+    """What to draft. ``flags`` are the engine's."""
 
     kind = "tune"
 
@@ -213,6 +213,10 @@ class TuneResult(StudyResult):
         """The engine's flags, ready to be pasted; empty or None where nothing is to be drafted or it has no such."""
         found: str | None = self.document["emit"]
         return found
+
+
+class TuneResult(TunedResult):
+    """What to draft by batch and context; its data frame has a row for each cell."""
 
     @property
     def title(self) -> str:

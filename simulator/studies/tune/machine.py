@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from hwprofiles import weakest
 from simulator.build import Build, build_alone
+from simulator.drafting import method_overhead
 from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics.document import forerun_version, jsonable, scenario_document
-from simulator.result import StudyResult, Summary
+from simulator.result import Summary
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.config import CONCENTRATION
@@ -30,9 +31,10 @@ from simulator.studies.engine_flags import LOCAL_FRAMEWORKS
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice, draft_choices
+from simulator.studies.tune.document import TunedResult
 from simulator.studies.tune.tuning import axis_values
 from simulator.tables import Cell, Table, Value, number
-from simulator.timing import ModelTimer, load_draft_overhead
+from simulator.timing import ModelTimer
 from traces.llama_cpp import LocalRate, read_llama_cpp
 
 FloatArray = NDArray[np.float64]
@@ -308,7 +310,7 @@ def _cells(
 ) -> list[dict[str, Any]]:
     """Rates of every way to draft, the one without first."""
     assert prices.scenario.speculation is not None
-    overhead = load_draft_overhead(prices.scenario.engine.framework, prices.scenario.speculation.method)
+    overhead = method_overhead(prices.scenario.engine.framework, prices.scenario.speculation.method)
     one_row, plain = prices.seconds(1, context, 0)[0], prices.seconds(streams, context, 0)[1]
     steps = {0: plain} | {k: prices.seconds(streams, context, k)[1] for k in range(1, max(tried) + 1)}
     rates = conditional_rates(survival.tolist())
@@ -446,16 +448,8 @@ def _rate_words(cell: dict[str, Any]) -> str:
     return f"{cell['tokens_per_s']:.3g} tok/s ({ends})"
 
 
-class MachineResult(StudyResult):
+class MachineResult(TunedResult):
     """What to draft on one machine; its data frame has a row for every way to draft."""
-
-    kind = "tune"
-
-    @property
-    def flags(self) -> str | None:
-        """llama-server's flags, ready to be pasted; empty where nothing is to be drafted."""
-        found: str | None = self.document["emit"]
-        return found
 
     @property
     def title(self) -> str:
