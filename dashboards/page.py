@@ -56,7 +56,7 @@ def page_html(title: str, body: str, figures: Mapping[str, go.Figure]) -> str:
 <script type="application/json" id="figures">{figures_json(figures)}</script>
 <script type="application/json" id="templates">{in_script(json.dumps(templates))}</script>
 <script type="text/plain" id="plotly">{plotly}</script>
-<script>{asset("report.js")}</script>
+<script>{asset("titles.js")}{asset("report.js")}</script>
 </body>
 </html>
 """

@@ -71,12 +71,13 @@ def upload(page: str, words: str) -> Component:
     return html.Div([box, dcc.Store(id=told_id(page, UPLOADED))])
 
 
-def figure_card(page: str, name: str, height: int, label: str, wide: bool = False) -> Component:
+def figure_card(page: str, name: str, height: int, label: str, wide: bool = False, least: int = 0) -> Component:
     """The place of one figure of ``height`` pixels, with its downloads.
 
     Args:
         label: for screen readers.
         wide: scrolls sideways on a narrow screen, so that its numbers stay readable.
+        least: pixels below which it scrolls on any screen.
     """
 
     def export(kind: str) -> Component:
@@ -92,12 +93,13 @@ def figure_card(page: str, name: str, height: int, label: str, wide: bool = Fals
         figure={"data": [], "layout": NOT_YET},
     )
     aria: Any = {"aria-label": label}
+    style = {"minWidth": f"{least}px"} if least else {}
     return dmc.Paper(
         [
             dcc.Store(id=spec_id(page, name)),
             dcc.Download(id={"kind": "download", "page": page, "name": name}),
             html.Div(
-                html.Div(graph, role="group", className="figure wide" if wide else "figure", **aria),
+                html.Div(graph, role="group", className="figure wide" if wide else "figure", style=style, **aria),
                 className="figure-scroll",
             ),
             dmc.Group(

@@ -24,6 +24,7 @@ from dashboards.app.page import Context
 from dashboards.app.pages import PAGES
 from dashboards.app.served import Served
 from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
+from dashboards.page import asset
 from simulator.errors import ForerunError
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -38,6 +39,7 @@ POLICY = (
 )
 """No script runs but the app's own; styles are set inline by the component library and by Plotly."""
 ADMITTED = "admitted"
+TITLES = "/titles.js"
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
@@ -74,6 +76,7 @@ def create_app(
         suppress_callback_exceptions=True,
         assets_folder=str(Path(__file__).parent / "assets"),
         add_log_handler=False,
+        external_scripts=[TITLES],
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.layout = shell.frame(PAGES)
@@ -85,6 +88,7 @@ def create_app(
     server = app.server
     server.config["MAX_CONTENT_LENGTH"] = LARGEST_MESSAGE_BYTES
     server.config["SESSION_COOKIE_SAMESITE"] = "Strict"
+    server.add_url_rule(TITLES, view_func=lambda: Response(asset("titles.js"), mimetype="text/javascript"))
     server.secret_key = secrets.token_bytes(32)
     server.before_request(lambda: _refuse_foreign(hosts))
     if token is not None:

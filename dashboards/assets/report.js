@@ -6,15 +6,16 @@
   var dark = window.matchMedia("(prefers-color-scheme: dark)");
   var config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
 
-  function layoutOf(figure) {
+  function layoutOf(figure, width) {
     var layout = Object.assign({}, figure.layout, { template: dark.matches ? templates.dark : templates.light });
     delete layout.width;
     layout.autosize = true;
-    return layout;
+    return window.forerunTitle(layout, width);
   }
   function draw() {
     Object.keys(figures).forEach(function (id) {
-      Plotly.react(document.getElementById(id), figures[id].data, layoutOf(figures[id]), config);
+      var place = document.getElementById(id);
+      Plotly.react(place, figures[id].data, layoutOf(figures[id], place.getBoundingClientRect().width), config);
     });
   }
   function unpacked(text) {

@@ -349,6 +349,8 @@ def errors_figure(data: ErrorsData) -> go.Figure:
         hovertemplate="half within %{x:.1f} %<extra></extra>",
     )
     figure.update_xaxes(title="mean absolute error (%)", type="log", dtick="D2", tickformat="~g")
-    figure.update_yaxes(categoryorder="array", categoryarray=list(data.groups)[::-1], ticks="", automargin=True)
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=list(data.groups)[::-1], ticks="", automargin=True, dtick=1
+    )
     height = 170 + 28 * max(3, len(data.groups))
     return captioned(figure, "How far off", f"{len(points):,} comparisons with measurements", "by colour", height)

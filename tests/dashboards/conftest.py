@@ -23,6 +23,7 @@ from simulator.serving.records import (
     StepRecords,
 )
 from simulator.step_rows import StepTotals
+from simulator.studies.paired import HIGHER_IS_BETTER
 
 SCENARIO: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -181,3 +182,59 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run(run_folder: Path) -> Run:
     return load_run(run_folder)
+
+
+def ratio(value, width=0.1):
+    return {"ratio": value, "low": value - width, "high": value + width}
+
+
+@pytest.fixture(scope="session")
+def comparison():
+    swings = [
+        {
+            "parameter": name,
+            "says": "something assumed",
+            "unit": unit,
+            "low": 0.5,
+            "high": 2.0,
+            "source": "nobody",
+            "ratios": {"b": {"at_low": low, "at_high": high}, "c": {"at_low": 1.0, "at_high": 1.0}},
+            "flips": flips,
+        }
+        for name, unit, low, high, flips in (
+            ("vllm.step_s", "factor", 1.3, 1.1, []),
+            ("idle", "factor", 1.2, 1.2, []),
+            ("acceptance", "s", 0.9, 1.6, ["b"]),
+        )
+    ]
+    variants = [
+        {
+            "name": name,
+            "summary": {"mean_e2el_ms": 10.0, "output_throughput": None},
+            "basis": "calibrated",
+            "speedup": dict.fromkeys(HIGHER_IS_BETTER) | s,
+        }
+        for name, s in (
+            ("a", {"mean_e2el_ms": ratio(1.0, 0.0)}),
+            ("b", {"mean_e2el_ms": ratio(1.2), "output_throughput": {"ratio": 0.9, "low": None, "high": None}}),
+            ("c", {"mean_e2el_ms": None, "output_throughput": ratio(1.05)}),
+        )
+    ]
+    points = [{"value": x, **ratio(y)} for x, y in ((1.0, 1.3), (2.0, 1.1), (4.0, 0.8))]
+    crossing = {"variant": "b", "value": 2.4, "low": 2.0, "high": None, "better": "below"}
+    path = "workload.arrivals.request_rate"
+    return {
+        "variants": variants,
+        "baseline": "a",
+        "metric": "mean_e2el_ms",
+        "crossover": {"path": path, "metric": "mean_e2el_ms", **crossing, "all": [crossing]},
+        "load_curves": {"path": path, "metric": "mean_e2el_ms", "curves": [{"variant": "b", "points": points}]},
+        "sensitivity": swings,
+        "conclusion": "b wins | by <a lot>",
+        "scenario": SCENARIO,
+        "seed": 3,
+        "replications": 4,
+        "version": "9.9",
+        "basis": "calibrated",
+        "notes": ["a remark"],
+    }

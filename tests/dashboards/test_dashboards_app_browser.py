@@ -18,6 +18,8 @@ pytestmark = [
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WAIT_MS = 45_000
+CUT_CAPTIONS = """[...document.querySelectorAll('.figure .gtitle')].filter(e => e.closest('.figure').offsetParent &&
+    e.getBoundingClientRect().right > e.closest('.figure').getBoundingClientRect().right + 1).map(e => e.textContent)"""
 PAGES = {
     "start": 1,
     "what-if": 2,
@@ -151,6 +153,7 @@ def test_every_page_opens_and_fits(browser, address, width, scheme, project_root
             .map(e => e._fullLayout.width)"""
         )
         assert all(0 < one <= width for one in widths), name
+        assert visit.page.evaluate(CUT_CAPTIONS) == [], name
         visit.page.wait_for_function(
             """paper => [...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
             .every(e => e._fullLayout.paper_bgcolor == paper)""",

@@ -130,6 +130,6 @@ def test_a_check_is_a_page_of_its_own(tmp_path):
     write_errors(tmp_path / "out", [row])
     page = (tmp_path / "out" / "report.html").read_text()
     assert read_errors(tmp_path / "out" / "errors.json") == [row]
-    assert "a &lt;table&gt; (datasheet; fitted: nothing)" in page
+    assert "a &lt;table&gt; (datasheet, 3 measurements)" in page
     assert "One comparison with measurements, off by 12.5 %" in page
     assert len(page.encode()) < 1.5e6

@@ -22,14 +22,11 @@
       var data = spec.data;
       delete layout.width;
       delete layout.height;
-      if (narrow()) {
-        var title = layout.title || {};
-        var text = (title.text || "").replace(" · basis", "<br>basis");
-        var lines = text.split("<br>").length;
-        layout.title = Object.assign({}, title, { text: text });
-        layout.margin = Object.assign({ r: 10 }, layout.margin);
-        layout.margin.t = Math.max(layout.margin.t || 0, 38 + 18 * lines);
-      }
+      var id = places.callback_context.outputs_list[0].id;
+      var card = document.getElementById(JSON.stringify({ kind: "card", name: id.name, page: id.page }));
+      var figure = card && card.querySelector(".figure");
+      if (narrow()) { layout.margin = Object.assign({ r: 10 }, layout.margin); }
+      window.forerunTitle(layout, figure ? figure.getBoundingClientRect().width : 0);
       return [{ data: data, layout: layout }, {}];
     },
     address: function (values) {

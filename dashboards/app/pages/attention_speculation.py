@@ -56,7 +56,7 @@ def content(page: str, _served: Served) -> list[Any]:
         figure_card(page, "gain", 500, "Speedup on another chip by batch and context"),
         message_area(page, "everywhere"),
         figure_card(
-            page, "atlas", 780, "Where it pays on the other chip, by model, number of chips and context", wide=True
+            page, "atlas", 780, "Where it pays on the other chip, by model, number of chips and context", least=760
         ),
         area(page, "regions"),
         area(page, "basis"),

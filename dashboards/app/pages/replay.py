@@ -91,7 +91,7 @@ def content(page: str, _served: Served) -> list[Any]:
         job_panel(page),
         area(page, "lead"),
         area(page, "tiles"),
-        figure_card(page, "record", 480, "Errors on record by what was predicted", wide=True),
+        figure_card(page, "record", 780, "Errors on record by what was predicted", wide=True),
         columns(
             figure_card(page, "parity", 560, "Predicted against measured seconds"),
             figure_card(page, "errors", 560, "Distribution of errors by operation"),

@@ -23,7 +23,8 @@ SHOWN_ROWS = 12
 def predicted_words(row: ErrorRow) -> str:
     """What a comparison is about: a metric, or the operation of kernels."""
     if row.section == "kernels":
-        return f"Kernels: {row.name.removeprefix(SAMPLE).split(' ')[0].replace('_', ' ')}"
+        op = row.name.removeprefix(SAMPLE).partition(" ")[0].rstrip(",").replace("_", " ")
+        return f"Kernels: {'a chip by its limits alone' if row.fitted == 'nothing' else op}"
     if row.metric in METRIC_WORDS:
         return METRIC_WORDS[row.metric][0]
     return OTHER_WORDS.get((row.section, row.metric), f"{row.section}: {row.metric}")
@@ -43,8 +44,8 @@ def summary_table(rows: Sequence[ErrorRow]) -> Table:
     lines: list[list[Value]] = []
     for words, group in by_predicted(rows).items():
         worst = group[-1]
-        why = f"{worst.name} ({worst.basis or 'measured'}; fitted: {worst.fitted})"
         errors = [median(row.mape for row in group), group[0].mape, worst.mape]
+        why = f"{worst.name} ({worst.basis or 'measured'}, {worst.n:,} measurements)"
         measured = sum(row.n for row in group)
         lines.append([words, len(group), measured, *(Cell(f"{one:.1f}", value=one) for one in errors), why])
     columns = ("predicted", "comparisons", "measurements", "half within (%)", "best (%)", "worst (%)", "the worst one")
