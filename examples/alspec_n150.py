@@ -164,7 +164,7 @@ def eagle_finding(chip: str, model: str, dtype: str, hit_rate: float) -> Finding
     }
     pricers = {name: StepPricer(scenario) for name, scenario in layouts.items()}
     rates = np.array([[1 / p.step(1, c).seconds_per_token for c in contexts] for p in pricers.values()])
-    basis = pricers["TP 4 x SP 2, EAGLE-3"].step(1, K).basis
+    basis = pricers["TP 4 x SP 2, EAGLE-3"].basis
     plain, eagle = rates[0, -1], rates[1, -1]
 
     def with_range(name: str) -> str:
