@@ -80,9 +80,9 @@ def _heads(shape: AttentionShape) -> dict[str, Num]:
 
 
 def _untraceable(time: KernelTime) -> None:
-    """Raise TypeError for a formula that is being traced: trees are no steps of one."""
+    """Raise TypeError for a formula that is being traced: hundreds of ramps are too many steps for one."""
     if time.seconds.__class__ is Traced:
-        raise TypeError("learned corrections cannot be traced")
+        raise TypeError("learned corrections are not traced")
 
 
 class KernelLibrary:
@@ -245,7 +245,7 @@ class KernelLibrary:
             return time
         _untraceable(time)
         light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, format_of(dtype))
-        seconds = time.seconds * correction.factor(family, sizes, time, float(self.chip.compute.usable_cores))
+        seconds = correction.seconds(family, sizes, time, float(self.chip.compute.usable_cores))
         seconds = np.maximum(seconds, np.minimum(light, time.seconds))
         if not isinstance(time.seconds, np.ndarray):
             seconds = float(seconds)

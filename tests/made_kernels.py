@@ -35,6 +35,6 @@ def attention_rows(count, generator, op="attention_decode"):
 
 def measured(table, chip, library, noise=0.0, seed=0):
     """``table`` with the times that ``chip`` predicts, times a random factor."""
-    seconds = predict_table(table, KernelLibrary(load_chip(chip), library)).seconds
+    seconds = predict_table(table, KernelLibrary(load_chip(chip), library, corrected=False)).seconds
     factor = np.exp(np.random.default_rng(seed).normal(0.0, noise, len(table)))
     return KernelTable(table.sizes, table.words, seconds * factor, table.std_s, table.count, table.source, table.format)

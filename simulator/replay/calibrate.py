@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hwprofiles import Chip, KernelLibrary, Source
 from hwprofiles.catalogue import load_defaults
 from hwprofiles.choice import inside_ranges
-from hwprofiles.correction import LARGEST, SIZES, Correction, Key, save_corrections
+from hwprofiles.correction import SIZES, Correction, Key, save_corrections
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.formulas import WINDOWED
 from hwprofiles.library import LIBRARIES
@@ -184,7 +184,7 @@ def calibrate(
     skipped = dict(table.skipped)
     table = _of_library(table, library, skipped)
     known = library if library in (*LIBRARIES, *chip.kernels) else "generic"
-    prediction = predict_table(table, KernelLibrary(chip, known))
+    prediction = predict_table(table, KernelLibrary(chip, known, corrected=False))
     out, reasons = impossible_rows(table, prediction, chip)
     for reason, number in (prediction.refused | reasons).items():
         skipped[reason] = skipped.get(reason, 0) + number
@@ -379,7 +379,7 @@ def _learned(
     if correction is None:
         return None, None
     inside = np.asarray(inside_ranges(correction.ranges, sizes))
-    ratio = np.exp(target - np.where(inside, np.clip(correction.trees(matrix), -LARGEST, LARGEST), 0.0))
+    ratio = rows.measured_s / np.exp(correction.ramps(matrix))
     calibration = ~training & training_rows(rows, INTERVAL_SPLIT) & inside
     intervals = conformal_intervals(ratio[calibration], np.ones(calibration.sum(), np.int8), inside[calibration])
     error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0) if judged.any() else None

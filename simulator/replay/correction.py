@@ -1,12 +1,13 @@
-"""Learning corrections of kernel times: gradient boosting of symmetric trees on what physics leaves over."""
+"""Learning corrections of kernel times: random ramps, and the gains by which their sum meets what was measured."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from hwprofiles import KernelLibrary, KernelTime
-from hwprofiles.correction import LARGEST, SIZES, Correction, Trees, feature_matrix
+from hwprofiles.correction import LARGEST, PARTS, SIZES, Correction, Ramps, feature_matrix, feature_names, ramps_of
 from hwprofiles.formulas import Num
 from hwprofiles.parameters import FamilyParameters
 from simulator.replay.fit import FitProblem, chip_with
@@ -14,23 +15,23 @@ from simulator.replay.fit import FitProblem, chip_with
 FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 300
-MAX_ROWS = 20_000
+MAX_ROWS = 10_000
 CHECK_SHARE = 0.15
-TREES = 200
-"""Most trees, for families of few rows; ``MORE_TREES`` where there are ``MANY_ROWS`` or more."""
-MORE_TREES = 400
-DEPTH = 6
-"""Questions per tree; one more where there are many rows."""
-MANY_ROWS = 8_000
-RATE = 0.15
-BINS = 48
-SMOOTHING = 8.0
-"""Rows of zero error that every leaf is averaged with."""
-ROBUST = 0.15
+ROUNDS = 14
+"""Times that new ramps are drawn beside those that were worth keeping."""
+DRAWN = 400
+KEPT = 300
+QUANTILES = 64
+"""Ramps start and end at quantiles of a feature, and are one of ``WIDTHS`` of them wide."""
+WIDTHS = (1, 4, 8, 16, 32)
+LEAST_WIDTH = 0.35
+"""Width of a ramp at a value that many rows share: half an octave."""
+RIDGE = 1.0
+"""Rows' worth of pull of every gain towards nothing."""
+ROBUST = 0.05
 """Errors beyond this are pulled with constant strength (pseudo-Huber loss)."""
 
-
-NOTHING = Correction(Trees(np.zeros(0, np.int16), np.zeros(0, np.float32), np.zeros(0, np.float32)), {}, {})
+NOTHING = Correction(Ramps(*(np.zeros(0) for _ in range(5)), 0.0, (0.0, 0.0)), {}, {})  # type: ignore[arg-type]
 
 
 class _Probe(KernelLibrary):
@@ -49,13 +50,12 @@ def correction_inputs(problem: FitProblem, parameters: FamilyParameters) -> tupl
     probe = _Probe(chip, "fit")
     probe.corrections = {("fit", problem.family, problem.dtype): NOTHING}
     sizes = {name: np.empty(len(problem)) for name in SIZES[problem.family]}
-    matrix: FloatArray = np.empty(0)
+    matrix = np.empty((len(feature_names(problem.family)), len(problem)))
     for rows, call in problem.parts:
         call(probe)
         time, asked = probe.asked
         found = feature_matrix(problem.family, asked, time, float(chip.compute.usable_cores))
-        matrix = np.empty((len(problem), found.shape[1])) if not matrix.size else matrix
-        matrix[rows] = found
+        matrix[:, rows] = found
         for name, values in sizes.items():
             values[rows] = asked[name]
     return matrix, sizes
@@ -79,91 +79,73 @@ def learn(
     generator = np.random.default_rng(seed)
     if len(chosen) > MAX_ROWS:
         chosen = np.sort(generator.choice(chosen, MAX_ROWS, replace=False))
+    physics = matrix[0, chosen]
     target = np.clip(target[chosen], -LARGEST, LARGEST)
     check = generator.random(len(chosen)) < CHECK_SHARE
-    trees = fit_trees(matrix[chosen], target, check)
-    if np.abs(target - trees(matrix[chosen]))[check].mean() >= np.abs(target)[check].mean():
+    own = matrix[:, chosen]
+    ramps = fit_ramps(own[:, ~check], (target + physics)[~check], generator)
+    if np.abs(target + physics - ramps(own))[check].mean() >= np.abs(target)[check].mean():
         return None
     ranges = {name: (float(values[chosen].min()), float(values[chosen].max())) for name, values in sizes.items()}
-    return Correction(trees, {name: pair for name, pair in ranges.items() if name not in ("kept", "seen")}, {})
+    return Correction(ramps, {name: pair for name, pair in ranges.items() if name not in ("kept", "seen")}, {})
 
 
-def fit_trees(features: FloatArray, target: FloatArray, check: NDArray[np.bool_]) -> Trees:
-    """Fit an ensemble by gradient boosting and keep as many trees as serve rows it was not fitted on.
+def fit_ramps(features: FloatArray, target: FloatArray, generator: np.random.Generator) -> Ramps:
+    """Draw ramps round after round, solve for their gains, and keep those that matter.
 
     Args:
-        features: rows x features.
-        target: what the sum of the trees should be.
-        check: rows left out of the fit that decide how many trees are kept.
-
-    Source: Friedman, "Greedy function approximation: a gradient boosting machine" (2001), doi:10.1214/aos/1013203451;
-        symmetric trees as in Prokhorenkova et al., "CatBoost" (2018), doi:10.48550/arXiv.1706.09516.
+        features: features x rows, the logarithm of physics' seconds first.
+        target: logarithm of measured seconds.
+        generator: draws the ramps.
     """
-    values = features.astype(np.float32)
-    edges = [_edges(values[~check, column]) for column in range(values.shape[1])]
-    binned = np.stack([np.searchsorted(edge, values[:, i], side="left") for i, edge in enumerate(edges)])
-    fitted = ~check
-    many = len(target) >= MANY_ROWS
-    trees, depth = (MORE_TREES, DEPTH + 1) if many else (TREES, DEPTH)
-    estimate = np.zeros(len(target))
-    found: list[tuple[list[int], list[float], NDArray[np.float32]]] = []
-    errors = []
-    for _ in range(trees):
-        gap = target - estimate
-        gradient = gap / np.sqrt(1.0 + (gap / ROBUST) ** 2)
-        columns, cuts, number = _grow(binned[:, fitted], gradient[fitted], [len(edge) for edge in edges], depth)
-        sums = np.bincount(number, gradient[fitted], 1 << depth)
-        counts = np.bincount(number, minlength=1 << depth)
-        leaf = (RATE * sums / (counts + SMOOTHING)).astype(np.float32)
-        everywhere = np.zeros(len(target), dtype=np.int64)
-        for level, (column, cut) in enumerate(zip(columns, cuts, strict=True)):
-            everywhere |= (binned[column] > cut).astype(np.int64) << level
-        estimate += leaf[everywhere]
-        found.append((columns, [_limit(edges[column], cut) for column, cut in zip(columns, cuts, strict=True)], leaf))
-        errors.append(float(np.abs(target - estimate)[check].mean()) if check.any() else 0.0)
-    kept = found[: int(np.argmin(errors)) + 1] if check.any() else found
-    return Trees(
-        np.array([tree[0] for tree in kept], dtype=np.int16),
-        np.array([tree[1] for tree in kept], dtype=np.float32),
-        np.stack([tree[2] for tree in kept]),
-    )
+    places = np.quantile(features, np.linspace(0.0, 1.0, QUANTILES + 1), axis=1).T
+    ramps = Ramps(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))
+    weights = np.ones(len(target))
+    for _ in range(ROUNDS):
+        drawn = _draw(places, generator)
+        parts = [np.concatenate(pair) for pair in zip(ramps[:4], drawn, strict=True)]
+        values = ramps_of(features, *parts)  # type: ignore[arg-type]
+        gain, _ = _gains(values, target, weights)
+        worth = gain * values.std(axis=1)
+        kept = np.sort(np.argsort(-worth)[: min(KEPT, int((worth > 0).sum()))])
+        gain, base = _gains(values[kept], target, weights)
+        weights = 1.0 / np.sqrt(1.0 + ((target - base - gain @ values[kept]) / ROBUST) ** 2)
+        ramps = Ramps(*(part[kept] for part in parts), gain, base, ramps.ends)  # type: ignore[arg-type]
+    return ramps
 
 
-def _limit(edges: NDArray[np.float32], cut: int) -> float:
-    return float(edges[cut]) if len(edges) else float("inf")
+def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
+    """Ramps that follow physics: one after the other over its log seconds."""
+    ends = np.unique(places[::2])
+    count = len(ends) - 1
+    low, high = (np.repeat(part[:, None], PARTS, axis=1) for part in (ends[:-1], ends[1:]))
+    return np.zeros((count, PARTS), np.int16), low, high, np.zeros(count, np.bool_)
 
 
-def _edges(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Cuts between the values that occur, at most ``BINS`` of them, evenly by rank."""
-    distinct = np.unique(values)
-    if len(distinct) > BINS:
-        distinct = np.unique(np.quantile(values, np.linspace(0, 1, BINS + 1)).astype(np.float32))
-    return np.asarray((distinct[1:] + distinct[:-1]) / 2, dtype=np.float32)
+def _draw(
+    places: FloatArray, generator: np.random.Generator
+) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
+    """``DRAWN`` random ramps over one to ``PARTS`` features, half of the latter with physics among them."""
+    feature = generator.integers(0, len(places), (DRAWN, PARTS))
+    feature[: DRAWN // 3, 0] = 0
+    width = generator.choice(WIDTHS, (DRAWN, PARTS))
+    start = generator.integers(0, QUANTILES + 1 - width)
+    low, high = places[feature, start], places[feature, start + width]
+    high = np.where(high <= low, low + LEAST_WIDTH, high)
+    for part in range(1, PARTS):  # fewer different features: the first again
+        same = generator.random(DRAWN) < 1.0 / PARTS
+        for values in (feature, low, high):
+            values[same, part] = values[same, 0]
+    return feature.astype(np.int16), low, high, generator.random(DRAWN) < 0.5
 
 
-def _grow(
-    binned: NDArray[np.int64], gradient: FloatArray, cuts: list[int], depth: int
-) -> tuple[list[int], list[int], NDArray[np.int64]]:
-    """One symmetric tree: per level the question that lowers the squared error most, over all its nodes together."""
-    number = np.zeros(len(gradient), dtype=np.int64)
-    columns, chosen = [], []
-    for level in range(depth):
-        nodes = 1 << level
-        best, question = -1.0, (0, 0)
-        for column, count in enumerate(cuts):
-            if not count:
-                continue
-            place = number * (count + 1) + binned[column]
-            size = nodes * (count + 1)
-            sums = np.bincount(place, gradient, size).reshape(nodes, count + 1).cumsum(axis=1)
-            rows = np.bincount(place, minlength=size).reshape(nodes, count + 1).cumsum(axis=1)
-            left, left_rows = sums[:, :-1], rows[:, :-1]
-            right, right_rows = sums[:, -1:] - left, rows[:, -1:] - left_rows
-            gain = (left**2 / (left_rows + SMOOTHING) + right**2 / (right_rows + SMOOTHING)).sum(axis=0)
-            cut = int(np.argmax(gain))
-            if gain[cut] > best:
-                best, question = float(gain[cut]), (column, cut)
-        columns.append(question[0])
-        chosen.append(question[1])
-        number |= (binned[question[0]] > question[1]).astype(np.int64) << level
-    return columns, chosen, number
+def _gains(values: FloatArray, target: FloatArray, weights: FloatArray) -> tuple[FloatArray, float]:
+    """Gains of zero or more and the base that meet ``target`` best, every row squared by its weight."""
+    total = weights.sum()
+    mean, middle = values @ weights / total, float(target @ weights / total)
+    centred = (values - mean[:, None]) * np.sqrt(weights)
+    gram = centred @ centred.T
+    gram[np.diag_indices_from(gram)] += RIDGE
+    upper = np.linalg.cholesky(gram).T
+    gain, _ = nnls(upper, np.linalg.solve(upper.T, centred @ ((target - middle) * np.sqrt(weights))))
+    return gain, middle - float(mean @ gain)

@@ -81,7 +81,7 @@ class FitProblem:
 
     def times(self, parameters: FamilyParameters) -> tuple[FloatArray, NDArray[np.str_]]:
         """Predicted seconds of every row, and what bounds it."""
-        kernels = KernelLibrary(chip_with(self.chip, self.family, self.dtype, parameters), "fit")
+        kernels = KernelLibrary(chip_with(self.chip, self.family, self.dtype, parameters), "fit", corrected=False)
         seconds = np.empty(len(self.table))
         bound = np.empty(len(self.table), dtype="<U7")
         for rows, call in self.parts:
@@ -123,7 +123,7 @@ def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Call
     if family.startswith("attention"):
         return lambda kernels: attention_rows(table, kernels, rows)
     if family.startswith("sparse"):
-        modules = Modules(table, rows, KernelLibrary(chip, _library_of(chip, table, rows)))
+        modules = Modules(table, rows, KernelLibrary(chip, _library_of(chip, table, rows), corrected=False))
         return modules.times
     if family.startswith("recurrent"):
         return lambda kernels: recurrent_rows(table, kernels, rows)
@@ -532,7 +532,7 @@ def _errors(
 ) -> FloatArray:
     """Logarithm of predicted over measured."""
     own = {"generic": {"attention_prefill": {dtype: prefill}, "attention_decode": decode}}
-    kernels = KernelLibrary(chip.model_copy(update={"kernels": own}))
+    kernels = KernelLibrary(chip.model_copy(update={"kernels": own}), corrected=False)
     return np.log(predict_table(part, kernels).seconds / part.measured_s)
 
 

@@ -83,7 +83,7 @@ def _servings(path: Path) -> None:
 def _corrections(path: Path) -> None:
     """What is read corrects a prediction without surprise."""
     for (_, family, _), correction in load_corrections(path).items():
-        assert np.isfinite(correction.trees(np.ones((3, len(feature_names(family)))))).all()
+        assert np.isfinite(correction.ramps(np.ones((len(feature_names(family)), 3)))).all()
 
 
 def _acceptance(path: Path) -> None:

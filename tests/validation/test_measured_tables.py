@@ -88,7 +88,7 @@ def test_features_of_experts_say_how_unevenly_tokens_are_spread():
     sizes |= {"intermediate": 1024, "expert_parallel": 1, "tensor_parallel": 1, "uneven": np.array([1.2, 0.0])}
     cores, names = load_chip(H100).compute.usable_cores, feature_names("moe")
     matrix = feature_matrix("moe", sizes, KernelTime(*(np.ones(2) for _ in KernelTime._fields)), cores)
-    assert matrix[:, names.index("uneven")].tolist() == pytest.approx(np.log2([2.2, 1.0]).tolist())
-    assert matrix[:, names.index("tokens")].tolist() == pytest.approx(np.log2([65, 257]).tolist())
-    waves = np.array([64 * 2, 256 * 2]) / 128 / cores
-    assert matrix[:, names.index("waves")].tolist() == pytest.approx(np.log2(waves + 1e-3).tolist())
+    assert matrix[names.index("uneven")].tolist() == pytest.approx(np.log([2.2, 1.0]).tolist())
+    assert matrix[names.index("tokens")].tolist() == pytest.approx(np.log([65, 257]).tolist())
+    assert matrix[names.index("expert_parallel")].tolist() == pytest.approx([-np.log(2), -np.log(2)])
+    assert matrix[names.index("tokens x experts_per_token")].tolist() == pytest.approx(np.log([65 * 3, 257 * 3]).tolist())

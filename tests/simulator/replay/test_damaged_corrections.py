@@ -37,8 +37,12 @@ def test_the_whole_file_is_read(tmp_path):
     (tmp_path / "mine.residual.npz").write_bytes(packed())
     ((key, found),) = load_corrections(tmp_path / "mine.residual.npz").items()
     assert "/".join(key) == PLACE
-    assert found.trees(np.full((2, len(feature_names("gemm"))), 5.0)).tolist() == [2.0, 2.0]
-    assert found.trees(np.full((1, len(feature_names("gemm"))), 5.0)).tolist() == [2.0]
+    names = len(feature_names("gemm"))
+    logs = np.full((names, 3), 2.0)
+    logs[0] = 0.3, 1.0, 2.3  # the last beyond the end of what was learned
+    ramps = found.ramps._replace(base=0.5)
+    assert ramps(logs).tolist() == pytest.approx([0.6625, 0.75, 1.2125])
+    assert ramps(logs[:, :1]) == pytest.approx(ramps(logs)[:1])
 
 
 @pytest.mark.parametrize(
@@ -65,11 +69,13 @@ def test_an_array_in_place_of_an_archive(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"feature": np.array([[0, 99], [0, 0]], np.int8)}, "questions about features that are not there"),
-        ({"feature": np.array([[0, -1], [0, 0]], np.int8)}, "questions about features that are not there"),
-        ({"leaf": np.ones((2, 3))}, "trees without a leaf for every answer"),
-        ({"leaf": np.full((2, 4), np.nan)}, "trees without a leaf for every answer"),
-        ({"threshold": np.ones((1, 2))}, "trees without a leaf for every answer"),
+        ({"feature": np.full((2, 3), 99)}, "ramps over features that are not there"),
+        ({"feature": np.full((2, 3), -1)}, "ramps over features that are not there"),
+        ({"low": np.ones((2, 2))}, "ramps of which parts are missing"),
+        ({"ends": np.ones(3)}, "ramps of which parts are missing"),
+        ({"gain": np.full(2, np.nan)}, "a ramp that is no number"),
+        ({"gain": np.array([0.1, -0.1])}, "a ramp that falls"),
+        ({"high": np.zeros((2, 3))}, "a ramp that falls"),
         ({"feature": np.ones(3, np.int8)}, ""),
         ({"names": np.array(["m", "colour"])}, "other features than those of the family"),
         ({"ranges": np.ones((5, 2))}, ""),

@@ -34,10 +34,10 @@ def rows(shared_data, chip, family, library):
 @pytest.mark.parametrize(
     ("chip", "family", "library", "dtype", "physics", "corrected"),
     [
-        ("h100-sxm", "gemm", "trtllm", "bf16", 7, 4),
-        ("h100-sxm", "gemm", "vllm", "bf16", 7, 4),
-        ("h100-sxm", "gemm", "sglang", "bf16", 7, 4),
-        ("h100-sxm", "gemm", "trtllm", "fp8", 8, 5),
+        ("h100-sxm", "gemm", "trtllm", "bf16", 7, 4.5),
+        ("h100-sxm", "gemm", "vllm", "bf16", 7, 5),
+        ("h100-sxm", "gemm", "sglang", "bf16", 7, 5),
+        ("h100-sxm", "gemm", "trtllm", "fp8", 8, 3),
         ("a100-sxm-80gb", "gemm", "sglang", "bf16", 8, None),
         ("a100-sxm-80gb", "gemm", "vllm", "bf16", 8, None),
         ("a100-sxm-80gb", "gemm", "trtllm", "bf16", 8, None),
@@ -56,7 +56,7 @@ def rows(shared_data, chip, family, library):
 def test_held_out_shapes(shared_data, chip, family, library, dtype, physics, corrected):
     table = rows(shared_data, chip, family, library)
     where = [f"dtype={dtype}", *(GEMM if family == "gemm" else (*ATTENTION, f"kv_dtype={dtype}"))]
-    kernels = KernelLibrary(chip, library)
+    kernels = KernelLibrary(chip, library, corrected=False)
     plain = replay_kernels(table, kernels, SPLIT, where)
     assert plain.overall.mape <= physics
     assert 85 <= plain.overall.coverage90 <= 95
