@@ -2,8 +2,9 @@
 
 Every ramp rises with the time of physics, with sizes and with their products, and has a gain of zero or more: what is
 slower by physics or larger is never faster once corrected. (Free regression trees halve the held-out error once more,
-but let thousands of products get faster as they grow.) A profile's corrections lie beside its YAML file and are part of the one price: ``KernelLibrary`` asks them of every
-kernel that its chip was fitted on, unless it is told to leave physics alone.
+but let thousands of products get faster as they grow.) A profile's corrections lie beside its YAML file and are part of
+the one price: ``KernelLibrary`` asks them of every kernel that its chip was fitted on, unless it is told to leave
+physics alone.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def ramps_of(
         high: where it reaches 1.
         greatest: whether the greatest counts, by ramp.
     """
-    plain = np.clip((features[feature] - low[..., None]) / (high - low)[..., None], 0.0, 1.0)
+    plain: FloatArray = np.clip((features[feature] - low[..., None]) / (high - low)[..., None], 0.0, 1.0)
     return np.where(greatest[:, None], plain.max(axis=1), plain.min(axis=1))
 
 

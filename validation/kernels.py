@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hwprofiles import KernelLibrary, ProfileError, chip_names
+from hwprofiles.dtypes import VARIANT
 from simulator.errors import ForerunError
 from simulator.replay.kernels import replay_kernels
 from simulator.replay.rerun import chip_name
@@ -114,7 +115,14 @@ def _evidence(kernels: KernelLibrary, op: str, dtype: str) -> tuple[str, str]:
     family = "collective" if op in COLLECTIVES else op.replace("attention_mixed", "attention_decode")
     stored = "any" if family in ("collective", "elementwise") else dtype.split("/")[-1]
     try:
-        source = kernels.parameters(family, stored).source
-        return kernels.basis(family, stored), source.reference if source.kind in ("fitted", "measured") else "nothing"
+        source, basis = kernels.parameters(family, stored).source, kernels.basis(family, stored)
     except ProfileError:
         return "datasheet", "nothing"
+    if source.kind in ("fitted", "measured"):
+        return basis, source.reference
+    # Kinds of sparse attention have sets of their own under the format's name; rows of all kinds are scored together.
+    own = kernels.chip.kernels.get(kernels.library, {}).get(family, {})
+    kinds = {name: one.source.reference for name, one in own.items() if name.startswith(stored + VARIANT)}
+    if not kinds:
+        return basis, "nothing"
+    return "calibrated", "; ".join(f"{name}: {words}" for name, words in sorted(kinds.items()))

@@ -21,6 +21,8 @@ ROUNDS = 14
 """Times that new ramps are drawn beside those that were worth keeping."""
 DRAWN = 400
 KEPT = 300
+ROWS_A_RAMP = 16
+"""Rows that a ramp drawn or kept needs at least."""
 QUANTILES = 64
 """Ramps start and end at quantiles of a feature, and are one of ``WIDTHS`` of them wide."""
 WIDTHS = (1, 4, 8, 16, 32)
@@ -102,12 +104,12 @@ def fit_ramps(features: FloatArray, target: FloatArray, generator: np.random.Gen
     ramps = Ramps(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))
     weights = np.ones(len(target))
     for _ in range(ROUNDS):
-        drawn = _draw(places, generator)
+        drawn = _draw(places, generator, min(DRAWN, len(target) // ROWS_A_RAMP))
         parts = [np.concatenate(pair) for pair in zip(ramps[:4], drawn, strict=True)]
         values = ramps_of(features, *parts)  # type: ignore[arg-type]
         gain, _ = _gains(values, target, weights)
         worth = gain * values.std(axis=1)
-        kept = np.sort(np.argsort(-worth)[: min(KEPT, int((worth > 0).sum()))])
+        kept = np.sort(np.argsort(-worth)[: min(KEPT, len(target) // ROWS_A_RAMP, int((worth > 0).sum()))])
         gain, base = _gains(values[kept], target, weights)
         weights = 1.0 / np.sqrt(1.0 + ((target - base - gain @ values[kept]) / ROBUST) ** 2)
         ramps = Ramps(*(part[kept] for part in parts), gain, base, ramps.ends)  # type: ignore[arg-type]
@@ -123,20 +125,20 @@ def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatAr
 
 
 def _draw(
-    places: FloatArray, generator: np.random.Generator
+    places: FloatArray, generator: np.random.Generator, count: int
 ) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
-    """``DRAWN`` random ramps over one to ``PARTS`` features, half of the latter with physics among them."""
-    feature = generator.integers(0, len(places), (DRAWN, PARTS))
-    feature[: DRAWN // 3, 0] = 0
-    width = generator.choice(WIDTHS, (DRAWN, PARTS))
+    """``count`` random ramps over one to ``PARTS`` features, a third of them with physics among these."""
+    feature = generator.integers(0, len(places), (count, PARTS))
+    feature[: count // 3, 0] = 0
+    width = generator.choice(WIDTHS, (count, PARTS))
     start = generator.integers(0, QUANTILES + 1 - width)
     low, high = places[feature, start], places[feature, start + width]
     high = np.where(high <= low, low + LEAST_WIDTH, high)
     for part in range(1, PARTS):  # fewer different features: the first again
-        same = generator.random(DRAWN) < 1.0 / PARTS
+        same = generator.random(count) < 1.0 / PARTS
         for values in (feature, low, high):
             values[same, part] = values[same, 0]
-    return feature.astype(np.int16), low, high, generator.random(DRAWN) < 0.5
+    return feature.astype(np.int16), low, high, generator.random(count) < 0.5
 
 
 def _gains(values: FloatArray, target: FloatArray, weights: FloatArray) -> tuple[FloatArray, float]:

@@ -1,16 +1,20 @@
 """Rows of the validation page: what a table's error is, and what of a folder of measurements is left out, counted."""
 
+import re
+
 import numpy as np
 import pytest
 from made_kernels import gemm_rows, measured
 
-from hwprofiles import KernelTime, load_chip
+from hwprofiles import KernelLibrary, KernelTime, load_chip
 from hwprofiles.correction import feature_matrix, feature_names
+from hwprofiles.library import LIBRARIES
 from simulator.errors import ForerunError
 from simulator.replay.speculation import CurveScore, compare_published, load_published
+from simulator.replay.validation import read_errors
 from simulator.replay.validation.shipped import curve_errors, table_errors
 from traces.kernels import KernelTable, words, write_kernels
-from validation.kernels import measured_kernel_errors
+from validation.kernels import _evidence, measured_kernel_errors
 
 H100 = "h100-sxm"
 
@@ -91,4 +95,19 @@ def test_features_of_experts_say_how_unevenly_tokens_are_spread():
     assert matrix[names.index("uneven")].tolist() == pytest.approx(np.log([2.2, 1.0]).tolist())
     assert matrix[names.index("tokens")].tolist() == pytest.approx(np.log([65, 257]).tolist())
     assert matrix[names.index("expert_parallel")].tolist() == pytest.approx([-np.log(2), -np.log(2)])
-    assert matrix[names.index("tokens x experts_per_token")].tolist() == pytest.approx(np.log([65 * 3, 257 * 3]).tolist())
+    assert matrix[names.index("tokens x experts_per_token")].tolist() == pytest.approx(
+        np.log([65 * 3, 257 * 3]).tolist()
+    )
+
+
+def test_no_kernels_are_called_unfitted_whose_set_says_what_it_was_fitted_on(project_root):
+    """Sets of one kind of sparse attention are named after it: 24 rows said that nothing was fitted."""
+    checked = 0
+    for row in read_errors(project_root / "docs" / "validation" / "errors.json"):
+        found = re.fullmatch(r"(\w+)(?: (\S+?))?(?:, usual shapes)?, (\S+), (\S+)", row.name)
+        if row.section != "kernels" or found is None or found[4] not in LIBRARIES:
+            continue
+        checked += 1
+        _, words = _evidence(KernelLibrary(found[3], found[4]), found[1], found[2] or "")
+        assert words == "nothing" or row.fitted != "nothing", row.name
+    assert checked > 100
