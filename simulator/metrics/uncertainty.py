@@ -54,6 +54,7 @@ SAMPLED_STEPS = 48
 NEGLIGIBLE = 0.002
 """Standard deviation of a direction, in logarithms, below which it is not followed."""
 BATCHES = 10
+RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 KINDS = ("prompts", "decode")
 """Steps with prompt chunks, and the others."""
 SERVED = "engine as served"
@@ -406,9 +407,8 @@ def interval_section(
 
 
 def sampling_errors(result: RunResult) -> dict[str, float]:
-    """Standard error of the latencies of one run in logarithms, from stretches of its requests in order of arrival.
-
-    Rates and totals have none here: over a run they follow from its arrivals. ITL takes that of TPOT.
+    """Standard error of the figures of one run in logarithms: latencies from stretches of its requests in order of
+    arrival, rates from where a clock starts and stops. ITL takes that of TPOT.
 
     Source: method of batch means; A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), section 9.5.3.
     """
@@ -425,4 +425,16 @@ def sampling_errors(result: RunResult) -> dict[str, float]:
             known = [row[key] for row in rows]
             if all(value is not None and value > 0 for value in known):
                 found[key] = float(np.std(np.log(np.asarray(known, dtype=np.float64)), ddof=1)) / sqrt(BATCHES)
-    return found | {key.replace("tpot", "itl"): value for key, value in found.items() if "_tpot_" in key}
+    found |= {key.replace("tpot", "itl"): value for key, value in found.items() if "_tpot_" in key}
+    return found | dict.fromkeys(RATES, _rate_error(result.requests, done))
+
+
+def _rate_error(requests: RequestRecords, done: NDArray[np.bool_]) -> float:
+    """Standard error of a run's rates in logarithms: its duration, one gap and one latency more or less.
+
+    Whether a benchmark counts until the last request is sent, is due or is answered, and what its client takes to
+    start, no table tells: inference-perf's 60 requests at one a second took 59.6 s.
+    """
+    arrivals, finished = requests.arrival_s[done], requests.finished_s[done]
+    duration = float(finished.max() - arrivals.min())
+    return (1.0 / len(arrivals) + float(np.mean(finished - arrivals)) / duration) / Z90

@@ -15,12 +15,12 @@ from simulator.replay.fit import FitProblem, chip_with
 FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 300
-MAX_ROWS = 10_000
+MAX_ROWS = 8_000
 CHECK_SHARE = 0.15
 ROUNDS = 14
 """Times that new ramps are drawn beside those that were worth keeping."""
 DRAWN = 400
-KEPT = 300
+KEPT = 200
 ROWS_A_RAMP = 16
 """Rows that a ramp drawn or kept needs at least."""
 QUANTILES = 64

@@ -73,7 +73,7 @@ def apply_evidence(
     table: KernelTable, prediction: Prediction, kernels: KernelLibrary, corrected: NDArray[np.bool_]
 ) -> None:
     """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one:
-    the correction's where it has moved the row, else that of physics."""
+    the correction's where it has moved a row that lies inside the fitted shapes, else that of physics."""
     for (family, dtype), rows in stored_rows(table, prediction).items():
         fit = kernels.parameters(family, dtype).fit
         if fit is None:
@@ -83,7 +83,7 @@ def apply_evidence(
         weaker = ~inside & (prediction.basis[rows] == BASES.index("calibrated"))
         prediction.basis[rows[weaker]] = BASES.index("extrapolated")
         put_intervals(prediction, rows, fit.intervals, inside)
-        correction, moved = kernels.correction(family, dtype), corrected[rows]
+        correction, moved = kernels.correction(family, dtype), corrected[rows] & inside
         if correction is not None:
             put_intervals(prediction, rows[moved], correction.intervals, inside[moved])
 

@@ -88,8 +88,11 @@ def other_engine(text: str) -> bool:
 def framework_of_version(framework: str, version: str | None) -> str:
     """The parameter set of an engine's version.
 
-    TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it.
+    TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
+    and its engine V0, where a version names it, did so in Python between all steps.
     """
+    if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
+        return "vllm-2024"
     found = re.match(r"v?0\.(\d+)", version or "")
     last, older = _OLDER.get(framework, (-1, framework))
     return older if found and int(found.group(1)) <= last else framework

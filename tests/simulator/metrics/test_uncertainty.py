@@ -101,7 +101,7 @@ def test_queueing_amplifies_what_the_model_gets_wrong(quiet):
 
 
 def test_an_open_loop_below_saturation_serves_what_arrives_whatever_the_model_gets_wrong(quiet):
-    assert half_width(quiet, "output_throughput") < 0.02 < half_width(quiet, "mean_tpot_ms")
+    assert half_width(quiet, "output_throughput") < 0.05 < half_width(quiet, "mean_tpot_ms")
 
 
 def test_acceptance_moves_what_drafting_gives():

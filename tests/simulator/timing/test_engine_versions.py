@@ -62,7 +62,8 @@ def test_every_collective_waits_for_the_last_rank(tensor_parallel):
 @pytest.mark.parametrize(("framework", "version", "expected"), [
     ("trtllm", "0.14.0", "trtllm-0.14"), ("trtllm", "1.0 (PyTorch backend)", "trtllm"), ("trtllm", "0.21.0", "trtllm"),
     ("vllm", "0.11.0", "vllm-0.11"), ("vllm", "v0.8.4", "vllm-0.11"), ("vllm", "0.14.1", "vllm"),
-    ("vllm", None, "vllm"), ("sglang", "0.4.4", "sglang"),
+    ("vllm", None, "vllm"), ("sglang", "0.4.4", "sglang"), ("vllm", "0.9.0 (V0 engine)", "vllm-2024"),
+    ("vllm", "v0.9.0", "vllm-0.11"),
 ])  # fmt: skip
 def test_versions_name_their_parameter_set(framework, version, expected):
     assert framework_of_version(framework, version) == expected
