@@ -1,8 +1,10 @@
 """CPU seconds and memory of whole `forerun run` processes, at growing sizes and in the situations that cost most.
 
-Run: python benchmarks/engine.py [--cases REGEX] [--json FILE] [--mooncake TRACE]
+Run: python benchmarks/engine.py [--cases REGEX] [--json FILE] [--mooncake TRACE] [--growth]
 
-CPU is user + system of the whole process, start-up and summary included; memory is its peak resident set.
+CPU is user + system of the whole process, start-up and summary included; memory is its peak resident set. ``of
+asked`` is requests per CPU second over what is aimed at; with ``--growth`` each kind of work is run at 10,000, 30,000
+and 100,000 requests, one replica's work on 8 to 512 of them, and the exponents of CPU time, less start-up, are told.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from traces import sample_path
 
@@ -92,7 +97,7 @@ SLOW_ONCE = {
 """What ran step by step, 5 to 40 times slower, before there was one engine."""
 
 CASES = {
-    **{f"chat-busy-{n}": scenario(CHAT, n, 60.0) for n in (1_000, 10_000, 100_000, 1_000_000)},
+    **{f"chat-busy-{n}": scenario(CHAT, n, 60.0) for n in (1_000, 10_000, 100_000, 1_000_000, 10_000_000)},
     "chat-idle-10000": scenario(CHAT, 10_000, 2.0),
     "chat-overload-100000": scenario(CHAT, 100_000, 200.0),
     "constant-busy-100000": scenario(CONSTANT, 100_000, 33.0),
@@ -106,6 +111,21 @@ CASES = {
     "chat-64-replicas-200000": scenario(CHAT, 200_000, 64 * 60.0, replicas=64),
 }
 
+
+ASKED = {
+    "chat-busy-100000": 120_000,
+    "constant-busy-100000": 100_000,
+    "chat-busy-1000000": 125_000,
+    "chat-busy-10000000": 125_000,
+    "eagle3-spread-100000": 60_000,
+    "draft-model-100000": 40_000,
+    "grown-tree-20000": 20_000,
+    "sessions-8-replicas-20000": 20_000,
+}
+"""Requests per CPU second that are aimed at, on one quiet core."""
+GROWN = ("chat-busy-100000", "constant-busy-100000", "eagle3-spread-100000", "draft-model-100000", "grown-tree-20000")
+SIZES = (10_000, 30_000, 100_000)
+FLEETS = (8, 64, 512)
 
 MOONCAKE = "mooncake-prefix-cache-100000"
 
@@ -156,14 +176,36 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
         "output_tokens_per_cpu_s": document["summary"]["total_output_tokens"] / cpu,
         "peak_mb": own["peak_kb"] / 1024,
         "steps": document["engine"]["steps"],
-        "exact_steps": document["engine"]["exact_steps"],
     }
+
+
+def growth(results: dict[str, Any], folder: Path) -> None:
+    """Exponents of CPU time over requests at one load, and over replicas at 100,000 requests in all."""
+    start = results["start-up"]["first_run_cpu_s"]
+    cases = {name: CASES[name] for name in GROWN} | {"sessions-8-replicas": CASES["sessions-8-replicas-20000"]}
+    for name, case in cases.items():
+        spent = []
+        for size in SIZES:
+            grown = case | {"workload": case["workload"] | {"num_requests": size}}
+            spent.append(measure(grown, folder)["cpu_s"] - start)
+        results[f"growth {name}"] = told(name, "requests", SIZES, spent)
+    spent = [measure(scenario(CHAT, SIZES[-1], 60.0 * n, replicas=n), folder)["cpu_s"] - start for n in FLEETS]
+    results["growth replicas"] = told("chat, least outstanding", "replicas", FLEETS, spent)
+
+
+def told(name: str, what: str, sizes: Sequence[int], spent: Sequence[float]) -> dict[str, Any]:
+    """Print and hand back CPU seconds and their exponent (slope of the logarithms, least squares)."""
+    exponent = float(np.polyfit(np.log(sizes), np.log(np.maximum(spent, 1e-3)), 1)[0])
+    figures = ", ".join(f"{size}: {cpu_s:.2f} s" for size, cpu_s in zip(sizes, spent, strict=True))
+    print(f"{name}: CPU ~ {what}^{exponent:.2f} ({figures})", flush=True)
+    return {"exponent": exponent, "cpu_s": dict(zip(map(str, sizes), spent, strict=True))}
 
 
 def main() -> None:
     """Measure the chosen cases and print them as a table, and as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="", help="only cases whose name matches")
+    parser.add_argument("--growth", action="store_true", help="exponents over requests and replicas instead")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--mooncake", type=Path, default=sample_path("mooncake-conversation"), help="trace to repeat")
     arguments = parser.parse_args()
@@ -173,9 +215,12 @@ def main() -> None:
             **results["start-up"]
         )
     )
-    print(HEADER)
+    if not arguments.growth:
+        print(HEADER)
     with tempfile.TemporaryDirectory() as folder:
-        for name, case in {**CASES, MOONCAKE: None}.items():
+        if arguments.growth:
+            growth(results, Path(folder))
+        for name, case in {} if arguments.growth else {**CASES, MOONCAKE: None}.items():
             if not re.search(arguments.cases, name):
                 continue
             if case is None:
@@ -184,15 +229,15 @@ def main() -> None:
             row = results[name] = measure(case, Path(folder))
             print(
                 f"{name:28} {row['cpu_s']:8.2f} {row['requests_per_cpu_s']:10.0f} "
-                f"{row['output_tokens_per_cpu_s']:12.0f} {row['peak_mb']:7.0f} {row['steps']:9.0f} "
-                f"{row['exact_steps']:6.0f}",
+                f"{row['output_tokens_per_cpu_s']:12.0f} {row['peak_mb']:7.0f} {row['steps']:9.0f}"
+                + (f"{row['requests_per_cpu_s'] / ASKED[name]:8.2f}" if name in ASKED else ""),
                 flush=True,
             )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-HEADER = f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'exact':>6}"
+HEADER = f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'of asked':>8}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
 from simulator.serving.compiled import engine_module
@@ -45,11 +46,38 @@ class RoundRobin:
 
 
 class LeastOutstanding(RoundRobin):
-    """The replica with the fewest requests that it has not ended; the first of equals."""
+    """The replica with the fewest requests that it has not ended; the first of equals.
+
+    While the replicas to choose from stay the same list, a heap holds an entry for every load that any of them had;
+    those that are over are dropped when they come up.
+    """
+
+    def __init__(self, config: RouterConfig, log: RunLog) -> None:
+        super().__init__(config, log)
+        self._ports: Sequence[RoutedFeed] = ()
+        self._place: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
 
     def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
         """The least loaded replica."""
-        return min(ports, key=_outstanding)
+        if ports is not self._ports:
+            self._ports, self._heap = ports, []
+            self._place = {}
+            return min(ports, key=_outstanding)
+        while True:
+            if not self._heap or len(self._heap) > 8 * len(ports):
+                self._place = {port.index: place for place, port in enumerate(ports)}
+                self._heap = sorted((port.outstanding, place) for place, port in enumerate(ports))
+            load, place = self._heap[0]
+            if ports[place].outstanding == load:
+                heapreplace(self._heap, (load + 1, place))
+                return ports[place]
+            heappop(self._heap)
+
+    def left(self, request: int, port: RoutedFeed) -> None:
+        """It holds one less."""
+        if port.index in self._place:
+            heappush(self._heap, (port.outstanding, self._place[port.index]))
 
 
 class PrefixAware(RoundRobin):
@@ -67,9 +95,10 @@ class PrefixAware(RoundRobin):
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
         super().__init__(config, log)
         self._config = config
-        self._hashes = log.stream.prefix_hashes
+        hashes = log.stream.prefix_hashes
+        self._unit_tokens = 0 if hashes is None else hashes.block_tokens
         self._input_tokens = log.input_tokens
-        self._sent = None if self._hashes is None else engine_module().SentPrefixes(self._hashes)
+        self._sent = None if hashes is None else engine_module().SentPrefixes(hashes)
 
     def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
         """The replica with the longest match, or the idlest."""
@@ -79,11 +108,11 @@ class PrefixAware(RoundRobin):
         if most - least > config.balance_abs_threshold and most > config.balance_rel_threshold * least:
             chosen = ports[loads.index(least)]
         else:
-            matches = self._matches(request, prompt, ports)
+            matches = self._matches(request, ports)
             longest = max(matches)
-            if longest > config.cache_threshold * prompt:
+            if min(longest * self._unit_tokens, prompt) > config.cache_threshold * prompt:
                 best = [port for port, match in zip(ports, matches, strict=True) if match == longest]
-                chosen = min(best, key=_outstanding)
+                chosen = best[0] if len(best) == 1 else min(best, key=_outstanding)
             else:
                 chosen = min(ports, key=self._table_and_load)
         self._record(request, chosen)
@@ -97,16 +126,16 @@ class PrefixAware(RoundRobin):
     def _table_and_load(self, port: RoutedFeed) -> tuple[int, int]:
         return 0 if self._sent is None else self._sent.size(port.index), port.outstanding
 
-    def _matches(self, request: int, prompt: int, ports: Sequence[RoutedFeed]) -> list[int]:
-        """Prompt tokens that each replica was sent before."""
-        if self._hashes is None or self._sent is None:
+    def _matches(self, request: int, ports: Sequence[RoutedFeed]) -> list[int]:
+        """Units at the start of a prompt that each replica was sent before."""
+        if self._sent is None:
             return [0] * len(ports)
-        size = self._hashes.block_tokens
-        return [min(found * size, prompt) for found in self._sent.leading(request, [port.index for port in ports])]
+        found: list[int] = self._sent.leading(request, [port.index for port in ports])
+        return found
 
     def _record(self, request: int, port: RoutedFeed) -> None:
-        if self._hashes is not None and self._sent is not None:
-            self._sent.record(request, port.index, max(1, port.capacity_tokens // self._hashes.block_tokens))
+        if self._sent is not None:
+            self._sent.record(request, port.index, max(1, port.capacity_tokens // self._unit_tokens))
 
 
 class KvAware(RoundRobin):
