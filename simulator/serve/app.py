@@ -245,6 +245,14 @@ class Server:
                 self.counters.finished["abort"] += 1
                 self.fleet.cancel(slot)
 
+    def stop(self) -> None:
+        """End what is under way with an error: the server goes."""
+        self.pace.stop()
+        for exchange, _ in self._under_way.values():
+            exchange.error = BadRequestError("the server was stopped", 503, code="stopped")
+            if not exchange.done.done():
+                exchange.done.set_result(None)
+
     def _length(self, body: Body, prompt_tokens: int) -> tuple[int, bool]:
         """Tokens of an answer, and whether it then is as long as it may be.
 
@@ -497,6 +505,13 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
 
     import uvicorn
 
+    class Stopping(uvicorn.Server):
+        """Tells clients before it goes, instead of cancelling them."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            server.stop()
+            await super().shutdown(sockets)
+
     try:
         listener = socket.create_server((host, port), backlog=2048)
     except OSError as error:
@@ -506,4 +521,4 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
             server.app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=1
         )
         ready(f"http://{host}:{listener.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listener])
+        Stopping(config).run(sockets=[listener])

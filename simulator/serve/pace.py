@@ -44,6 +44,12 @@ class Pace:
         self._origin_s = self._loop.time()
         self._aim()
 
+    def stop(self) -> None:
+        """No more time goes by."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """Where it runs."""

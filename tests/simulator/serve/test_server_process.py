@@ -97,6 +97,20 @@ def test_killing_it_leaves_nothing_behind(served):
     socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1]))).close()
 
 
+def test_ctrl_c_tells_those_that_still_read(served):
+    process, address, _ = served
+    body = {"prompt": "a b c", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGINT)
+        *_, error, done = (line for line in lines if line)
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "stopped"
+    assert done == "data: [DONE]"
+    process.wait()
+    assert "Traceback" not in process.stderr.read()
+
+
 async def asked(app, number: int) -> int:
     """One streamed request straight to the application; returns its status."""
     text = json.dumps({"prompt": f"word {number} " * 20, "max_tokens": 4, "ignore_eos": True, "stream": True})
