@@ -3,9 +3,8 @@
 import ast
 import importlib.util
 import json
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -22,20 +21,28 @@ from simulator.studies.compare.comparison import compare
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def output_of(script, *arguments, root):
-    command = [sys.executable, str(root / "examples" / script), *map(str, arguments)]
-    here = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=root, env=here).stdout
+@pytest.fixture
+def output_of(monkeypatch, capsys, project_root):
+    """What a script prints, run in this process: starting another would take most of the time."""
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        monkeypatch.chdir(project_root)
+        capsys.readouterr()
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_speculation_crossover(project_root):
-    text = output_of("speculation_crossover.py", "--requests", 2, root=project_root)
+def test_speculation_crossover(output_of):
+    text = output_of("speculation_crossover.py", "--requests", 2)
     assert "The draft model pays below about" in text
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_lossless_sampling(seed, project_root):
-    lines = output_of("lossless_sampling.py", "--seed", seed, root=project_root).splitlines()
+def test_lossless_sampling(seed, output_of):
+    lines = output_of("lossless_sampling.py", "--seed", seed, "--draws", 3000).splitlines()
     verdicts = {line[:13].strip(): line.split("   ")[-1].strip() for line in lines[2:]}
     assert verdicts == {
         "no draft": "same distribution",
@@ -60,13 +67,13 @@ def test_lossless_sampling(seed, project_root):
         ("laptop_inference.py", ("--requests", 1), "all write faster than the 10 one reads"),
     ],
 )
-def test_studies(script, arguments, words, project_root):
-    assert words in output_of(script, *arguments, root=project_root).splitlines()[-1]
+def test_studies(script, arguments, words, output_of):
+    assert words in output_of(script, *arguments).splitlines()[-1]
 
 
-def test_attention_level_speculation(project_root, tmp_path):
+def test_attention_level_speculation(output_of, tmp_path):
     page = tmp_path / "alspec.html"
-    text = output_of("alspec_n150.py", "--output", page, root=project_root)
+    text = output_of("alspec_n150.py", "--output", page)
     assert "1.59x over TP 8 (published: 1.65x) and cuts attention overhead 4.9x (published: 5x)" in text
     assert "Other plausible parameters give 1.02x to 1.61x" in text
     assert "Today's kernels have left 1.22x of it (1.16 to 1.25)" in text
@@ -88,13 +95,13 @@ def test_study_of_attention_level_speculation(project_root):
     assert sentence in " ".join((project_root / "docs" / "trust.md").read_text(encoding="utf-8").split())
 
 
-def test_atlas_of_attention_level_speculation(project_root, tmp_path):
+def test_atlas_of_attention_level_speculation(output_of, tmp_path):
     """A stopped run goes on where it was; today's n150 pays from 64K on, an H100 nowhere."""
     lines, page = tmp_path / "atlas.jsonl", tmp_path / "atlas.html"
     few = ("--models", "llama-3.1-8b", "--groups", "8", "--output", lines)
-    output_of("alspec_atlas.py", "--chips", "n150", *few, root=project_root)
+    output_of("alspec_atlas.py", "--chips", "n150", *few)
     before = lines.read_text("utf-8")
-    text = output_of("alspec_atlas.py", "--chips", "n150", "h100-sxm", *few, "--page", page, root=project_root)
+    text = output_of("alspec_atlas.py", "--chips", "n150", "h100-sxm", *few, "--page", page)
     assert lines.read_text("utf-8").startswith(before)
     assert "llama-3.1-8b on 8 x n150, lambda 0.1, S 128: batch 1: pays from 64K" in text
     assert "llama-3.1-8b on 8 x h100-sxm, lambda 0.1, S 128: batch 1: pays nowhere" in text

@@ -2,12 +2,14 @@
 
 import copy
 import json
+import random
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from scenario_search.search import CORPUS, KNOWN, judged, scenario_of, schema, shrunk
+from scenario_search.search import CORPUS, KNOWN, PARTS, judged, scenario_of, schema, shrunk
 
+from simulator.cli import main
 from simulator.serving import RunLog, compiled, engine, pool
 
 ROUND = range(300)
@@ -26,6 +28,57 @@ def test_a_seeded_round_finds_nothing(part):
     wrong = {seed: told for seed, told in found.items() if told[0] not in KNOWN}
     assert not wrong, wrong
     assert sum(kind == "ok" for kind, _ in found.values()) >= 8, "too many are refused to find anything"
+
+
+STUDIES = {
+    "compare": "--vary engine.max_num_seqs=2,8 --replications 2 --no-sensitivity --no-interval --jobs 1 --no-progress",
+    "plan": "--rate 5 --slo p99_ttft_ms=1000 --max-replicas 2 --finalists 1 --requests 6 --no-headroom --no-interval "
+    "--jobs 1 --no-progress",
+    "tune": "--batch 1,8 --context 512 --tokens 1,2 --no-progress",
+    "race": "--patterns 1 --requests 8 --jobs 1 --no-progress",
+    "sweep": "--vary engine.max_num_seqs=2,8 --jobs 1 --no-progress",
+}
+"""Commands that take a scenario, at their smallest."""
+
+
+@pytest.mark.parametrize("command", STUDIES)
+def test_studies_of_random_scenarios_end_with_a_result_or_one_line(command, tmp_path, capsys):
+    """Exit 3 is a fault of Forerun, and a traceback one; 1 is a verdict."""
+    codes = set()
+    for seed in ROUND[:8]:
+        data = scenario_of(seed)
+        if command in ("tune", "race"):  # they are about a drafter on equal replicas
+            data = {name: part for name, part in data.items() if name not in ("pools", "faults", "router")}
+            data["speculation"] = PARTS["speculation"][seed % len(PARTS["speculation"])]
+        (tmp_path / "s.json").write_text(json.dumps(data), "utf-8")
+        more = ["--store", str(tmp_path / f"{seed}.sweep")] if command == "sweep" else []
+        code = main([command, str(tmp_path / "s.json"), *STUDIES[command].split(), *more])
+        told = capsys.readouterr().err.strip()
+        assert code in (0, 1, 2), (seed, told)
+        assert code != 2 or "\n" not in told, (seed, told)
+        codes.add(code)
+    assert {0, 2} <= codes, "all alike find nothing"
+
+
+OPERATIONS = ("gemm", "attention_prefill", "attention_decode", "moe", "elementwise", "all_reduce", "sort")
+SIZES = ("m", "n", "k", "seqs", "q_len", "kv_len", "tokens", "bytes_moved", "message_bytes", "world_size", "num_heads")
+
+
+def test_predictions_of_random_kernels_end_with_a_result_or_one_line(capsys):
+    codes = set()
+    rng = random.Random(1)
+    for _ in range(40):
+        values = [*[1, 7, 4096] * 3, -1, 0, 10**12, "many", "nan", 0.5]
+        words = [f"{name}={rng.choice(values)}" for name in rng.sample(SIZES, rng.randint(0, 4))]
+        operation = rng.choice(OPERATIONS)
+        if rng.random() < 0.5:
+            operation, words = "gemm", [f"{name}={rng.choice(values)}" for name in "mnk"]
+        code = main(["predict", operation, *words, "--chip", rng.choice(["h100-sxm", "n150", "h10"])])
+        told = capsys.readouterr().err.strip()
+        assert code in (0, 2), (operation, words, told)
+        assert code != 2 or "\n" not in told, (operation, words, told)
+        codes.add(code)
+    assert codes == {0, 2}
 
 
 def test_every_field_of_the_schema_is_drawn():

@@ -60,7 +60,8 @@ class ArrivalsConfig(Section):
             if given and name not in wanted:
                 raise ValueError(f"process '{self.process}' has no use for {name}; remove it")
         if self.rate_scale != 1.0 and self.process != "trace":
-            raise ValueError(f"process '{self.process}' has no use for rate_scale; set request_rate instead")
+            instead = " and set request_rate instead" if "request_rate" in wanted else ""
+            raise ValueError(f"process '{self.process}' has no use for rate_scale; remove it{instead}")
         return self
 
 

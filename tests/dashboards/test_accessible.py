@@ -59,7 +59,7 @@ def complaints(page):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_no_barrier(page, address, name):
     page.goto(f"{address[0]}/{name}")
-    page.locator(".basis, .beside").first.wait_for(timeout=90_000)
+    page.locator(".basis, .beside").first.wait_for(timeout=300_000)
     assert page.locator("h1").count() == 1
     assert page.locator("html").get_attribute("lang") == "en"
     assert complaints(page) == []

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.xdist_group("dashboard"),
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-WAIT_MS = 45_000
+WAIT_MS = 300_000
 CUT_CAPTIONS = """[...document.querySelectorAll('.figure .gtitle')].filter(e => e.closest('.figure').offsetParent &&
     e.getBoundingClientRect().right > e.closest('.figure').getBoundingClientRect().right + 1).map(e => e.textContent)"""
 PAGES = {

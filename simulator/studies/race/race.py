@@ -374,8 +374,12 @@ def vllm_table(scenario: Scenario) -> str:
     expected = np.cumsum(survival) * (1.0 - MARGIN * np.arange(len(survival)))
     rows: list[list[int]] = []
     best = len(survival) - 1
-    for batch in range(1, build.main.limits.max_num_seqs + 1):
-        speeds = expected / [policy.step_seconds(batch, tokens, TABLE_CONTEXT) for tokens in range(len(survival))]
+    budget = build.main.limits.max_num_batched_tokens
+    for batch in range(1, min(build.main.limits.max_num_seqs, budget) + 1):
+        fitting = min(len(survival), budget // batch)  # choices of K with which one step takes the whole batch
+        best = min(best, fitting - 1)
+        steps = [policy.step_seconds(batch, tokens, TABLE_CONTEXT) for tokens in range(fitting)]
+        speeds = expected[:fitting] / steps
         fewer = int(np.argmax(speeds[: best + 1]))
         if speeds[fewer] > TABLE_GAIN * speeds[best]:
             best = fewer

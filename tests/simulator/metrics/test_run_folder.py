@@ -175,7 +175,7 @@ def test_while_one_process_writes_another_is_refused(scenario, tmp_path, capsys)
     code, line = told(capsys, "run", scenario, "--out", tmp_path / "run")
     assert code == 2
     assert "another forerun is writing into it" in line
-    first.communicate("\n", timeout=120)
+    first.communicate("\n", timeout=600)
     assert first.returncode == 0
     assert load_run(tmp_path / "run").document["seed"] == 0
     assert told(capsys, "run", scenario, "--out", tmp_path / "run")[0] == 0
@@ -187,7 +187,7 @@ def test_ended_by_the_system_nothing_half_written_stays(scenario, two_runs, tmp_
     process = started(WAITS, "run", scenario, "--seed", "1", "--out", folder)
     assert process.stdout.readline() == "writing\n"
     process.send_signal(signal.SIGTERM)
-    _, complaint = process.communicate(timeout=120)
+    _, complaint = process.communicate(timeout=600)
     assert (process.returncode, complaint) == (143, "")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
