@@ -391,8 +391,14 @@ def keep(seed: int, kind: str, message: str) -> Path:
     return file
 
 
+def reason(message: str) -> str:
+    """A refusal without its place in the document, its numbers and its quoted words."""
+    text = re.sub(r"^(search|read back): ", "", message).replace("pools.a: ", "").replace("pools.b: ", "")
+    return re.sub(r"\d[\d.,e+-]*", "#", re.sub(r"'[^']*'", "'..'", text))[:110]
+
+
 def main() -> int:
-    """Search, print counts by category, keep one finding of each kind; 1 where there is any."""
+    """Search, print counts and the most frequent refusals, keep one finding of each kind; 1 where there is any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
@@ -401,15 +407,20 @@ def main() -> int:
     first = asked.seed * 10**7
     seeds = range(first, first + asked.count)
     counts: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
     found: dict[tuple[str, str], int] = {}
     with ProcessPoolExecutor(asked.jobs) as pool:
         for number, kind, message in pool.map(searched, seeds, chunksize=20):
             counts[kind] += 1
             if kind not in KNOWN:
                 found.setdefault((kind, message), number)
+            elif kind == "refused":
+                refusals[reason(message)] += 1
             if not sum(counts.values()) % 1000:
                 print(dict(counts), flush=True)
     print(dict(counts))
+    for why, times in refusals.most_common(20):
+        print(f"{times:8} refused: {why}")
     for (kind, message), number in found.items():
         print(f"seed {number}: {kind}: {message} -> {keep(number, kind, message)}", flush=True)
     return int(bool(found))
