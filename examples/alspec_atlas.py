@@ -36,7 +36,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON lines; what it holds is not priced again")
     parser.add_argument("--page", type=Path, help="HTML page with the maps")
     options = parser.parse_args()
-    done = [json.loads(line) for line in options.output.open(encoding="utf-8")] if options.output.exists() else []
+    written = options.output.read_text(encoding="utf-8").splitlines() if options.output.exists() else []
+    done = [json.loads(line) for line in written]
     keys = ("chip", "model", "chips", "lambda", "window_tokens", "speculation")
     known = {tuple(case[key] for key in keys) for case in done}
     with options.output.open("a", encoding="utf-8") as file:
