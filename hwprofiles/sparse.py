@@ -85,8 +85,7 @@ def index_time(
     bandwidth = limits.bandwidth * parameters.index_memory_efficiency
     computing = flops / (limits.peak_flops * parameters.index_efficiency)
     reading = (stored * shape.key_bytes + scores * LOGIT_BYTES) / bandwidth
-    drawing = limits.bandwidth * limits.memory_share
-    alone = stored / seqs * shape.key_bytes * limits.cores / (drawing * parameters.index_core_ratio)
+    alone = stored / seqs * shape.key_bytes * limits.cores / (limits.bandwidth * parameters.index_core_ratio)
     needed = xp.minimum(1.0, xp.maximum(0.0, 2.0 * scores / (q_tokens * xp.maximum(1.0, shape.top_k)) - 1.0))
     if parameters.dense_efficiency:  # no scores where dense attention reads everything
         few = xp.where((stored <= seqs * shape.top_k) & (kv_tokens <= DENSE_TOKENS), 0.0, 1.0)
@@ -137,7 +136,7 @@ def sparse_time(
     flops = 2.0 * read * shape.num_heads * width
     padded = 2.0 * computed * shape.num_kv_heads * tiles * ROW_TILE * width
     items = q_tokens * shape.num_kv_heads * tiles
-    splits = xp.maximum(1.0, xp.minimum(parameters.max_splits, read / q_tokens / SPLIT_ENTRIES))
+    splits = xp.maximum(1.0, xp.minimum(parameters.max_splits, computed / q_tokens / SPLIT_ENTRIES))
     units = items * splits
     waves = xp.ceil(units / limits.cores)
     full = waves * limits.cores / units
@@ -147,8 +146,7 @@ def sparse_time(
     per_entry = shape.entry_bytes
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     gathering = read * per_entry / xp.maximum(1.0, limits.on_chip_bandwidth * parameters.gather_efficiency)
-    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / limits.cores
-    drawn = read * per_entry / (units * core_bandwidth)
+    drawn = read * per_entry * limits.cores / (bandwidth * parameters.core_bandwidth_ratio * units)
     reading = smooth_maximum(xp, stored * per_entry / bandwidth + gathering, drawn, parameters.overlap)
     vectors = 2.0 * q_tokens * shape.num_heads * width
     if parameters.dense_efficiency:

@@ -253,9 +253,11 @@ class Replica:
         few = np.maximum(np.minimum(joining, MOST_JOINING / 2), 1e-9)
         chances = _poisson(few, MOST_JOINING)[:, 1:]
         summed = (chances * costs).sum(axis=1) / (chances * counts).sum(axis=1)
-        many = np.array(
-            [np.interp(a, counts, row) / min(max(a, 1.0), MOST_JOINING) for a, row in zip(joining, costs, strict=True)]
-        )
+        place = np.clip(joining, 1.0, MOST_JOINING)
+        below = np.minimum(place.astype(np.int64), MOST_JOINING - 1)
+        rows = np.arange(len(joining))
+        start = costs[rows, below - 1]
+        many = (start + (place - below) * (costs[rows, below] - start)) / place
         return np.where(joining > MOST_JOINING / 2, many, summed)
 
     @cached_property

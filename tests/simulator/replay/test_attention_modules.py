@@ -51,12 +51,15 @@ def test_a_repository_in_another_format_is_the_same_model():
 @pytest.mark.parametrize(
     ("chip", "table", "library", "most"),
     [
-        ("h100-sxm", "sparse_attention/sglang/*/dsa_generation", "sglang", 9),
-        ("h100-sxm", "sparse_attention/sglang/*/dsv4_hca_generation", "sglang", 8),
-        ("h100-sxm", "msa/sglang/*/msa_generation", "sglang", 9),
-        ("h100-sxm", "sparse_attention/vllm/*/dsv4_csa_generation", "vllm", 8),
-        ("b200-sxm", "sparse_attention/sglang/*/dsv4_hca_generation", "sglang", 9),
-        ("b200-sxm", "sparse_attention/sglang/*/dsa_generation", "sglang", 14),
+        ("h100-sxm", "sparse_attention/sglang/*/dsa_generation", "sglang", 6),
+        ("h100-sxm", "sparse_attention/vllm/*/dsa_generation", "vllm", 6),
+        ("h100-sxm", "msa/vllm/*/msa_generation", "vllm", 8),
+        ("h200-sxm", "sparse_attention/sglang/*/dsv4_hca_generation", "sglang", 8),
+        ("h200-sxm", "sparse_attention/vllm/*/dsa_generation", "vllm", 8),
+        ("h200-sxm", "sparse_attention/trtllm/*/dsa_generation", "trtllm", 12),
+        ("b200-sxm", "sparse_attention/vllm/*/dsv4_csa_generation", "vllm", 6),
+        ("b200-sxm", "sparse_attention/trtllm/*/dsa_generation", "trtllm", 13),
+        ("b200-sxm", "sparse_attention/sglang/*/dsa_generation", "sglang", 13),
     ],
 )
 def test_held_out_shapes_of_measured_modules(shared_data, chip, table, library, most):
