@@ -421,6 +421,7 @@ def _limits(
         max_num_batched_tokens=engine.max_num_batched_tokens,
         block_size=engine.page_tokens,
         num_blocks=num_blocks,
+        page_tokens=memory.page_tokens,
         watermark_blocks=int(engine.kv_watermark * num_blocks),
         max_model_len=engine.max_model_len or architecture.max_position,
         chunked_prefill=engine.enable_chunked_prefill and engine.rules.cuts_prompts,

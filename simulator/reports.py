@@ -81,6 +81,7 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
         capacity_bytes=memory.capacity_bytes,
         overridden=memory.overridden,
         split_bytes=memory.split,
+        page_tokens=memory.page_tokens if memory.page_tokens > memory.block_size else 0,
         host=_host_report(build, log, cached),
         swapped_blocks=log.swapped_blocks if any(pool.swap for pool in build.pools) else None,
     )

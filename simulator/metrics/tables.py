@@ -121,7 +121,8 @@ def slo_table(document: Document) -> Table:
 def engine_table(document: Document) -> Table:
     """What limits the engine, KV use, utilisation, energy, cost, and how long the simulation took."""
     kv, use, engine = document["kv_cache"], document["utilisation"], document["engine"]
-    blocks = f"{number(kv['num_blocks'])} x {kv['block_size']} tokens{' (measured)' if kv['overridden'] else ''}"
+    pages = f", {kv['page_tokens']} at a time" if kv.get("page_tokens") else ""
+    blocks = f"{number(kv['num_blocks'])} x {kv['block_size']} tokens{pages}{' (measured)' if kv['overridden'] else ''}"
     held = f"peak {percent(kv['peak_use'])}, mean {percent(kv['mean_use'])}, {number(kv['preemptions'])} preemptions"
     rows: list[tuple[str, Value]] = [
         ("Bottleneck", bottleneck_cell(document["bottleneck"])),

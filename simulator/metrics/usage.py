@@ -116,6 +116,7 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
     return {
         "num_blocks": kv.num_blocks,
         "block_size": kv.block_size,
+        **({"page_tokens": kv.page_tokens} if kv.page_tokens else {}),
         "capacity_tokens": kv.num_blocks * kv.block_size,
         "peak_blocks": kv.peak_blocks,
         "mean_blocks": kv.mean_blocks,

@@ -1616,6 +1616,8 @@ class PrefixCache(NoPrefixCache):
         host: where evicted units go; None drops them.
         index: told of the whole units that are here; None where nobody asks.
         replica: number of the replica, for the index.
+        page_tokens: tokens after which a recurrent state is kept, the only places where a hit may end; 0 = those of a
+            block.
     """
 
     _prompts: Prompts
@@ -1627,6 +1629,7 @@ class PrefixCache(NoPrefixCache):
     _output_tokens: cython.longlong[::1]
     _answers: cython.bint
     _block_size: cython.longlong
+    _page_tokens: cython.longlong
     _unit_tokens: cython.longlong
     _whole: cython.longlong
     """Blocks of a whole unit."""
@@ -1647,6 +1650,7 @@ class PrefixCache(NoPrefixCache):
         host: HostCache | None = None,
         index: HolderIndex | None = None,
         replica: int = 0,
+        page_tokens: int = 0,
     ) -> None:
         NoPrefixCache.__init__(self)
         self._prompts = Prompts(hashes)
@@ -1656,6 +1660,7 @@ class PrefixCache(NoPrefixCache):
         self._answers = output_tokens is not None
         self._output_tokens = input_tokens if output_tokens is None else output_tokens
         self._block_size, self._unit_tokens = block_size, hashes.block_tokens
+        self._page_tokens = page_tokens or block_size
         self._whole = self._unit_tokens // self._block_size
         self._loaded = self._walks = self._found = self._blocks = self._here = self._in_use = 0
 
@@ -1687,7 +1692,8 @@ class PrefixCache(NoPrefixCache):
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _spared_tokens(self, tokens: cython.longlong) -> cython.longlong:
-        return min(self._blocks * self._block_size, (tokens - 1) // self._block_size * self._block_size)
+        page: cython.longlong = self._page_tokens  # at whose end a recurrent state is kept
+        return min(self._blocks * self._block_size // page, (tokens - 1) // page) * page
 
     @cython.cfunc
     def _walk(self, request: cython.longlong, whole: cython.longlong) -> None:
@@ -1888,6 +1894,8 @@ class Scheduler:
     """Blocks of all running sequences; a block that several share is counted by each."""
     _caching: cython.bint
     _block_size: cython.longlong
+    _page_tokens: cython.longlong
+    """Tokens for which blocks are allotted together."""
     _num_blocks: cython.longlong
     _watermark: cython.longlong
     _max_num_seqs: cython.longlong
@@ -1914,6 +1922,7 @@ class Scheduler:
         self._caching = isinstance(cache, PrefixCache)
         self._held_blocks = 0
         self._block_size = limits.block_size
+        self._page_tokens = limits.page_tokens or limits.block_size
         self._num_blocks = limits.num_blocks
         self._watermark = limits.watermark_blocks
         self._max_num_seqs = limits.max_num_seqs
@@ -2048,8 +2057,8 @@ class Scheduler:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _blocks(self, tokens: cython.longlong) -> cython.longlong:
-        """KV blocks that hold ``tokens`` tokens."""
-        return -(-tokens // self._block_size)
+        """KV blocks that ``tokens`` tokens take: those of whole pages."""
+        return -(-tokens // self._page_tokens) * (self._page_tokens // self._block_size)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc

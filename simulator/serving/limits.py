@@ -35,6 +35,9 @@ class EngineLimits:
     """Whether requests go to the groups in turn, not to the one with the fewest."""
     patience_steps: int = 0
     """Steps that prompts of a group wait at most until every group has some."""
+    page_tokens: int = 0
+    """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix
+    cache; 0 = one block's."""
     schedules_ahead: bool = False
     """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
 
@@ -60,8 +63,9 @@ class EngineLimits:
         return not (self.intake_s or self.intake_work_s or self.intake_per_token_s)
 
     def blocks(self, tokens: int) -> int:
-        """KV blocks that hold ``tokens`` tokens."""
-        return -(-tokens // self.block_size)
+        """KV blocks that ``tokens`` tokens take."""
+        page = self.page_tokens or self.block_size
+        return -(-tokens // page) * (page // self.block_size)
 
     def decode_blocks(self, computed_tokens: int) -> int:
         """Blocks that a sequence with ``computed_tokens`` in the cache holds during its next decode step."""

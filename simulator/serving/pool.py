@@ -175,4 +175,5 @@ class Pool:
                 host = engine.HostCache(self.offload.num_blocks // groups)
                 log.host_caches.append(host)
             holders = None if group else log.holders
-            yield engine.PrefixCache(hashes, self.limits.block_size, log.input_tokens, outputs, host, holders, replica)
+            size, page = self.limits.block_size, self.limits.page_tokens
+            yield engine.PrefixCache(hashes, size, log.input_tokens, outputs, host, holders, replica, page)

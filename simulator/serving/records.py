@@ -178,6 +178,8 @@ class KvCacheReport:
     """Blocks copied to host memory; None where sequences are recomputed instead."""
     split_bytes: Mapping[str, float] = field(default_factory=dict)
     """Memory of one chip by what holds it (``MemoryPlan.split``)."""
+    page_tokens: int = 0
+    """Tokens for which blocks are allotted together, in hybrid models; 0 = one block's."""
     host: HostCacheReport | None = None
     """Host memory behind the prefix cache; None where evicted blocks are lost."""
 

@@ -325,6 +325,25 @@ class Deployment:
         )
 
     @property
+    def recurrent_layers(self) -> tuple[int, float]:
+        """How many layers keep a state, and the bytes of the largest one's on ONE chip, for one sequence."""
+        found = [
+            (count, sum(state.elements * dtype_bytes(state.dtype or self.compute_dtype) for state in mixer.states))
+            for mixer, count in self._mixers
+            if isinstance(mixer, Recurrent)
+        ]
+        largest = max((size for _, size in found), default=0.0)
+        return sum(count for count, _ in found), largest / self.tensor_parallel
+
+    @property
+    def caching_layers(self) -> tuple[int, float]:
+        """How many layers cache keys of all tokens, and the bytes of one token in the widest on ONE chip."""
+        found = [
+            (count, size) for mixer, count in self._mixers for window, size in self._cached(mixer) if window is None
+        ]
+        return sum(count for count, _ in found), max((size for _, size in found), default=0.0)
+
+    @property
     def kv_bytes_per_token(self) -> float:
         """KV bytes of one token on ONE chip, all layers, keys of indexers included."""
         return sum(size for _, size in self._kv_by_window())

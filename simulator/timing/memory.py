@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import DraftMemory, RemoteDrafter
 from simulator.timing.kernels import LOGIT_BYTES
+
+NEARLY_AS_MANY = 1.25
+"""Below this ratio of the commoner to the rarer kind of layer a group has as many layers as the commoner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,10 @@ class MemoryPlan:
     """Part of ``kv_bytes_per_token`` that holds the keys of indexers."""
     groups: int = 1
     """Attention groups, each on chips of its own, that share out the blocks."""
+    page_tokens: int = 0
+    """Tokens for which blocks are allotted together; 0 = one block's."""
+    padding_bytes: float = 0.0
+    """Part of the pages of keys that holds none, as they are as large as a state."""
 
     @property
     def split(self) -> dict[str, float]:
@@ -41,11 +50,46 @@ class MemoryPlan:
         return {
             "weights": self.weight_bytes,
             "draft_weights": self.draft_weight_bytes,
-            "kv": tokens * self.kv_bytes_per_token - index,
+            "kv": tokens * self.kv_bytes_per_token - index + self.padding_bytes,
             "index": index,
             "state": self.state_bytes,
             "activations": self.activation_bytes,
         }
+
+
+class HybridPages(NamedTuple):
+    """One page size for the keys and the states of a hybrid model, as vLLM's cache manager has it, on ONE chip."""
+
+    tokens: int
+    """Tokens whose keys one layer's page holds."""
+    group_bytes: float
+    """A page in every layer of a group: what one entry of a block table stands for."""
+    caching_groups: int
+    """Groups of layers that cache keys: a sequence takes a page for every ``tokens`` tokens in each."""
+    state_groups: int
+    """Groups of recurrent layers: a sequence takes a page in each, and one more for every draft token."""
+
+
+def hybrid_pages(deployment: Deployment, block_size: int) -> HybridPages | None:
+    """Pages of a model with attention and recurrent layers; None where it has not both, or another engine serves it.
+
+    A page of keys is made as long as a state, in whole blocks, and a state is padded to it. Layers form groups of
+    equally many, as many as the rarer kind has (or the commoner one, where that is less than a quarter more).
+
+    Args:
+        deployment: the model.
+        block_size: tokens of a block.
+
+    Source: vLLM v0.11, ``HybridAttentionMambaModelConfig`` and ``_get_kv_cache_groups_uniform_page_size``.
+    """
+    (caching, token_bytes), (recurrent, state_bytes) = deployment.caching_layers, deployment.recurrent_layers
+    if not caching or not recurrent or deployment.framework.kernel_library != "vllm":
+        return None
+    tokens = block_size * max(1, math.ceil(state_bytes / (block_size * token_bytes)))
+    few, many = sorted((caching, recurrent))
+    layers = many if many < NEARLY_AS_MANY * few else few
+    groups = (math.ceil(caching / layers), math.ceil(recurrent / layers))
+    return HybridPages(tokens, layers * tokens * token_bytes, *groups)
 
 
 def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) -> float:
@@ -172,11 +216,18 @@ def _plan_stage(
     if deployment.framework.kv_share_of == "free":
         left = (deployment.chip.memory.capacity_bytes - weights - draft_weights - activations) * gpu_memory_utilization
     states = max_num_seqs * deployment.state_bytes_per_sequence(drafted)
+    page_tokens, page = block_size, per_token * block_size
+    hybrid = hybrid_pages(deployment, block_size)
+    if hybrid is not None:
+        states = max_num_seqs * (1 + drafted) * hybrid.state_groups * hybrid.group_bytes
+        page_tokens = hybrid.tokens
+        page = hybrid.caching_groups * hybrid.group_bytes + (draft.kv_bytes_per_token if draft else 0.0) * page_tokens
     left -= states
     left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
-    blocks = deployment.attention_data_parallel * int(left // (per_token * block_size)) if left > 0 else 0
+    pages = int(left // page) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
-        blocks = deployment.attention_data_parallel * num_kv_blocks
+        pages = num_kv_blocks * block_size // page_tokens
+    blocks = deployment.attention_data_parallel * pages * (page_tokens // block_size)
     if blocks < 1:
         raise ForerunError(
             f"model: {deployment.architecture.name} does not fit {deployment.group_chips} x "
@@ -200,6 +251,8 @@ def _plan_stage(
         index_bytes_per_token=deployment.index_bytes_per_token,
         groups=deployment.attention_data_parallel,
         overridden=num_kv_blocks is not None,
+        page_tokens=page_tokens,
+        padding_bytes=pages * (page - page_tokens * per_token) if hybrid is not None else 0.0,
     )
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -15,8 +16,12 @@ from simulator.errors import ForerunError
 from simulator.replay import Split, replay_kernels
 from simulator.run import simulate
 from simulator.scenario import scenario_from
+from simulator.serving.engine import PrefixCache
+from simulator.serving.limits import EngineLimits
 from simulator.timing import StepTimer, plan_memory, running
 from simulator.timing.kernels import price, recurrent_calls
+from simulator.timing.memory import hybrid_pages
+from traces import PrefixHashes
 from traces.kernels import read_kernels
 
 FAMILIES = yaml.safe_load(
@@ -92,13 +97,51 @@ def plan(model, sequences):
 def test_states_are_set_aside_for_every_sequence_that_may_run(config):
     """36 x (32 x 128 x 128 x 4 B + 3 x 8192 x 2 B) = 77.3 MB a sequence; a chip of two holds half."""
     one = 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
-    hybrid = deployment(config("qwen3-next-80b-a3b"), "h200-sxm", tensor_parallel=2)
+    hybrid = deployment(config("qwen3-next-80b-a3b"), "h200-sxm", tensor_parallel=2, framework="sglang")
     plans = [plan(hybrid, seqs) for seqs in (64, 128)]
     assert [plan.state_bytes for plan in plans] == [64 * one / 2, 128 * one / 2]
     blocks = plans[0].num_blocks - plans[1].num_blocks
     assert blocks * 16 * hybrid.kv_bytes_per_token == pytest.approx(64 * one / 2, rel=0.02)
     with pytest.raises(ForerunError, match=r"GB state of 4096 sequences \(engine.max_num_seqs\)"):
         plan(hybrid, 4096)
+
+
+def test_vllm_has_one_page_size_for_keys_and_states_by_hand(config):
+    """Qwen3-Next on two chips: a layer's state takes (32 x 128 x 128 x 4 + 3 x 8192 x 2) / 2 = 1,073,152 B, its keys
+    2 x 256 x 2 = 1,024 B a token, so a page has 66 blocks of 16 tokens. 36 recurrent layers are three groups of as many
+    as there are attention layers, 12: a sequence of 1,057 tokens takes two pages of keys and three of states.
+    With states in bf16 on one chip a page has 544 tokens, as vLLM prints."""
+    model = deployment(config("qwen3-next-80b-a3b"), "h200-sxm", tensor_parallel=2)
+    found = plan(model, 64)
+    group = 12 * 1056 * 1024
+    assert found.page_tokens == 1056
+    assert found.state_bytes == 64 * 3 * group
+    pages = found.num_blocks * 16 // 1056
+    assert found.split["kv"] == pytest.approx(pages * group)
+    used = found.weight_bytes + found.activation_bytes + found.state_bytes + pages * group
+    assert used <= 0.9 * found.capacity_bytes < used + group
+    limits = EngineLimits(64, 2048, 16, found.num_blocks, 0, None, True, page_tokens=1056)
+    assert [limits.blocks(tokens) for tokens in (1, 1056, 1057)] == [66, 66, 132]
+    short = deployment(config("qwen3-next-80b-a3b", mamba_ssm_dtype="bfloat16"), "h200-sxm")
+    assert hybrid_pages(short, 16).tokens == 544
+    assert plan(deployment(), 64).page_tokens == 16
+
+
+def test_short_requests_of_a_hybrid_take_whole_pages(config):
+    """40 requests of 100 + 8 tokens against 3 pages of 66 blocks: three at a time, where 28 would fit in blocks; a
+    common start of 1,024 tokens is no hit, as no state is kept there, one of 2,048 spares 1,056."""
+    scenario = {
+        "model": config("qwen3-next-80b-a3b"),
+        "hardware": {"chip": "h200-sxm", "tensor_parallel": 2},
+        "engine": {"num_kv_blocks": 198, "enable_prefix_caching": False, "kv_watermark": 0.0},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 8, "num_requests": 40},
+    }
+    result = simulate(scenario_from(scenario, "test"))
+    assert result.steps.decode_seqs.max() == 3
+    hashes = PrefixHashes.from_lists([[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 7]], 512)
+    cache = PrefixCache(hashes, 16, np.full(3, 2048), page_tokens=1056)
+    cache.add(0, 0, 2048)
+    assert [cache.match(request, 2048)[1] for request in (1, 2)] == [0, 1056]
 
 
 @pytest.mark.parametrize(("name", "chips"), [("nemotron-h", 2), ("kimi-linear-48b-a3b", 4)])
