@@ -99,7 +99,9 @@ def figure_card(page: str, name: str, height: int, label: str, wide: bool = Fals
             dcc.Store(id=spec_id(page, name)),
             dcc.Download(id={"kind": "download", "page": page, "name": name}),
             html.Div(
-                html.Div(graph, role="group", className="figure wide" if wide else "figure", style=style, **aria),
+                html.Div(
+                    graph, role="group", className="figure wide" if wide or least else "figure", style=style, **aria
+                ),
                 className="figure-scroll",
             ),
             dmc.Group(
