@@ -70,7 +70,7 @@ LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference",
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
-CORRECTED = False
+CORRECTED = True
 """Whether prices carry a profile's learned correction where nobody says so (``engine.kernel_correction``)."""
 
 
