@@ -284,8 +284,9 @@ def wider(name, factor):
 @pytest.mark.parametrize("chip", ["h100-sxm", "a100-sxm-80gb", "b200-sxm", "n150", "mi300x", "l40s", "rtx-4090"])
 def test_no_kernel_is_slower_on_more_cores(chip, factor):
     """Of products up to 85 % were (by up to 3.6 times), of decode attention up to 65 %, while a core of the wider chip
-    drew but its share of the bandwidth and the KV axis was split for all cores whatever combining the parts took."""
-    few, many = KernelLibrary(chip, "vllm"), KernelLibrary(wider(chip, factor), "vllm")
+    drew but its share of the bandwidth and the KV axis was split for all cores whatever combining the parts took. By
+    physics: what was learned on a chip's own measurements is of that chip alone."""
+    few, many = (KernelLibrary(each, "vllm", corrected=False) for each in (chip, wider(chip, factor)))
     generator = np.random.default_rng(3)
     rows = np.floor(2 ** generator.uniform(0, 14, (3, 1000)))
     seqs, length = np.floor(2 ** generator.uniform(0, 9, 1000)), np.floor(2 ** generator.uniform(0, 16, 1000))
