@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from hwprofiles.attention import WARM_FADE, alone_key_time, alone_sequences, decode_time, one_pass_time, prefill_time
 from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_link
 from hwprofiles.choice import (
     BASES,
@@ -37,9 +36,21 @@ from hwprofiles.formulas import (
     evaluate,
     functions_of,
 )
-from hwprofiles.gemm import gemm_time, with_static_scales
-from hwprofiles.moe import moe_time, read_routing, slowest_rank_factor
-from hwprofiles.movement import collective_time, elementwise_time
+from hwprofiles.kernels.attention import (
+    WARM_FADE,
+    alone_key_time,
+    alone_sequences,
+    decode_time,
+    one_pass_time,
+    prefill_time,
+)
+from hwprofiles.kernels.gemm import gemm_time, with_static_scales
+from hwprofiles.kernels.moe import moe_time, read_routing, slowest_rank_factor
+from hwprofiles.kernels.movement import collective_time, elementwise_time
+from hwprofiles.kernels.recurrent import RecurrentShape, convolution
+from hwprofiles.kernels.recurrent import decode_time as recurrent_decode_time
+from hwprofiles.kernels.recurrent import prefill_time as recurrent_prefill_time
+from hwprofiles.kernels.sparse import IndexShape, SparseShape, index_time, sparse_time
 from hwprofiles.parameters import (
     CollectiveParameters,
     DecodeParameters,
@@ -52,11 +63,7 @@ from hwprofiles.parameters import (
     RecurrentPrefillParameters,
     SparseParameters,
 )
-from hwprofiles.recurrent import RecurrentShape, convolution
-from hwprofiles.recurrent import decode_time as recurrent_decode_time
-from hwprofiles.recurrent import prefill_time as recurrent_prefill_time
 from hwprofiles.schema import Chip, Link
-from hwprofiles.sparse import IndexShape, SparseShape, index_time, sparse_time
 
 MixingShape = AttentionShape | RecurrentShape | IndexShape | SparseShape
 """What mixes the tokens of a layer, as one chip sees it."""

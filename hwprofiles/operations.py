@@ -4,16 +4,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.catalogue import load_chip
 from hwprofiles.choice import BASES
 from hwprofiles.dtypes import DTYPES, dtype_bytes
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import SCALAR, AttentionShape, KernelTime
+from hwprofiles.kernels.attention import causal_pairs, windowed_length
+from hwprofiles.kernels.moe import read_routing
+from hwprofiles.kernels.movement import OPERATIONS
+from hwprofiles.kernels.recurrent import RecurrentShape
 from hwprofiles.library import CORRECTED, KernelLibrary
-from hwprofiles.moe import read_routing
-from hwprofiles.movement import OPERATIONS
-from hwprofiles.recurrent import RecurrentShape
 from hwprofiles.schema import Chip
 
 

@@ -31,7 +31,7 @@ from simulator.serving import (
     Pool,
     SwapSpace,
 )
-from simulator.serving.fleet_config import Role
+from simulator.serving.fleet.config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import AcceptanceSampler, PolicyFactory, borrowed_acceptance, draft_survival, sampler_of
 from simulator.speculation.proposal import proposal

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip, load_link
-from hwprofiles.moe import read_routing
+from hwprofiles.kernels.moe import read_routing
 from simulator.errors import ForerunError
 from simulator.llm import load_architecture
 from simulator.scenario import Scenario

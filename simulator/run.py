@@ -32,7 +32,7 @@ from simulator.serving import (
     StepRecords,
     TransferReport,
 )
-from simulator.serving.fleet_config import Role
+from simulator.serving.fleet.config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from simulator.errors import ForerunError, UnknownFieldError, did_you_mean
 from simulator.serving.config import EngineConfig
-from simulator.serving.fleet_config import (
+from simulator.serving.fleet.config import (
     AutoscalerConfig,
     FaultsConfig,
     KvTransferConfig,

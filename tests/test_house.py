@@ -1,6 +1,7 @@
-"""The house: imports run downwards only, and every room is a package with a docstring."""
+"""The house: imports run downwards only, every room is a package with a docstring, and none is crowded."""
 
 import ast
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import pytest
 
 from forerun.lazy import PLACE
 
+MOST_MODULES = 15
+"""In one folder; ``__init__`` and ``__main__`` do not count."""
+MOST_LINES = 80
+"""Of one function, with its signature and docstring."""
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     ("validation",),
@@ -90,6 +95,21 @@ def test_imports_run_downwards(path):
 def test_every_module_says_what_it_is():
     for path in sources():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_no_folder_is_crowded():
+    modules = Counter(path.parent for path in sources() if path.stem not in ("__init__", "__main__"))
+    assert {str(folder.relative_to(ROOT)): count for folder, count in modules.items() if count > MOST_MODULES} == {}
+
+
+def test_no_function_is_long():
+    lines = {
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
 FACES = [stub for source in sources() if (stub := source.with_suffix(".pyi")).exists()]

@@ -10,7 +10,8 @@ import pytest
 from scenario_search.search import CORPUS, KNOWN, PARTS, judged, scenario_of, schema, shrunk
 
 from simulator.cli import main
-from simulator.serving import RunLog, compiled, engine, pool
+from simulator.serving import RunLog, compiled, engine
+from simulator.serving.fleet import pool
 
 ROUND = range(300)
 
@@ -168,7 +169,7 @@ TOLD_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted t
 
 def lost_wakeup(monkeypatch):
     """A replica that waits is not told of what comes."""
-    monkeypatch.setattr("simulator.serving.replica.StepLoop.wake", lambda steps, index: None)
+    monkeypatch.setattr("simulator.serving.fleet.replica.StepLoop.wake", lambda steps, index: None)
 
 
 def forgotten_refusal(monkeypatch):

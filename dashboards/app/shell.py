@@ -128,18 +128,7 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
         Input({"kind": "state", "page": ALL, "name": ALL}, "value"),
         prevent_initial_call=True,
     )
-    for page in pages:
-        for name, control in page.fields.items():
-            if isinstance(control, Number) and control.stops:
-                field, slider = state_id(page.path, name), slider_id(page.path, name)
-                in_browser(
-                    ClientsideFunction("forerun", "pair"),
-                    Output(field, "value"),
-                    Output(slider, "value"),
-                    Input(field, "value"),
-                    Input(slider, "value"),
-                    State("stops", "data"),
-                )
+    _pair_sliders(app, pages)
     in_browser(
         ClientsideFunction("forerun", "draw"),
         Output({"kind": "graph", "page": MATCH, "name": MATCH}, "figure"),
@@ -185,6 +174,23 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
         State({"kind": "spec", "page": MATCH, "name": MATCH}, "data"),
         prevent_initial_call=True,
     )(_download)
+
+
+def _pair_sliders(app: Dash, pages: Sequence[Page]) -> None:
+    """A number's slider and its field follow each other."""
+    in_browser: Any = app.clientside_callback
+    for page in pages:
+        for name, control in page.fields.items():
+            if isinstance(control, Number) and control.stops:
+                field, slider = state_id(page.path, name), slider_id(page.path, name)
+                in_browser(
+                    ClientsideFunction("forerun", "pair"),
+                    Output(field, "value"),
+                    Output(slider, "value"),
+                    Input(field, "value"),
+                    Input(slider, "value"),
+                    State("stops", "data"),
+                )
 
 
 def _download(csv_clicks: int | None, html_clicks: int | None, spec: dict[str, Any] | None) -> Any:

@@ -68,6 +68,11 @@ NoIntervalOption = Annotated[
 NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")]
 
 
+def out_to(files: str) -> Any:
+    """``--out`` of a command that writes ``files`` and a report."""
+    return typer.Option("--out", "--output", metavar="DIR", help=f"Write {files}, report.html and report.md.")
+
+
 def mapping_of(text: str | None) -> dict[str, str] | None:
     """``--map WORD=COLUMN,...`` as a mapping.
 

@@ -29,11 +29,79 @@ from simulator.cli.output import (
     VaryOption,
     checked_outputs,
     mapping_of,
+    out_to,
     show,
 )
 
 EXIT_NOTHING_HOLDS = 1
 AXIS = "1,8,64 or doubling 1..256"
+
+ScenarioOrLogArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SCENARIO", help="Scenario or study file, YAML or JSON; or a log of requests.", show_default=False
+    ),
+]
+TraceOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Plan for this trace: its lengths and, without --rate, its own arrivals."),
+]
+GrowthOption = Annotated[
+    float, typer.Option(metavar="G", help="Plan for G times the rate, or the trace played G times faster.")
+]
+SloOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="A limit, over the scenario's own: p99_ttft_ms=1000; or goodput=0.95 with ttft_ms=1000 tpot_ms=60.",
+    ),
+]
+SearchOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH=V1,V2,...",
+        help="Values to search of a field: hardware.chip, weights_dtype, speculation.method, hardware.replicas... "
+        "Unless varied: tensor_parallel 1,2,4,8, max_num_batched_tokens 2048,8192, speculation on and off.",
+    ),
+]
+RequestsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Requests of a run; default: the scenario's, and a minute of arrivals at least."),
+]
+NoHeadroomOption = Annotated[
+    bool,
+    typer.Option("--no-headroom", help="Do not search the highest rates, nor what a failure or twice the load does."),
+]
+PowerOption = Annotated[
+    float | None,
+    typer.Option(metavar="WATTS", help="With --max-rate: every layout gets the replicas that so many watts feed."),
+]
+CarbonOption = Annotated[
+    str | None, typer.Option(metavar="G|FILE", help="Grams of CO2 per kWh, or a CSV file of hour,g_per_kwh.")
+]
+ThresholdsOption = Annotated[
+    bool,
+    typer.Option(
+        "--thresholds",
+        help="Find the autoscaler's threshold that holds the SLO at least rent, beside fixed fleets.",
+    ),
+]
+FromLogOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from-log",
+        metavar="FILE",
+        help="llama.cpp: server log, /metrics, llama-bench or llama-batched-bench output of this machine; repeatable.",
+    ),
+]
+MeasuredOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TOK_S",
+        help="llama.cpp: decode rate measured on this machine, 43 without drafting, 3:71 with 3 draft tokens; "
+        "repeatable.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -100,12 +168,7 @@ def compare(
         bool, typer.Option("--no-sensitivity", help="Do not try the assumed parameters over their ranges.")
     ] = False,
     no_interval: NoIntervalOption = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "--output", metavar="DIR", help="Write compare.json, study.yaml, report.html and report.md."
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_to("compare.json, study.yaml")] = None,
     json_file: JsonOption = None,
     jobs: JobsOption = None,
     no_progress: NoProgressOption = False,
@@ -189,86 +252,39 @@ def race(
 
 
 def plan(
-    scenario: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCENARIO", help="Scenario or study file, YAML or JSON; or a log of requests.", show_default=False
-        ),
-    ],
+    scenario: ScenarioOrLogArgument,
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Requests per second to hold; arrivals are drawn anew.")
     ] = None,
     max_rate: Annotated[
         bool, typer.Option("--max-rate", help="Find the highest rate of every layout, at the scenario's replicas.")
     ] = False,
-    trace: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Plan for this trace: its lengths and, without --rate, its own arrivals."),
-    ] = None,
+    trace: TraceOption = None,
     columns: MapOption = None,
-    growth: Annotated[
-        float, typer.Option(metavar="G", help="Plan for G times the rate, or the trace played G times faster.")
-    ] = 1.0,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="A limit, over the scenario's own: p99_ttft_ms=1000; or goodput=0.95 with ttft_ms=1000 tpot_ms=60.",
-        ),
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH=V1,V2,...",
-            help="Values to search of a field: hardware.chip, weights_dtype, speculation.method, hardware.replicas... "
-            "Unless varied: tensor_parallel 1,2,4,8, max_num_batched_tokens 2048,8192, speculation on and off.",
-        ),
-    ] = None,
+    growth: GrowthOption = 1.0,
+    slo: SloOption = None,
+    vary: SearchOption = None,
     set_values: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="First seed; every layout gets the same ones.")] = 0,
     replications: Annotated[
         int, typer.Option(min=1, max=1000, help="Runs of every layout that is near the limit.")
     ] = PLAN_REPLICATIONS,
-    requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="Requests of a run; default: the scenario's, and a minute of arrivals at least."),
-    ] = None,
+    requests: RequestsOption = None,
     finalists: Annotated[int, typer.Option(min=1, help="Layouts that hold the SLO to show.")] = 5,
     max_replicas: Annotated[int, typer.Option(min=1, max=10_000, help="Most replicas of a layout to try.")] = 64,
     spare: Annotated[
         int, typer.Option(min=0, max=100, help="Replicas to rent beyond those that hold the SLO; 1 is N+1.")
     ] = 0,
-    no_headroom: Annotated[
-        bool,
-        typer.Option(
-            "--no-headroom", help="Do not search the highest rates, nor what a failure or twice the load does."
-        ),
-    ] = False,
-    power_budget: Annotated[
-        float | None,
-        typer.Option(metavar="WATTS", help="With --max-rate: every layout gets the replicas that so many watts feed."),
-    ] = None,
-    carbon: Annotated[
-        str | None, typer.Option(metavar="G|FILE", help="Grams of CO2 per kWh, or a CSV file of hour,g_per_kwh.")
-    ] = None,
+    no_headroom: NoHeadroomOption = False,
+    power_budget: PowerOption = None,
+    carbon: CarbonOption = None,
     no_interval: NoIntervalOption = False,
-    thresholds: Annotated[
-        bool,
-        typer.Option(
-            "--thresholds",
-            help="Find the autoscaler's threshold that holds the SLO at least rent, beside fixed fleets.",
-        ),
-    ] = False,
+    thresholds: ThresholdsOption = False,
     target: Annotated[
         list[str] | None, typer.Option(metavar="T1,T2,...", help="--thresholds: values to try; default: a ladder.")
     ] = None,
     emit_name: EmitOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "--output", metavar="DIR", help="Write plan.json, study.yaml, report.html and report.md."
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_to("plan.json, study.yaml")] = None,
     json_file: JsonOption = None,
     jobs: JobsOption = None,
     no_progress: NoProgressOption = False,
@@ -343,34 +359,14 @@ def tune(
             "and context. With the middle batch's K: trtllm, dynamo, llm-d, keda, hpa, guidellm, aiperf, vllm-bench.",
         ),
     ] = None,
-    from_log: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from-log",
-            metavar="FILE",
-            help="llama.cpp: server log, /metrics, llama-bench or llama-batched-bench output of this machine; "
-            "repeatable.",
-        ),
-    ] = None,
-    measured: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOK_S",
-            help="llama.cpp: decode rate measured on this machine, 43 without drafting, 3:71 with 3 draft tokens; "
-            "repeatable.",
-        ),
-    ] = None,
+    from_log: FromLogOption = None,
+    measured: MeasuredOption = None,
     p_min: Annotated[
         str | None, typer.Option(metavar="P1,P2,...", help="llama.cpp: gates to try; default: 0,0.6,0.75.")
     ] = None,
     set_values: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Noted in the result, which has nothing random.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "--output", metavar="DIR", help="Write tune.json, scenario.yaml, report.html and report.md."
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_to("tune.json, scenario.yaml")] = None,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
@@ -441,12 +437,7 @@ def sweep(
         typer.Option(metavar="ADDRESS", help="Dask scheduler such as tcp://host:8786, or local for one started here."),
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run points again that failed before.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "--output", metavar="DIR", help="Write sweep.json, study.yaml, report.html and report.md."
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_to("sweep.json, study.yaml")] = None,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import KernelLibrary, KernelTime, dtype_bytes, load_link
-from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.formulas import ARRAY
+from hwprofiles.kernels.attention import causal_pairs, windowed_length
+from hwprofiles.kernels.sparse import DENSE_TOKENS, IndexShape
 from hwprofiles.parameters import SparseParameters
-from hwprofiles.sparse import DENSE_TOKENS, IndexShape
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, load_architecture
 from simulator.llm.layers import Mixer

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
-from hwprofiles.attention import causal_pairs, windowed_length
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.formulas import ARRAY, HEAD_SIZES
-from hwprofiles.recurrent import RecurrentShape
+from hwprofiles.kernels.attention import causal_pairs, windowed_length
+from hwprofiles.kernels.recurrent import RecurrentShape
 from simulator.errors import ForerunError
 from simulator.replay.modules import Modules
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from simulator.build import Build
 from simulator.serving import RunLog
-from simulator.serving.fleet import FleetRun
+from simulator.serving.fleet.fleet import FleetRun
 from simulator.serving.log import COUNTED, StepLog
 from simulator.workload import RequestStream
 from traces import PrefixHashes

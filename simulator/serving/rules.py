@@ -49,15 +49,15 @@ SCHEDULERS: dict[str, SchedulerFacts] = {
     "static": SchedulerFacts("StaticScheduler", mixes=False, budgets_decodes=False, continuous=False),
 }
 ROUTING: dict[str, str | Callable[..., Any]] = {
-    "round-robin": "simulator.serving.routing:RoundRobin",
-    "least-outstanding": "simulator.serving.routing:LeastOutstanding",
-    "prefix-aware": "simulator.serving.routing:PrefixAware",
-    "kv-aware": "simulator.serving.routing:KvAware",
+    "round-robin": "simulator.serving.fleet.routing:RoundRobin",
+    "least-outstanding": "simulator.serving.fleet.routing:LeastOutstanding",
+    "prefix-aware": "simulator.serving.fleet.routing:PrefixAware",
+    "kv-aware": "simulator.serving.fleet.routing:KvAware",
 }
 """Each makes a ``Policy`` from a router's settings and a run's log."""
 ADMISSION: dict[str, str | Callable[..., Any]] = {
-    "queue": "simulator.serving.router:QueueWhenFull",
-    "refuse": "simulator.serving.router:RefuseWhenFull",
+    "queue": "simulator.serving.fleet.router:QueueWhenFull",
+    "refuse": "simulator.serving.fleet.router:RefuseWhenFull",
 }
 """Each makes an ``Admission`` from a router's settings."""
 

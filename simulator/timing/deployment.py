@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
 from hwprofiles.dtypes import DTYPES, GGUF_BLOCKS, VARIANT, format_of
+from hwprofiles.kernels.moe import read_routing
+from hwprofiles.kernels.recurrent import RecurrentShape
+from hwprofiles.kernels.sparse import IndexShape, SparseShape
 from hwprofiles.library import MixingShape
-from hwprofiles.moe import read_routing
-from hwprofiles.recurrent import RecurrentShape
-from hwprofiles.sparse import IndexShape, SparseShape
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import PARTS, Architecture
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp, Tensor

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, weakest
 from hwprofiles.dtypes import VARIANT
 from hwprofiles.formulas import ARRAY
+from hwprofiles.kernels.moe import read_routing, slowest_rank_factor
+from hwprofiles.kernels.recurrent import RecurrentShape, convolution
+from hwprofiles.kernels.sparse import IndexShape
 from hwprofiles.library import MixingShape
-from hwprofiles.moe import read_routing, slowest_rank_factor
-from hwprofiles.recurrent import RecurrentShape, convolution
-from hwprofiles.sparse import IndexShape
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp
 from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention, SharedKvAttention, ShortConvolution
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment

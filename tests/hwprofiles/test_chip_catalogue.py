@@ -12,10 +12,10 @@ from hwprofiles import AttentionShape, KernelLibrary, ProfileError, chip_names, 
 from hwprofiles.catalogue import load_defaults
 from hwprofiles.choice import UNFITTED_INTERVALS, unfitted_interval
 from hwprofiles.dtypes import DTYPES, dtype_bytes, math_dtype
+from hwprofiles.kernels.recurrent import RecurrentShape
+from hwprofiles.kernels.sparse import SparseShape
 from hwprofiles.parameters import FAMILIES
-from hwprofiles.recurrent import RecurrentShape
 from hwprofiles.schema import KINDS
-from hwprofiles.sparse import SparseShape
 
 CONTRACT_CHIPS = """h100-sxm h100-pcie h200-sxm b200-sxm a100-sxm-80gb a100-sxm-40gb a100-pcie-80gb l40s mi300x
     rtx-4090 rtx-pro-6000 apple-m3-max n150 n150-v0.55 n300 p150 cpu mi355x gb300 h20 rtx-5090 apple-m1-max apple-m4

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hwprofiles import KernelLibrary, ProfileError
 from hwprofiles.formulas import ARRAY, SCALAR
-from hwprofiles.moe import expected_maximum, expert_loads, read_routing, slowest_rank_factor
+from hwprofiles.kernels.moe import expected_maximum, expert_loads, read_routing, slowest_rank_factor
 
 SHAPES = [(8, 2), (128, 8), (256, 8)]
 

@@ -5,13 +5,13 @@ import pytest
 from numpy.testing import assert_allclose
 
 from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, load_chip
-from hwprofiles.attention import causal_pairs, decode_time, prefill_time, windowed_length
 from hwprofiles.formulas import ARRAY, SCALAR, Limits, smooth_maximum
-from hwprofiles.gemm import gemm_time, tile_waves, useful_tiles
-from hwprofiles.moe import distinct_experts
+from hwprofiles.kernels.attention import causal_pairs, decode_time, prefill_time, windowed_length
+from hwprofiles.kernels.gemm import gemm_time, tile_waves, useful_tiles
+from hwprofiles.kernels.moe import distinct_experts
+from hwprofiles.kernels.recurrent import RecurrentShape
 from hwprofiles.parameters import DecodeParameters, GemmParameters, PrefillParameters
 from hwprofiles.records import Source
-from hwprofiles.recurrent import RecurrentShape
 
 SOURCE = Source(kind="assumed", reference="test", date="2026")
 LIMITS = Limits(1e15, 100.0, 1e12, 1e7, 1e30)

@@ -5,9 +5,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
-from hwprofiles.attention import causal_pairs
 from hwprofiles.formulas import ARRAY
-from hwprofiles.gemm import gemm_time
+from hwprofiles.kernels.attention import causal_pairs
+from hwprofiles.kernels.gemm import gemm_time
 
 CHIPS = {"h100": "h100-sxm", "a100": "a100-sxm-80gb", "h200": "h200-sxm"}
 VERSIONS = {

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from hwprofiles import KernelLibrary
-from hwprofiles.gemm import AMAX_S
+from hwprofiles.kernels.gemm import AMAX_S
 
 SIZES = [(1, 8192, 8192), (64, 1280, 8192), (512, 7168, 4096), (8192, 28672, 8192), (32768, 65536, 65536)]
 STATIC, SEARCHED = KernelLibrary("h100-sxm", "trtllm", static_scales=True), KernelLibrary("h100-sxm", "trtllm")

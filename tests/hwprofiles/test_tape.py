@@ -8,7 +8,7 @@ import pytest
 
 from hwprofiles import KernelLibrary, load_chip, tape
 from hwprofiles.formulas import OPERATIONS, AttentionShape, Num
-from hwprofiles.recurrent import RecurrentShape
+from hwprofiles.kernels.recurrent import RecurrentShape
 from simulator.serving.engine import Formula
 
 PYTHON = {

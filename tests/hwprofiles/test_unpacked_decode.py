@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
-from hwprofiles.attention import decode_time, packs
 from hwprofiles.choice import PORTABLE
 from hwprofiles.formulas import ARRAY, SCALAR, Limits
+from hwprofiles.kernels.attention import decode_time, packs
 from hwprofiles.parameters import DecodeParameters, UnpackedKernel
 from hwprofiles.records import Source
 

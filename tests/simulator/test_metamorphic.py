@@ -232,8 +232,8 @@ def more_of(name, what, factor):
 @pytest.mark.parametrize("seed", range(8))
 def test_more_of_a_chip_is_never_slower_for_a_burst(tmp_path, seed):
     """No rule makes an exception, for bursts on one replica. Twice an H100's cores ended one 9 % later, while a core's
-    draw was its share of all, and more parts of a split KV axis were combined than paid. By physics: what was learned on
-    a chip's own measurements is of that chip alone."""
+    draw was its share of all, and more parts of a split KV axis were combined than paid. By physics: what was learned
+    on a chip's own measurements is of that chip alone."""
     name, data = random_burst(seed)
     data["engine"] = data.get("engine", {}) | {"kernel_correction": False}
     plain = simulate(scenario_from(data | {"hardware": data["hardware"] | {"chip": name}}, "burst"), seed)

@@ -167,10 +167,7 @@ def compare(
         tornado = swings(variants, metric, side, answers, pool) if sensitivity and differ else []
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
     runs = len(next(iter(documents.values())))
-    notes = _notes(combined, runs, fixed_note, variants) + lost
-    if alike:
-        same = f"{', '.join(alike)}: runs exactly as {variants[0].name} here, as what it changes never comes into play"
-        notes.append(same if differ else f"{same}; assumed parameters were not tried")
+    notes = _notes(combined, runs, fixed_note, variants) + lost + _alike_notes(alike, variants[0].name, differ)
     document = {
         "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
         "baseline": variants[0].name,
@@ -423,6 +420,14 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
             "the trace gives every run the same requests: of chance, the intervals cover acceptance draws alone"
         )
     return result
+
+
+def _alike_notes(alike: Sequence[str], base: str, differ: bool) -> list[str]:
+    """A note on variants whose runs equal the baseline's, and on what was left out where no other ``differ``."""
+    if not alike:
+        return []
+    same = f"{', '.join(alike)}: runs exactly as {base} here, as what it changes never comes into play"
+    return [same if differ else f"{same}; assumed parameters were not tried"]
 
 
 def compare_sentence(document: dict[str, Any]) -> str:

@@ -83,19 +83,9 @@ def plan(
         ForerunError: what is asked for contradicts itself, or what the scenario itself has wrong. Layouts that cannot
             be run are no error: they are listed with the reason.
     """
-    if rate is not None and max_rate:
-        raise ForerunError("plan: rate asks for a layout, max_rate for a rate; give one of the two")
-    for name, value in (("rate", rate), ("growth", growth)):
-        if value is not None and not 0 < value <= 1e9:
-            raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
-    if max_rate and growth != 1.0:
-        raise ArgumentError("growth", "has nothing to act on with max_rate; remove it")
-    if spare < 0:
-        raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
+    _check_asked(rate, max_rate, growth, spare, power_budget_w)
     if isinstance(scenario, str | Path) and is_log(scenario):
         scenario, columns = study_of_log(scenario, columns=columns), None
-    if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):
-        raise ArgumentError("power_budget", "a positive number of watts, with max_rate: the layouts then fill it")
     intensity = None if carbon is None else carbon_of(carbon)
     study = study_of(scenario, vary)
     if trace is not None:
@@ -116,6 +106,21 @@ def plan(
             each = row["output_tokens_per_joule"]
             row["g_co2_per_million_output_tokens"] = each and [1e6 / each / J_PER_KWH * one for one in intensity]
     return PlanResult(document, _command(document, options), {"study.yaml": _study_text(document, study)})
+
+
+def _check_asked(rate: float | None, max_rate: bool, growth: float, spare: int, power_budget_w: float | None) -> None:
+    """What a plan is asked for must not contradict itself, whatever the scenario is."""
+    if rate is not None and max_rate:
+        raise ForerunError("plan: rate asks for a layout, max_rate for a rate; give one of the two")
+    for name, value in (("rate", rate), ("growth", growth)):
+        if value is not None and not 0 < value <= 1e9:
+            raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
+    if max_rate and growth != 1.0:
+        raise ArgumentError("growth", "has nothing to act on with max_rate; remove it")
+    if spare < 0:
+        raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
+    if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):
+        raise ArgumentError("power_budget", "a positive number of watts, with max_rate: the layouts then fill it")
 
 
 J_PER_KWH = 3.6e6

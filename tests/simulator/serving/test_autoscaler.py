@@ -9,8 +9,8 @@ from tiny_scenario import tiny_data
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import Scenario, scenario_from
-from simulator.serving.autoscaler import Hpa, Load, Saturation
-from simulator.serving.fleet_config import AutoscalerConfig
+from simulator.serving.fleet.autoscaler import Hpa, Load, Saturation
+from simulator.serving.fleet.config import AutoscalerConfig
 from simulator.workload.generate import varied
 
 WAVES = {"process": "poisson", "request_rate": 40.0, "profile": [[0, 0.1], [2, 2.0], [4, 0.1]]}

@@ -11,9 +11,9 @@ from test_fast_equals_exact import conversations
 
 from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, Pool, RouterConfig, RunLog, StepLog
 from simulator.serving.engine import Scheduler
-from simulator.serving.fleet import FleetRun
+from simulator.serving.fleet.fleet import FleetRun
+from simulator.serving.fleet.transfer import KvLink
 from simulator.serving.swap import SwapSpace
-from simulator.serving.transfer import KvLink
 from simulator.speculation import AcceptanceSampler
 
 SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -10,8 +10,8 @@ from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.serving import EngineLimits, rules
 from simulator.serving.engine import NoPrefixCache, PriorityScheduler, Sequence, UnifiedScheduler
-from simulator.serving.router import QueueWhenFull
-from simulator.serving.routing import LeastOutstanding
+from simulator.serving.fleet.router import QueueWhenFull
+from simulator.serving.fleet.routing import LeastOutstanding
 
 
 def engine(**changes):

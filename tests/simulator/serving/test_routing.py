@@ -10,7 +10,7 @@ from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, assert_same, conversations, limits, run_both
 
 from simulator.serving import EngineLimits, RouterConfig, RunLog
-from simulator.serving.routing import KvAware, PrefixAware
+from simulator.serving.fleet.routing import KvAware, PrefixAware
 from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
 

@@ -11,7 +11,7 @@ from test_step import arrays, decode, deployment
 from test_step_kernels import batches, one_price
 
 from hwprofiles import KernelLibrary
-from hwprofiles.recurrent import RecurrentShape, convolution
+from hwprofiles.kernels.recurrent import RecurrentShape, convolution
 from simulator.errors import ForerunError
 from simulator.replay import Split, replay_kernels
 from simulator.run import simulate

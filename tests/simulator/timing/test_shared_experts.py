@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from test_parallel_layouts import mixed
 from test_step import arrays, decode, deployment
 
-from hwprofiles.moe import read_routing
+from hwprofiles.kernels.moe import read_routing
 from simulator.timing import StepTimer, StepWork
 from simulator.timing.kernels import exchange_bytes, expert_call, price, shared_expert_calls
 from simulator.timing.work import slowest_group

@@ -7,7 +7,7 @@ from test_recurrent_layers import config as config  # a fixture
 from test_step import arrays, decode, deployment
 
 from hwprofiles import KernelLibrary
-from hwprofiles.sparse import IndexShape, SparseShape
+from hwprofiles.kernels.sparse import IndexShape, SparseShape
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from

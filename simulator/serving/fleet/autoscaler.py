@@ -16,9 +16,9 @@ import simpy
 
 from simulator.serving.clock import ROUTE, Phase
 from simulator.serving.feed import RoutedFeed
-from simulator.serving.fleet_config import AutoscalerConfig
+from simulator.serving.fleet.config import AutoscalerConfig
+from simulator.serving.fleet.replica import Replica
 from simulator.serving.log import ScalingLog
-from simulator.serving.replica import Replica
 
 PERIOD_S = 15.0
 """Time over which the HPA limits by how much it changes the replicas (``periodSeconds`` of its default policies)."""

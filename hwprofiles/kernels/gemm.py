@@ -79,9 +79,47 @@ def gemm_time(
     vector = None if few is None else few_rows_time(xp, limits, few, n * k, m * n * k, moved, flops)
     if few is not None and vector is not None and xp is SCALAR and m <= few.most_rows:
         return vector
+    bandwidth = limits.bandwidth * parameters.memory_efficiency
+    best, compute, memory = _fastest_tiles(
+        xp, limits, parameters, (m, n, k), weight_bytes, activation_bytes, moved, bandwidth
+    )
+    launch = parameters.launch_s
+    alone = parameters.write_share * output_bytes * m * n
+    if parameters.quantise_s:
+        alone = alone + parameters.quantise_bytes * m * k
+        launch = launch + parameters.quantise_s
+    alone = alone / bandwidth
+    tiled = KernelTime(launch + best + alone, launch, compute, memory + alone, flops, moved)
+    if few is None or vector is None:
+        return tiled
+    return KernelTime(*(xp.where(m <= few.most_rows, a, b) for a, b in zip(vector, tiled, strict=True)))
+
+
+def _fastest_tiles(
+    xp: Functions,
+    limits: Limits,
+    parameters: GemmParameters,
+    sizes: tuple[Num, Num, Num],
+    weight_bytes: float,
+    activation_bytes: float,
+    moved: Num,
+    bandwidth: float,
+) -> tuple[Num, Num, Num]:
+    """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip.
+        parameters: of the library's kernels.
+        sizes: rows, output features, input features.
+        weight_bytes: bytes per weight.
+        activation_bytes: bytes per input activation as the kernel reads it.
+        moved: bytes of all operands.
+        bandwidth: of the memory as the kernel reaches it, byte/s.
+    """
+    m, n, k = sizes
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency
-    bandwidth = limits.bandwidth * parameters.memory_efficiency
     core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / limits.cores
     sharpness = parameters.overlap * (2.0 if limits.asynchronous else 1.0)
     most_waves = 2.0 if limits.asynchronous else float("inf")
@@ -116,16 +154,7 @@ def gemm_time(
             best = xp.where(better, total, best)
             compute = xp.where(better, busy, compute)
             memory = xp.where(better, stream, memory)
-    launch = parameters.launch_s
-    alone = parameters.write_share * output_bytes * m * n
-    if parameters.quantise_s:
-        alone = alone + parameters.quantise_bytes * m * k
-        launch = launch + parameters.quantise_s
-    alone = alone / bandwidth
-    tiled = KernelTime(launch + best + alone, launch, compute, memory + alone, flops, moved)
-    if few is None or vector is None:
-        return tiled
-    return KernelTime(*(xp.where(m <= few.most_rows, a, b) for a, b in zip(vector, tiled, strict=True)))
+    return best, compute, memory
 
 
 def few_rows_time(

@@ -11,12 +11,12 @@ import simpy
 
 from simulator.serving.clock import ROUTE, Phase, on_grid
 from simulator.serving.feed import RoutedFeed
+from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
-from simulator.serving.routing import Policy
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, Sequence
-    from simulator.serving.replica import Replica
+    from simulator.serving.fleet.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from hwprofiles.errors import ProfileError
 from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
-from hwprofiles.gemm import few_rows_time
+from hwprofiles.kernels.gemm import few_rows_time
 from hwprofiles.parameters import MoeParameters
 
 POWER_LAW_POINTS = 16
@@ -258,13 +258,49 @@ def moe_time(
     matrix = hidden * (first + width)
     flops = 2.0 * assignments * matrix
     moved = weight_bytes * active * matrix + 2.0 * activation_bytes * xp.minimum(tokens, assignments) * hidden
+    edge = activation_bytes * xp.minimum(tokens, assignments) * hidden
+    phases = ((first, hidden), (hidden, width))
+    best, busy, stream = _fastest_tiles(xp, limits, parameters, reached, phases, weight_bytes, activation_bytes, edge)
+    handled = assignments if parameters.local_only or dispatched else tokens * experts_per_token
+    scattered = activation_bytes * handled * (2.0 * hidden + first + 2.0 * width)
+    scatter = scattered / (limits.bandwidth * parameters.scatter_efficiency)
+    launch = parameters.launch_s
+    tiled = KernelTime(launch + scatter + best, launch, busy, stream + scatter, flops, moved)
+    few = parameters.few_rows
+    if few is None:
+        return tiled
+    vector = few_rows_time(xp, limits, few, active * matrix, assignments * matrix, moved, flops)
+    return KernelTime(*(xp.where(tokens <= few.most_rows, a, b) for a, b in zip(vector, tiled, strict=True)))
+
+
+def _fastest_tiles(
+    xp: Functions,
+    limits: Limits,
+    parameters: MoeParameters,
+    reached: ExpertLoads,
+    phases: tuple[tuple[Num, Num], ...],
+    weight_bytes: float,
+    activation_bytes: float,
+    edge: Num,
+) -> tuple[Num, Num, Num]:
+    """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip.
+        parameters: of the library's kernels.
+        reached: experts of the fullest chip and their tokens.
+        phases: output and input features of each product.
+        weight_bytes: bytes per weight.
+        activation_bytes: bytes per activation.
+        edge: bytes of activations into the first product, and out of the second.
+    """
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     core_on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency / limits.cores
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     core_on_chip = core_on_chip * limits.on_chip_share
     drawn = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / limits.cores
-    edge = activation_bytes * xp.minimum(tokens, assignments) * hidden
-    phases = ((first, hidden), (hidden, width))
+    active = reached.active
     best: Num = None
     for rows, columns in parameters.tiles:
         arithmetic = 2.0 * rows * columns / core_flops
@@ -290,13 +326,4 @@ def moe_time(
             better = total < best
             best, busy = xp.where(better, total, best), xp.where(better, choice, busy)
             stream = xp.where(better, read, stream)
-    handled = assignments if parameters.local_only or dispatched else tokens * experts_per_token
-    scattered = activation_bytes * handled * (2.0 * hidden + first + 2.0 * width)
-    scatter = scattered / (limits.bandwidth * parameters.scatter_efficiency)
-    launch = parameters.launch_s
-    tiled = KernelTime(launch + scatter + best, launch, busy, stream + scatter, flops, moved)
-    few = parameters.few_rows
-    if few is None:
-        return tiled
-    vector = few_rows_time(xp, limits, few, active * matrix, assignments * matrix, moved, flops)
-    return KernelTime(*(xp.where(tokens <= few.most_rows, a, b) for a, b in zip(vector, tiled, strict=True)))
+    return best, busy, stream

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import simpy
 
 from simulator.errors import ForerunError, StalledError
-from simulator.serving.autoscaler import Autoscaler
-from simulator.serving.faults import Faults, break_down
 from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
-from simulator.serving.fleet_config import AutoscalerConfig, Role, RouterConfig
+from simulator.serving.fleet.autoscaler import Autoscaler
+from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
+from simulator.serving.fleet.faults import Faults, break_down
+from simulator.serving.fleet.pool import Pool
+from simulator.serving.fleet.replica import Replica, StepLoop
+from simulator.serving.fleet.router import Router
+from simulator.serving.fleet.routing import policy
+from simulator.serving.fleet.transfer import KvLink, Transfers
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
-from simulator.serving.pool import Pool
-from simulator.serving.replica import Replica, StepLoop
-from simulator.serving.router import Router
-from simulator.serving.routing import policy
-from simulator.serving.transfer import KvLink, Transfers
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from simulator.serving.compiled import engine_module
 from simulator.serving.feed import RoutedFeed
-from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.fleet.config import RouterConfig
 from simulator.serving.log import RunLog
 from simulator.serving.rules import ROUTING, made
 

@@ -10,12 +10,12 @@ from simulator.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
-from simulator.serving.fleet_config import Role
+from simulator.serving.fleet.config import Role
+from simulator.serving.fleet.replica import Handover, Replica
 from simulator.serving.host_cache import OffloadSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.prices import prices_of
-from simulator.serving.replica import Handover, Replica
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler

@@ -11,9 +11,9 @@ import simpy
 from simulator.errors import ForerunError
 from simulator.serving.clock import ROUTE, Phase
 from simulator.serving.feed import RoutedFeed
-from simulator.serving.fleet_config import RouterConfig
+from simulator.serving.fleet.config import RouterConfig
+from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
-from simulator.serving.routing import Policy
 from simulator.serving.rules import ADMISSION, made
 
 MOST_RESTARTS = 10_000

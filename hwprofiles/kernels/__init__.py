@@ -1,0 +1,1 @@
+"""How long a kernel of each family takes: one module of formulas a family."""
