@@ -118,7 +118,7 @@ def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -
 
 
 def dynamo(scenario: Scenario) -> str:
-    """A DynamoGraphDeployment: a frontend, and workers for each pool (nvidia.com/v1alpha1; Dynamo v0.8)."""
+    """A DynamoGraphDeployment: a frontend, and workers for each pool (nvidia.com/v1alpha1)."""
     framework = scenario.engine.framework
     module = DYNAMO_RUNTIMES.get(framework)
     if module is None:
@@ -195,7 +195,7 @@ def llm_d(scenario: Scenario) -> str:
 
 
 def keda(scenario: Scenario) -> str:
-    """A KEDA ScaledObject on vLLM's metrics in Prometheus (keda.sh/v1alpha1; KEDA v2.15)."""
+    """A KEDA ScaledObject on vLLM's metrics in Prometheus (keda.sh/v1alpha1)."""
     scaler = _scaler(scenario)
     selector = f'model_name="{model_name(scenario)}"'
     trigger = {
