@@ -111,7 +111,8 @@ def ramps_of(
         greatest: whether the greatest counts, by ramp.
     """
     plain: FloatArray = np.clip((features[feature] - low[..., None]) / (high - low)[..., None], 0.0, 1.0)
-    return np.where(greatest[:, None], plain.max(axis=1), plain.min(axis=1))
+    found: FloatArray = np.where(greatest[:, None], plain.max(axis=1), plain.min(axis=1))
+    return found
 
 
 class Ramps(NamedTuple):

@@ -33,7 +33,11 @@ RIDGE = 1.0
 ROBUST = 0.05
 """Errors beyond this are pulled with constant strength (pseudo-Huber loss)."""
 
-NOTHING = Correction(Ramps(*(np.zeros(0) for _ in range(5)), 0.0, (0.0, 0.0)), {}, {})  # type: ignore[arg-type]
+NO_RAMPS = Ramps(
+    np.zeros((0, PARTS), np.int16), np.zeros((0, PARTS)), np.zeros((0, PARTS)), np.zeros(0, np.bool_), np.zeros(0), 0.0,
+    (0.0, 0.0),
+)  # fmt: skip
+NOTHING = Correction(NO_RAMPS, {}, {})
 
 
 class _Probe(KernelLibrary):
@@ -106,13 +110,14 @@ def fit_ramps(features: FloatArray, target: FloatArray, generator: np.random.Gen
     for _ in range(ROUNDS):
         drawn = _draw(places, generator, min(DRAWN, len(target) // ROWS_A_RAMP))
         parts = [np.concatenate(pair) for pair in zip(ramps[:4], drawn, strict=True)]
-        values = ramps_of(features, *parts)  # type: ignore[arg-type]
+        values = ramps_of(features, *parts)
         gain, _ = _gains(values, target, weights)
         worth = gain * values.std(axis=1)
         kept = np.sort(np.argsort(-worth)[: min(KEPT, len(target) // ROWS_A_RAMP, int((worth > 0).sum()))])
         gain, base = _gains(values[kept], target, weights)
         weights = 1.0 / np.sqrt(1.0 + ((target - base - gain @ values[kept]) / ROBUST) ** 2)
-        ramps = Ramps(*(part[kept] for part in parts), gain, base, ramps.ends)  # type: ignore[arg-type]
+        feature, low, high, greatest = (part[kept] for part in parts)
+        ramps = Ramps(feature, low, high, greatest, gain, base, ramps.ends)
     return ramps
 
 

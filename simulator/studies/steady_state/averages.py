@@ -258,7 +258,8 @@ class Replica:
         rows = np.arange(len(joining))
         start = costs[rows, below - 1]
         many = (start + (place - below) * (costs[rows, below] - start)) / place
-        return np.where(joining > MOST_JOINING / 2, many, summed)
+        added: FloatArray = np.where(joining > MOST_JOINING / 2, many, summed)
+        return added
 
     @cached_property
     def _group_costs(self) -> FloatArray:
