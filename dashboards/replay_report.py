@@ -37,6 +37,7 @@ from simulator.replay.result import Replay
 from simulator.replay.tables import (
     METRIC_WORDS,
     READINGS,
+    beside_words,
     cold_words,
     kernel_replay_tables,
     run_replay_tables,
@@ -137,7 +138,7 @@ def _header(document: Document) -> str:
     kind, held_out = kind_of(document), " held out from any fit" if document.get("split") else ""
     says = f"Measured {kind} beside predicted ones · {basis_words(document['basis'])}"
     if kind == KERNELS:
-        layer = READINGS[document["residual"]]
+        layer = "; ".join(filter(None, (READINGS[document["residual"]], beside_words(document))))
         title = f"{document['chip']}, {document['library']} kernels"
         return header(title, says, f"{document['overall']['n']:,} kernels{held_out}: {_errors(document)} ({layer}).")
     title = ", ".join(Path(source).name for source in document["sources"]) or f"Measured {kind}"

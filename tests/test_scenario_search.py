@@ -103,8 +103,8 @@ RULES = {
         "if self._used() + needed > self._num_blocks + 1:",
     ),
     "a block that is not full is forgotten": (
-        "return -(-tokens // self._block_size)",
-        "return tokens // self._block_size",
+        "return -(-tokens // self._page_tokens)",
+        "return tokens // self._page_tokens",
     ),
     "one place too many in the batch": (
         "and len(self.running) < self._max_num_seqs",

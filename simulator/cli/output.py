@@ -81,7 +81,7 @@ def mapping_of(text: str | None) -> dict[str, str] | None:
     """
     from simulator.studies.study_file import parse_pairs
 
-    return None if text is None else parse_pairs(text, "--map", "arrival=ts,input=prompt_toks,output=out")
+    return None if text is None else parse_pairs(text, "--map", "arrival=ts,input=prompt_toks,output=out", "COLUMN")
 
 
 def console() -> Console:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 MS_PER_S = 1e3
+RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+"""Of a summary: requests, good ones, output tokens and all tokens per second of its duration."""
 
 
 class Served(Protocol):
@@ -85,16 +87,14 @@ def summarise(result: Served) -> dict[str, Any]:
     input_tokens = int(requests.input_tokens[done].sum())
     output_tokens = int(requests.output_tokens[done].sum())
     good = good_requests(slo_limits(result.scenario.slo), per_request)
+    counts = (completed, None if good is None else int(good.sum()), output_tokens, input_tokens + output_tokens)
     summary: dict[str, Any] = {
         "completed": completed,
         "failed": len(requests) - completed,
         "duration": duration,
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
-        "request_throughput": _rate(completed, duration),
-        "request_goodput": None if good is None else _rate(int(good.sum()), duration),
-        "output_throughput": _rate(output_tokens, duration),
-        "total_token_throughput": _rate(input_tokens + output_tokens, duration),
+        **{key: _rate(count, duration) for key, count in zip(RATES, counts, strict=True)},
     }
     samples = {name: WeightedSample.of(values[~np.isnan(values)]) for name, values in per_request.items()}
     samples["itl"] = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
@@ -166,5 +166,5 @@ def _percentile(result: Served, statistic: str, latency: str) -> float | None:
     return sample.percentile(float(statistic.removeprefix("p"))) if sample.size else None
 
 
-def _rate(count: int, duration_s: float | None) -> float | None:
-    return count / duration_s if duration_s else None
+def _rate(count: int | None, duration_s: float | None) -> float | None:
+    return count / duration_s if duration_s and count is not None else None

@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 
 from simulator.build import Build
 from simulator.metrics.statistics import WeightedSample
-from simulator.metrics.summary import Served, completed_requests, latency_statistics, request_latencies_ms, summarise
+from simulator.metrics.summary import (
+    RATES,
+    Served,
+    completed_requests,
+    latency_statistics,
+    request_latencies_ms,
+    summarise,
+)
 from simulator.reports import request_records, speculation_counters
 from simulator.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
@@ -54,7 +61,6 @@ SAMPLED_STEPS = 48
 NEGLIGIBLE = 0.002
 """Standard deviation of a direction, in logarithms, below which it is not followed."""
 BATCHES = 10
-RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 KINDS = ("prompts", "decode")
 """Steps with prompt chunks, and the others."""
 SERVED = "engine as served"
@@ -426,7 +432,8 @@ def sampling_errors(result: RunResult) -> dict[str, float]:
             if all(value is not None and value > 0 for value in known):
                 found[key] = float(np.std(np.log(np.asarray(known, dtype=np.float64)), ddof=1)) / sqrt(BATCHES)
     found |= {key.replace("tpot", "itl"): value for key, value in found.items() if "_tpot_" in key}
-    return found | dict.fromkeys(RATES, _rate_error(result.requests, done))
+    throughputs = (key for key in RATES if key.endswith("_throughput"))  # goodput hangs on latencies
+    return found | dict.fromkeys(throughputs, _rate_error(result.requests, done))
 
 
 def _rate_error(requests: RequestRecords, done: NDArray[np.bool_]) -> float:

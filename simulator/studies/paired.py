@@ -11,6 +11,7 @@ import numpy as np
 from simulator.errors import ArgumentError, did_you_mean
 from simulator.metrics.slo import LATENCIES, PERCENTILES
 from simulator.metrics.statistics import EQUAL, mean_interval
+from simulator.metrics.summary import RATES
 from simulator.metrics.uncertainty import ModelError, metric_draws, sampling_draws
 from simulator.tables import ABSENT
 
@@ -19,7 +20,6 @@ LEVEL = 0.95
 NORMAL_95 = 1.959963984540054
 """Standard deviations from the mean to either end of a 95 % interval of a normal distribution."""
 
-RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 LATENCY_STATISTICS = ("mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES))
 COSTS = ("usd_per_million_output_tokens", "energy_joules")
 HIGHER_IS_BETTER: Mapping[str, bool] = {

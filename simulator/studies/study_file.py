@@ -178,21 +178,22 @@ def study_of(
     return replace(study, vary={**study.vary, **values})
 
 
-def parse_pairs(text: str, name: str, example: str) -> dict[str, str]:
+def parse_pairs(text: str, name: str, example: str, value: str = "VALUE") -> dict[str, str]:
     """``WORD=VALUE,...`` as a mapping; nothing is an empty one.
 
     Args:
         text: what a user wrote.
         name: of the option or field, for an error.
         example: of what is right, for an error.
+        value: what a word is given, for an error.
 
     Raises:
         ForerunError: a part without its ``=``, or a word twice.
     """
     parts = [part.partition("=") for part in text.split(",")] if text.strip() else []
-    found = {word.strip(): value.strip() for word, _, value in parts}
+    found = {word.strip(): given.strip() for word, _, given in parts}
     if len(found) < len(parts) or not all(found) or not all(found.values()):
-        raise ForerunError(f"{name} {text}: write WORD=VALUE,..., each word once, for example {example}")
+        raise ForerunError(f"{name} {text}: write WORD={value},..., each word once, for example {example}")
     return found
 
 

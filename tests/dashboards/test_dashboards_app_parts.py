@@ -91,7 +91,7 @@ def test_upload_of_a_scenario(served):
         (GOOD.replace("llama", "lama"), "did you mean 'llama-3.1-8b'"),
         ("model: llama-3.1-8b\na: &x [*x]", "alias"),
         ("[" * 16_000, "nested too deeply"),
-        ("model: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("model: !!python/object/apply:os.system [ls]", "upload.yaml:1: !!python/object/apply:os.system is no tag of"),
         ("model: [", "upload.yaml:"),
         ("- 1", "a scenario is a mapping"),
         (GOOD.replace("num_requests: 20", "num_requests: 99000000"), "at most 200,000"),

@@ -38,7 +38,7 @@ def test_error_curves_rise_to_all_rows(report):
 
 def test_the_page_stands_alone(report):
     page = replay_html(report.document, report)
-    assert "physics alone" in page
+    assert f"(with the learned correction; physics alone: {report.beside.mape:.1f} % off)" in page
     figures = page.split('id="figures">')[1].split("</script>")[0]
     assert set(json.loads(figures)) == {"figure-parity", "figure-errors"}
     for group in report.groups:
