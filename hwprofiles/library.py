@@ -329,7 +329,7 @@ class KernelLibrary:
     def _corrected_prefill(
         self, shape: AttentionShape, time: KernelTime, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
     ) -> KernelTime:
-        if not self.corrections:
+        if self.correction("attention_prefill", shape.kernel) is None:
             return time
         _untraceable(time)
         some, asked = np.maximum(1, seqs), np.maximum(1, q_tokens)
@@ -374,7 +374,7 @@ class KernelLibrary:
         warm: bool,
     ) -> KernelTime:
         """Corrections were learned on repeated calls: a cold one has none where a repeated one finds KV on the chip."""
-        if not self.corrections or not self._split_kv:
+        if not self._split_kv or self.correction("attention_decode", shape.kernel) is None:
             return time
         _untraceable(time)
         kept = kv_tokens * shape.kv_bytes_per_token / self.chip.on_chip.capacity_bytes

@@ -69,6 +69,14 @@ def test_a_formula_that_branches_stays_as_it_is():
     assert Formula(branching, 2) is not None
 
 
+@pytest.mark.parametrize("library", ["generic", "vllm", "sglang", "trtllm"])
+def test_attention_is_traced_beside_corrected_products(library):
+    kernels = KernelLibrary("h100-sxm", library, corrected=True)
+    assert kernels.corrections
+    assert kernels.correction("attention_prefill", SHAPES[0].kernel) is None
+    assert tape(kernels.prefill_seconds(SHAPES[0]), 4) is not None
+
+
 def test_what_does_not_count_is_left_out():
     found = tape(lambda one, two: (one * two, one + 2.0)[1], 2)
     assert [OPERATIONS[operation] for operation, *_ in found.steps] == ["add"]

@@ -79,10 +79,15 @@ def test_large_all_reduces(shared_data, chip):
     assert report.overall.mape <= 10
 
 
-@pytest.mark.parametrize(("known", "unseen"), [("a100-sxm-80gb", "h100-sxm"), ("h100-sxm", "a100-sxm-80gb")])
-def test_a_chip_nobody_measured(shared_data, known, unseen):
+@pytest.mark.parametrize(
+    ("known", "unseen", "decode"), [("a100-sxm-80gb", "h100-sxm", 9), ("h100-sxm", "a100-sxm-80gb", 15)]
+)
+def test_a_chip_nobody_measured(shared_data, known, unseen, decode):
+    """A core is taken to draw no less than one of the chip it is like (``hwprofiles.choice.core_shares``), lest a chip
+    of more cores be slower: an A100's draws less than an H100's, so its decode attention is 14.2 % off (12.7 % with
+    equal shares), an H100's 7.7 % (7.9 %)."""
     chip = load_chip(unseen).model_copy(update={"kernels": {}, "like": known})
-    for family, bound in (("gemm", 12), ("attention_decode", 13)):
+    for family, bound in (("gemm", 12), ("attention_decode", decode)):
         table = rows(shared_data, unseen, family, "sglang")
         where = [*(GEMM if family == "gemm" else (*ATTENTION, "kv_dtype=bf16")), "dtype=bf16"]
         report = replay_kernels(table, KernelLibrary(chip), where=where)
