@@ -117,8 +117,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     if count < 2:
         raise ValueError("an interval needs at least two values")
     if max(values) - min(values) <= EQUAL * abs(max(values)):
-        centre = float(np.mean(values))  # runs that chance has no part in: no spread but that of rounding
-        return min(centre, *values), max(centre, *values)
+        return min(values), max(values)  # runs that chance has no part in: no spread but that of rounding
     centre = float(np.mean(values))
     half = float(t.ppf(0.5 + level / 2.0, count - 1)) * float(np.std(values, ddof=1)) / sqrt(count)
     return centre - half, centre + half
