@@ -136,7 +136,7 @@ def exact_names(family: str, named: str) -> tuple[str, ...]:
     The kernel's own first; of attention (``format@head size@name``) then the one the library chooses itself for that
     head size, for windows the one without; then the format's.
     """
-    dtype, *rest = named.split(VARIANT)
+    dtype, rest = format_of(named), named.split(VARIANT)[1:]
     same = _SAME.get(dtype, dtype)
     kernels = {VARIANT.join((name, *rest)): None for name in (dtype, same)}
     if family.startswith("attention"):

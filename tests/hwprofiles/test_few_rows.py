@@ -71,3 +71,9 @@ def test_mixed_formats_keep_their_exact_bits():
     assert dtype_bytes(dtype) == pytest.approx(0.75 * 144 / 256 + 0.25 * 210 / 256)
     with pytest.raises(ProfileError, match=r"'q6_k:x' is no format with its share"):
         dtype_bytes("q4_k:0.5+q6_k:x")
+
+
+def test_mixed_formats_run_in_the_kernels_of_the_format_of_most_weights():
+    kernels = KernelLibrary("strix-halo", "llama.cpp")
+    assert kernels.parameters("gemm", "q4_k:0.75+q6_k:0.25") == kernels.parameters("gemm", "q4_k")
+    assert kernels.parameters("gemm", "q4_k").few_rows != kernels.parameters("gemm", "q4_0").few_rows
