@@ -82,7 +82,7 @@ def test_attention_level_speculation(output_of, tmp_path):
 
 
 def test_study_of_attention_level_speculation(project_root):
-    """The sentence that docs/trust.md quotes, from the file and the command beside it; a bound wins nothing."""
+    """What README and docs/trust.md quote, from the file and the command beside it; a bound wins nothing."""
     result = compare(EXAMPLES / "alspec-n150.yaml", replications=2, crossover="none", sensitivity=False, jobs=1)
     variants = {variant["name"]: variant["speedup"]["mean_tpot_ms"] for variant in result.document["variants"][1:]}
     by_hit_rate = [variants[name]["ratio"] for name in ("50 % hits", "62.5 % hits", "75 % hits", "87.5 % hits")]
@@ -93,6 +93,9 @@ def test_study_of_attention_level_speculation(project_root):
     sentence = "87.5 % hits improves mean TPOT 1.59x over TP 8 (over the range of assumed costs 1.50x to 1.61x)"
     assert result.conclusion.startswith(sentence)
     assert sentence in " ".join((project_root / "docs" / "trust.md").read_text(encoding="utf-8").split())
+    told = variants["87.5 % hits"]
+    readme = " ".join((project_root / "README.md").read_text(encoding="utf-8").split())
+    assert f"mean TPOT {told['ratio']:.2f}x over TP 8 ({told['low']:.2f}x to {told['high']:.2f}x)" in readme
 
 
 def test_atlas_of_attention_level_speculation(output_of, tmp_path):
