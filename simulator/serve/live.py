@@ -13,11 +13,11 @@ from math import inf, nan
 from typing import Any, NamedTuple
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
 from simulator.build import Build
 from simulator.serving import RunLog
+from simulator.serving.clock import Timeline
 from simulator.serving.fleet.fleet import FleetRun
 from simulator.serving.log import COUNTED, StepLog
 from simulator.workload import RequestStream
@@ -40,7 +40,7 @@ class Delivery(NamedTuple):
     """Why the router turned the request away."""
 
 
-class _Environment(simpy.Environment):
+class _Environment(Timeline):
     """Simulated time in which a request may come in at any moment: no replica runs ahead over more than one step."""
 
     def peek(self) -> float:

@@ -10,10 +10,9 @@ from math import inf
 from typing import Any, Protocol
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
-from simulator.serving.clock import on_grid
+from simulator.serving.clock import Timeline, on_grid
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 
@@ -176,7 +175,7 @@ class RoutedFeed:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Timeline,
         index: int,
         log: RunLog,
         limits: EngineLimits,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import simpy
 
-from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.clock import ROUTE, Timeline
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet.config import AutoscalerConfig
 from simulator.serving.fleet.replica import Replica
@@ -146,7 +146,7 @@ class Autoscaler:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Timeline,
         config: AutoscalerConfig,
         initial: int,
         feeds: Sequence[RoutedFeed],
@@ -160,8 +160,8 @@ class Autoscaler:
         self._feeds, self._replicas = feeds, replicas
         self._queued, self._changed = queued, changed
         self._rule = RULES[config.rule](config)
-        self._starts: dict[int, simpy.Event] = {}
-        """What each starting replica waits for."""
+        self._starts = [0] * len(feeds)
+        """How often each replica was started."""
         self._state = ["on" if index < initial else "off" for index in range(len(feeds))]
         for feed, state in zip(feeds, self._state, strict=True):
             feed.closed = state != "on"
@@ -171,7 +171,7 @@ class Autoscaler:
         """Look every ``interval_s``, after the steps that end in the same instant."""
         while True:
             yield self._env.timeout(self._config.interval_s)
-            yield Phase(self._env, ROUTE)
+            yield self._env.phase(ROUTE)
             self._act()
 
     def left(self, index: int) -> None:
@@ -214,15 +214,13 @@ class Autoscaler:
         self._state[index] = "starting"
         self.log.scale_ups += 1
         self._note()
-        ready = self._starts[index] = self._env.timeout(self._config.start_up_s, index)
-        assert ready.callbacks is not None
-        ready.callbacks.append(self._ready)
+        self._starts[index] += 1
+        self._env.call(self._ready, (index, self._starts[index]), self._config.start_up_s)
 
-    def _ready(self, event: simpy.Event) -> None:
+    def _ready(self, start: tuple[int, int]) -> None:
         """A replica has started, its caches empty, unless it was stopped meanwhile."""
-        index = event.value
-        assert isinstance(index, int)
-        if self._state[index] != "starting" or self._starts[index] is not event:
+        index, number = start
+        if self._state[index] != "starting" or self._starts[index] != number:
             return
         self._state[index] = "on"
         self._replicas[index].renew()

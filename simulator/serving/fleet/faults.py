@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
-from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.clock import ROUTE, Timeline
 from simulator.serving.fleet.config import FaultEvent, FaultsConfig
 
 
@@ -47,7 +47,7 @@ class Faults:
 
 
 def break_down(
-    env: simpy.Environment,
+    env: Timeline,
     times: Iterable[tuple[float, float]],
     fail: Callable[[], None],
     recover: Callable[[], None],
@@ -55,7 +55,7 @@ def break_down(
     """The process that fails and recovers one replica, after the steps that end in the same instant."""
     for at_s, down_s in times:
         yield env.timeout(max(0.0, at_s - env.now))
-        yield Phase(env, ROUTE)
+        yield env.phase(ROUTE)
         fail()
         yield env.timeout(down_s)
         recover()

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import simpy
-
 from simulator.errors import ForerunError, StalledError
+from simulator.serving.clock import Timeline
 from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
@@ -120,10 +119,10 @@ class FleetRun:
         env: simulated time; default: of its own.
     """
 
-    def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int], env: simpy.Environment | None = None) -> None:
+    def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int], env: Timeline | None = None) -> None:
         self.log = log
         self.replicas: list[Replica] = []
-        self._env = env = env or simpy.Environment()
+        self._env = env = env or Timeline()
         self._resumed: dict[int, Request] = {}
         mixed = fleet.mixed("both", "prefill")
         self.router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
-import simpy
-
-from simulator.serving.clock import PLAN, Phase
+from simulator.serving.clock import PLAN, Timeline
 from simulator.serving.feed import Feed
 
 if TYPE_CHECKING:
@@ -96,7 +94,7 @@ class StepLoop:
         replicas: by their numbers; at rest.
     """
 
-    def __init__(self, env: simpy.Environment, replicas: Sequence[Replica]) -> None:
+    def __init__(self, env: Timeline, replicas: Sequence[Replica]) -> None:
         self._env = env
         self._replicas = replicas
         self._planned = replicas[0].lockstep([replica.engine for replica in replicas])
@@ -133,11 +131,9 @@ class StepLoop:
         """Plan in this instant, after everything else."""
         if not self._called:
             self._called = True
-            phase = Phase(self._env, PLAN)
-            assert phase.callbacks is not None
-            phase.callbacks.append(self._plan)
+            self._env.call(self._plan, priority=PLAN)
 
-    def _plan(self, event: simpy.Event) -> None:
+    def _plan(self, _: object = None) -> None:
         """Decide on the next step of every replica that is due."""
         env = self._env
         self._called = False
@@ -150,16 +146,8 @@ class StepLoop:
             replica.rests = True
             next_s = replica.feed.next_s()
             if next_s < inf:
-                seen = env.timeout(max(0.0, next_s - env.now), index)
-                assert seen.callbacks is not None
-                seen.callbacks.append(self._look)
+                env.call(self.wake, index, max(0.0, next_s - env.now))  # a request has passed the front end
         self._go()
-
-    def _look(self, event: simpy.Event) -> None:
-        """A request has passed the front end of a replica."""
-        index = event.value
-        assert isinstance(index, int)
-        self.wake(index)
 
     def _go(self) -> None:
         """Run the steps that nobody can see, and come back for the first that somebody can."""
@@ -168,17 +156,15 @@ class StepLoop:
         next_s = self._planned.next_s
         if next_s < self._armed_s:
             self._armed_s = next_s
-            timer = env.timeout(max(0.0, next_s - env.now), next_s)
-            assert timer.callbacks is not None
-            timer.callbacks.append(self._commit)
+            env.call(self._commit, next_s, max(0.0, next_s - env.now))
 
-    def _commit(self, event: simpy.Event) -> None:
+    def _commit(self, armed_s: float) -> None:
         """Hand out the tokens of the steps that end in this instant."""
-        if event.value != self._armed_s:
+        if armed_s != self._armed_s:
             return
         self._armed_s = inf
         # What was planned may be gone with a replica that failed.
-        for index in self._planned.take() if self._planned.next_s <= event.value else ():
+        for index in self._planned.take() if self._planned.next_s <= armed_s else ():
             engine = self._replicas[index].engine
             if engine.planned:
                 engine.commit()
@@ -186,4 +172,4 @@ class StepLoop:
         if self._env.peek() <= self._env.now:  # something else happens in this instant, and planning comes last
             self._call()
         else:
-            self._plan(event)
+            self._plan()

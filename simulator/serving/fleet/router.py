@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import simpy
-
 from simulator.errors import ForerunError
-from simulator.serving.clock import ROUTE, Phase
+from simulator.serving.clock import ROUTE, Timeline
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet.config import RouterConfig
 from simulator.serving.fleet.routing import Policy
@@ -75,7 +73,7 @@ class Router:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Timeline,
         log: RunLog,
         requests: Sequence[int],
         policy: Policy,
@@ -100,6 +98,9 @@ class Router:
         """New requests to send in this instant."""
         self._followers, self._waits_for = _followers(log, requests)
         """The requests that wait for each, where there are any; how many each of those still waits for."""
+        follow = self._waits_for
+        self._alone = [one for one in requests if one not in follow] if follow else requests
+        """Those that arrive by themselves."""
         self._called = False
         """Whether the router acts in this instant."""
         self._queue: deque[int] = deque()
@@ -112,7 +113,7 @@ class Router:
         if not self._requests:
             self.done.succeed()
         elif self._max_concurrency is None:
-            self._env.process(self._arrivals())
+            self._await(0)
         else:
             self._next = min(self._max_concurrency, len(self._requests))
             self._due += self._requests[: self._next]
@@ -127,9 +128,7 @@ class Router:
         """Let the router act in this instant, after all completions."""
         if not self._called:
             self._called = True
-            phase = Phase(self._env, ROUTE)
-            assert phase.callbacks is not None
-            phase.callbacks.append(self._send)
+            self._env.call(self._send, priority=ROUTE)
 
     def left(self, request: int, port: RoutedFeed) -> None:
         """A request no longer occupies a replica."""
@@ -148,9 +147,7 @@ class Router:
             self._waits_for[follower] -= 1
             if not self._waits_for[follower]:
                 assert self._log.stream.think_s is not None
-                turn = self._env.timeout(float(self._log.stream.think_s[follower]), follower)
-                assert turn.callbacks is not None
-                turn.callbacks.append(self._next_turn)
+                self._env.call(self.announce, follower, float(self._log.stream.think_s[follower]))
 
     def restart(self, requests: Iterable[int]) -> None:
         """Requests of a replica that failed: they go out again before any other.
@@ -179,27 +176,26 @@ class Router:
         self._open = [port for port in self._ports if port.takes]
         self.call()
 
-    def _arrivals(self) -> Generator[simpy.Event]:
-        """Announce each arrival of an open loop at its time."""
-        follow = set(self._waits_for)
-        for request in self._requests if not follow else [r for r in self._requests if r not in follow]:
-            arrival = self._log.arrival_s[request]
-            if arrival > self._env.now:
-                yield self._env.timeout(arrival - self._env.now)
-            self.announce(request)
+    def _await(self, place: int) -> None:
+        """Announce the requests from ``place`` on that arrive by themselves: now, and the others at their times."""
+        for later in range(place, len(self._alone)):
+            wait_s = self._log.arrival_s[self._alone[later]] - self._env.now
+            if wait_s > 0.0:
+                self._env.call(self._arrive, later, wait_s)
+                return
+            self.announce(self._alone[later])
 
-    def _next_turn(self, event: simpy.Event) -> None:
-        """A user has thought."""
-        request = event.value
-        assert isinstance(request, int)
-        self.announce(request)
+    def _arrive(self, place: int) -> None:
+        """A request arrives by itself."""
+        self.announce(self._alone[place])
+        self._await(place + 1)
 
     def announce(self, request: int) -> None:
         """A request arrives now."""
         self._due.append(request)
         self.call()
 
-    def _send(self, event: simpy.Event) -> None:
+    def _send(self, _: object) -> None:
         """Hand out what waits and what is due now."""
         self._called = False
         queue = self._queue

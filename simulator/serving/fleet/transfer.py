@@ -7,9 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import simpy
-
-from simulator.serving.clock import ROUTE, Phase, on_grid
+from simulator.serving.clock import ROUTE, Timeline, on_grid
 from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
@@ -70,7 +68,7 @@ class Transfers:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Timeline,
         log: RunLog,
         link_of: Callable[[int, int], KvLink],
         samples_first: bool,
@@ -144,14 +142,12 @@ class Transfers:
             journey.port.left(journey.sequence.index)
             journey.port.wake()
 
-    def _call(self) -> None:
+    def _call(self, _: object = None) -> None:
         if not self._called:
             self._called = True
-            phase = Phase(self._env, ROUTE)
-            assert phase.callbacks is not None
-            phase.callbacks.append(self._match)
+            self._env.call(self._match, priority=ROUTE)
 
-    def _match(self, event: simpy.Event) -> None:
+    def _match(self, _: object) -> None:
         """Choose decode replicas, and let those reserve that have room, first come first served at each."""
         self._called = False
         up = [port for port in self._ports if not port.down]
@@ -181,14 +177,9 @@ class Transfers:
         now = self._env.now
         journey.seen_s = port.announce(journey.sequence.index)
         if journey.seen_s > now:
-            seen = self._env.timeout(journey.seen_s - now)
+            self._env.call(self._call, delay=journey.seen_s - now)
             # The time by this clock, which may differ in the last bit.
             journey.seen_s = now + (journey.seen_s - now)
-            assert seen.callbacks is not None
-            seen.callbacks.append(self._look)
-
-    def _look(self, event: simpy.Event) -> None:
-        self._call()
 
     def _reserve(self, journey: _Journey) -> bool:
         """Blocks at the decode replica and a time on the link, if there is room."""
@@ -204,16 +195,12 @@ class Transfers:
         end = start + on_grid(self._link_of(source, journey.port.index).seconds(tokens))
         self._free_s[source] = end
         self._moving.append(journey)
-        arrival = self._env.timeout(end - now, journey)
-        assert arrival.callbacks is not None
-        arrival.callbacks.append(self._arrived)
+        self._env.call(self._arrived, journey, end - now)
         self._log.transferred_tokens += tokens
         return True
 
-    def _arrived(self, event: simpy.Event) -> None:
+    def _arrived(self, journey: _Journey) -> None:
         """The KV is there: the source's blocks are free, the decode replica may go on."""
-        journey = event.value
-        assert isinstance(journey, _Journey)
         if journey.cancelled:
             return
         assert journey.port is not None
