@@ -204,10 +204,11 @@ class Answer:
             said = {"role": "assistant"} | said
         return found | {"delta" if streams else "message": said}
 
-    def pieces(self, index: int) -> tuple[bytes, bytes]:
-        """A chunk's bytes before and after its text (of letters and blanks alone)."""
+    def pieces(self, index: int) -> tuple[bytes, bytes, bytes]:
+        """What opens a choice's stream, and a chunk's bytes before and after its text (of letters and blanks alone)."""
+        opening = self.chunk(self.choice(index, None)) if self.chat else b""
         before, after = self.chunk(self.choice(index, "\x07")).split(b"\\u0007")
-        return before, after
+        return opening, before, after
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
         """The answer that comes in one piece."""

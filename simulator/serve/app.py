@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import count, cycle
 from pathlib import Path
-from types import coroutine
 from typing import Any, TextIO
 
 from starlette.middleware.cors import CORSMiddleware
@@ -31,6 +30,8 @@ from simulator.workload import generate_requests
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
 MOST_BODY_BYTES = 64 * 2**20
+CONNECTION = "forerun.connection"
+"""The extension of ASGI's scope that holds the connection a request came by, where the server lends it."""
 
 
 class Choice:
@@ -46,6 +47,7 @@ class Choice:
         "index",
         "last_s",
         "number",
+        "opening",
         "tokens",
         "wanted",
     )
@@ -59,9 +61,10 @@ class Choice:
         self.full = full
         """Whether it ends because it may not be longer."""
         self.tokens = 0
-        self.first_s = self.last_s = 0.0
+        self.first_s = 0.0
+        self.last_s: float | None = None
         self.ended = False
-        self.before = self.after = b""
+        self.opening = self.before = self.after = b""
 
     @property
     def finish(self) -> str:
@@ -82,39 +85,42 @@ class Exchange:
         self.counts_on = options is not None and options.continuous_usage_stats
         self.choices: list[Choice] = []
         self.slots: list[int] = []
-        self.done: asyncio.Future[None] = loop.create_future()
-        """Happens when all choices have ended."""
         self.error: BadRequestError | None = None
-        self.send: Send | None = None
+        self.over = False
+        """Whether all choices have ended, or an error has."""
         self.held: list[bytes] = []
-        """What came while the client was not ready."""
-        self.draining: asyncio.Future[None] | None = None
+        """What has not been sent."""
+        self.send: Callable[[bytes], None] = self._hold
+        self._framed = False
+        self.news: asyncio.Future[None] = loop.create_future()
+        """Happens when something is held or all is over."""
 
     @property
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage so far."""
         return usage_of(self.prompt_tokens, sum(choice.tokens for choice in self.choices), self.cached_tokens)
 
-    def write(self, chunk: bytes) -> None:
-        """Send a chunk at once; where the client does not read as fast, keep it until it does."""
-        if self.send is None or self.held:
-            self.held.append(chunk)
-            return
-        sending: Coroutine[Any, Any, None] = self.send(_part(chunk))  # type: ignore[assignment]
-        try:
-            waits_for = sending.send(None)
-        except StopIteration:
-            return
-        self.held.append(b"")  # the transport is full: what comes from now on waits until it has drained
-        self.draining = asyncio.ensure_future(self._drain(_rest_of(sending, waits_for)))
+    def connect(self, connection: asyncio.WriteTransport) -> None:
+        """Send at once from now on; nothing may be held that would be overtaken."""
+        self.send, self._framed = connection.write, True
 
-    async def _drain(self, rest: Awaitable[None]) -> None:
-        assert self.send is not None
-        await rest
-        while chunks := b"".join(self.held):
-            self.held = [b""]
-            await self.send(_part(chunks))
-        self.held = []
+    def framed(self, chunk: bytes) -> bytes:
+        """A chunk as ``send`` takes it: with HTTP's frame around it where it goes to the connection itself."""
+        return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._framed else chunk
+
+    def _hold(self, chunk: bytes) -> None:
+        self.held.append(chunk)
+        self.tell()
+
+    def tell(self) -> None:
+        """There is news."""
+        if not self.news.done():
+            self.news.set_result(None)
+
+    def finish(self) -> None:
+        """No more comes."""
+        self.over = True
+        self.tell()
 
 
 class Server:
@@ -226,7 +232,7 @@ class Server:
             if slot is None:
                 self.end(exchange)
                 raise BadRequestError("too many requests are under way", 503, code="overloaded")
-            choice.before, choice.after = answer.pieces(index)
+            choice.opening, choice.before, choice.after = answer.pieces(index)
             exchange.choices.append(choice)
             exchange.slots.append(slot)
             self._under_way[slot] = (exchange, choice)
@@ -250,8 +256,7 @@ class Server:
         self.pace.stop()
         for exchange, _ in self._under_way.values():
             exchange.error = BadRequestError("the server was stopped", 503, code="stopped")
-            if not exchange.done.done():
-                exchange.done.set_result(None)
+            exchange.finish()
 
     def _length(self, body: Body, prompt_tokens: int) -> tuple[int, bool]:
         """Tokens of an answer, and whether it then is as long as it may be.
@@ -291,53 +296,53 @@ class Server:
         return slot
 
     def _deliver(self, found: Sequence[Delivery]) -> None:
-        """Let tokens out to those that wait for them; what can wait until all are out is counted then."""
-        told, closing = [], []
+        """Let tokens out to those that wait for them: all is made ready first, and counted when all are out."""
+        told, chunks, closing = [], [], []
         for delivery in found:
             known = self._under_way.get(delivery.slot)
             if known is None:  # nobody waits for it any more
                 continue
             exchange, choice = known
-            if not choice.tokens:
-                choice.first_s = delivery.at_s
-                exchange.cached_tokens += self.fleet.log.cached_tokens[delivery.slot]
             if delivery.refusal is not None:
                 exchange.error = BadRequestError(delivery.refusal, 503, code="overloaded")
-            elif exchange.streams:
-                exchange.write(self._chunk(exchange, choice, delivery.tokens))
-            told.append((delivery, choice, choice.last_s if choice.tokens else None))
-            choice.tokens += delivery.tokens
-            choice.last_s = delivery.at_s
+            else:
+                if not choice.tokens:
+                    exchange.cached_tokens += self.fleet.log.cached_tokens[delivery.slot]
+                if exchange.streams:
+                    chunks.append((exchange.send, exchange.framed(self._chunk(exchange, choice, delivery.tokens))))
+                choice.tokens += delivery.tokens
+                told.append((delivery, choice, exchange.streams))
             if delivery.ended:
                 closing.append((delivery.slot, exchange, choice))
+        sent_s = iter(self.pace.send(chunks, found[-1].at_s))
         for ended in closing:
             self._close(*ended)
-        self.pace.when_sent(partial(self._count, told))
+        for delivery, choice, streams in told:
+            self._count(delivery, choice)
+            if streams:
+                self.counters.lateness.observe(abs(next(sent_s) - self.pace.due(delivery.at_s)))
 
-    def _count(self, told: Sequence[tuple[Delivery, Choice, float | None]], first_s: float, last_s: float) -> None:
-        """Take what has been let out into the counters: the first token at ``first_s`` by the loop's clock, the last
-        at ``last_s``, the others between them."""
-        counters, apart_s = self.counters, (last_s - first_s) / len(told) if told else 0.0
-        for place, ((slot, tokens, at_s, ended, refusal), choice, before_s) in enumerate(told, 1):
-            if refusal is not None:
-                continue
-            counters.answer_tokens += tokens
-            counters.lateness.observe(abs(first_s + place * apart_s - self.pace.due(at_s)))
-            if before_s is not None:
-                counters.between_tokens.observe(at_s - before_s)
-            else:
-                counters.first(slot, at_s)
-            if ended:
-                counters.ended(slot, choice.first_s, at_s, choice.tokens, choice.asked, choice.finish)
+    def _count(self, delivery: Delivery, choice: Choice) -> None:
+        """Take what was let out into the counters."""
+        counters, at_s = self.counters, delivery.at_s
+        counters.answer_tokens += delivery.tokens
+        if choice.last_s is not None:
+            counters.between_tokens.observe(at_s - choice.last_s)
+        else:
+            choice.first_s = at_s
+            counters.first(delivery.slot, at_s)
+        choice.last_s = at_s
+        if delivery.ended:
+            counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.asked, choice.finish)
 
     def _chunk(self, exchange: Exchange, choice: Choice, tokens: int) -> bytes:
         """A token's event; the first brings a chat's opening along, as vLLM's does: clients take the first event for
         the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
-        answer, text = exchange.answer, filler(choice.number, choice.tokens, tokens)
-        opening = answer.chunk(answer.choice(choice.index, None)) if answer.chat and not choice.tokens else b""
+        text = filler(choice.number, choice.tokens, tokens)
+        opening = b"" if choice.tokens else choice.opening
         if exchange.counts_on:
             usage = usage_of(exchange.prompt_tokens, choice.tokens + tokens, exchange.cached_tokens)
-            return opening + answer.chunk(answer.choice(choice.index, text), usage)
+            return opening + exchange.answer.chunk(exchange.answer.choice(choice.index, text), usage)
         return opening + choice.before + text.encode() + choice.after
 
     def _close(self, slot: int, exchange: Exchange, choice: Choice) -> None:
@@ -345,9 +350,10 @@ class Server:
         choice.ended = True
         self._under_way.pop(slot, None)
         if exchange.streams and exchange.error is None:
-            exchange.write(exchange.answer.chunk(exchange.answer.choice(choice.index, "", choice.finish)))
-        if not exchange.done.done() and (exchange.error or all(choice.ended for choice in exchange.choices)):
-            exchange.done.set_result(None)
+            last = exchange.answer.chunk(exchange.answer.choice(choice.index, "", choice.finish))
+            exchange.send(exchange.framed(last))
+        if exchange.error or all(choice.ended for choice in exchange.choices):
+            exchange.finish()
 
 
 class _Page:
@@ -386,30 +392,29 @@ class _Endpoint:
         gone = asyncio.ensure_future(receive())  # nothing more comes but that the client has left
         try:
             if exchange.streams:
-                await self._stream(exchange, send, gone)
-            else:
-                await asyncio.wait((exchange.done, gone), return_when=asyncio.FIRST_COMPLETED)
-                if exchange.done.done():
-                    await self._whole(exchange)(scope, receive, send)
+                await self._stream(exchange, scope, send, gone)
+            elif await _first(exchange.news, gone):
+                await self._whole(exchange)(scope, receive, send)
         finally:
             server.end(exchange)
             gone.cancel()
         return None
 
-    async def _stream(self, exchange: Exchange, send: Send, gone: asyncio.Future[Any]) -> None:
-        """Server-sent events; the tokens themselves are written by ``Server._deliver``."""
+    async def _stream(self, exchange: Exchange, scope: Scope, send: Send, gone: asyncio.Future[Any]) -> None:
+        """Server-sent events; tokens go to the connection itself where there is one (``Exchange.connect``)."""
         answer = exchange.answer
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        exchange.send = send
-        held, exchange.held = b"".join(exchange.held), []
-        if held:
-            exchange.write(held)
-        await asyncio.wait((exchange.done, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not exchange.done.done():
-            return
-        if exchange.draining is not None:
-            await exchange.draining
+        while exchange.held or not exchange.over:
+            if exchange.held:
+                chunks, exchange.held = b"".join(exchange.held), []
+                await send(_part(chunks))
+                continue
+            if (lent := scope.get("extensions", {}).get(CONNECTION)) is not None:
+                exchange.connect(lent["transport"])
+            exchange.news = self._server.pace.loop.create_future()
+            if not await _first(exchange.news, gone):
+                return
         if exchange.error is not None:
             await send(_part(b"data: " + exchange.error.body + b"\n\n"))
         elif exchange.says_usage:
@@ -451,15 +456,10 @@ async def _raw(request: Request) -> bytes:
     return b"".join(parts)
 
 
-@coroutine
-def _rest_of(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, None, None]:
-    """A coroutine that was begun by hand and waits, as something to await."""
-    while True:
-        yield waits_for
-        try:
-            waits_for = begun.send(None)
-        except StopIteration:
-            return
+async def _first(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> bool:
+    """Whether ``one`` has happened once either has."""
+    await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
+    return one.done()
 
 
 def _part(chunk: bytes) -> dict[str, Any]:
@@ -490,6 +490,21 @@ async def _version(request: Request) -> Response:
     return _json({"version": f"forerun {forerun_version()}"})
 
 
+def _protocol() -> Any:
+    """uvicorn's HTTP with httptools, each request's connection lent to it; without httptools as uvicorn likes."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return "auto"
+
+    class Lending(HttpToolsProtocol):
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.scope["extensions"] = {CONNECTION: {"transport": self.transport}}
+
+    return Lending
+
+
 def run_server(server: Server, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve until the process is told to stop.
 
@@ -518,7 +533,16 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
         raise ForerunError(f"{host}:{port}: {error.strerror or error}; --host and --port choose another") from None
     with listener:
         config = uvicorn.Config(
-            server.app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=1
+            server.app,
+            loop="asyncio",  # its connections send what is written at once, uvloop's at the end of a turn
+            http=_protocol(),
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
         )
+        server.counters.exposition()  # imports what it needs now, not while tokens wait
+        gc.collect()
+        gc.freeze()  # nor is what stands looked through again then
         ready(f"http://{host}:{listener.getsockname()[1]}")
         Stopping(config).run(sockets=[listener])

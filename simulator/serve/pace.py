@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import inf
 
 from simulator.serve.live import Delivery, LiveFleet
 
-TIMER_S = 0.5e-3
-"""Event loops keep timers to a millisecond: this much before the moment they are woken, and sleep the rest."""
+TIMER_S = 2.2e-3
+"""Event loops keep timers to a millisecond, and asyncio's rounds up twice: it is woken so much sooner."""
+NAP_S = 0.1e-3
+"""How long it then sleeps at once: between naps requests are taken."""
 MOST_LEAD_S = 5e-3
 """Work on a step's tokens begins at most so much before they are due."""
+SLACK_S = 0.3e-3
+"""So much before they go they are to be ready, on average."""
 SMOOTHING = 0.2
+MOST_LEARNT_S = 0.5e-3
+"""A machine that was away for a while is not expected to be away at the next step."""
 
 
 class Pace:
@@ -25,16 +30,16 @@ class Pace:
     Args:
         fleet: what runs.
         speed: simulated seconds in a second.
-        deliver: takes what leaves the engine, with the wall-clock time at which each was due.
+        deliver: makes ready what leaves the engine and sends it when ``send`` lets it.
     """
 
     def __init__(self, fleet: LiveFleet, speed: float, deliver: Callable[[Sequence[Delivery]], None]) -> None:
         self._fleet = fleet
         self._speed = speed
         self._deliver = deliver
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._aimed_s = inf
-        self._lead_s = 0.0
+        self._lead_s = self._chunk_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._origin_s = 0.0
 
@@ -95,25 +100,29 @@ class Pace:
         aimed_s = self._aimed_s
         left_s = self.due(aimed_s) - self._lead_s - self.loop.time()
         if left_s > 0:
-            time.sleep(left_s)
+            time.sleep(min(left_s, NAP_S))
+            self._timer = self.loop.call_soon(self._turn)
+            return
         self._let_out(max(aimed_s, self.now))
-        self.when_sent(partial(self._learn, self.due(aimed_s)))
         self._aim()
 
-    def when_sent(self, then: Callable[[float, float], None]) -> None:
-        """Call ``then`` when what was written has left, with the loop's time at which that began and ended.
-
-        uvloop sends what callbacks have written after all callbacks of its turn, those of ``call_soon`` too.
-        """
-        begun_s = self.loop.time()
-        self.loop.call_soon(self.loop.call_soon, lambda: then(begun_s, self.loop.time()))
+    def send(self, chunks: Sequence[tuple[Callable[[bytes], None], bytes]], at_s: float) -> list[float]:
+        """Send each chunk, half of them before their moment and half after; returns when, by the loop's clock."""
+        clock = self.loop.time
+        slack_s = self.due(at_s) - len(chunks) * self._chunk_s / 2 - clock()
+        if slack_s > 0:
+            time.sleep(slack_s)
+        learnt_s = min(max(SLACK_S - slack_s, -MOST_LEARNT_S), MOST_LEARNT_S)
+        self._lead_s = min(max(self._lead_s + SMOOTHING * learnt_s, 0.0), MOST_LEAD_S)
+        sent_s = [clock()]
+        for send, chunk in chunks:
+            send(chunk)
+            sent_s.append(clock())
+        if chunks:
+            self._chunk_s += SMOOTHING * ((sent_s[-1] - sent_s[0]) / len(chunks) - self._chunk_s)
+        return sent_s[1:]
 
     def _let_out(self, to_s: float) -> None:
         found = self._fleet.advance(to_s)
         if found:
             self._deliver(found)
-
-    def _learn(self, due_s: float, first_s: float, last_s: float) -> None:
-        """Begin the next step's tokens so that half of them leave before they are due."""
-        late_s = (first_s + last_s) / 2 - due_s
-        self._lead_s = min(max(self._lead_s + SMOOTHING * late_s, 0.0), MOST_LEAD_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 PIECES = re.compile(r" ?[^\W\d_]{1,8}|\d{1,3}| ?[^\w\s]{1,2}|_|\s+")
 WORDS = tuple(
@@ -21,8 +22,9 @@ WORDS = tuple(
     .split("\0")
 )
 """Each is one token of the pattern above, and of nearly every tokenizer."""
-STRIDE = 37
-"""Words from one filler token to the next; has no divisor in common with how many there are."""
+LINE = "".join(WORDS)
+ENDS = (0, *accumulate(map(len, WORDS)))
+"""Where the first n words end."""
 
 Token = str | int
 
@@ -45,13 +47,15 @@ def chat_tokens(messages: Sequence[tuple[str, str]]) -> list[Token]:
 
 def filler_tokens(number: int, first: int, count: int) -> list[str]:
     """Tokens ``first`` to ``first + count`` of the ``number``-th answer."""
-    found = [WORDS[(number + step * STRIDE) % len(WORDS)] for step in range(first, first + count)]
-    return found if first or not found else [found[0].removeprefix(" "), *found[1:]]
+    return tokens_of(filler(number, first, count))
 
 
 def filler(number: int, first: int, count: int) -> str:
     """The same as text."""
-    return "".join(filler_tokens(number, first, count))
+    start = (number + first) % len(WORDS)
+    lines, words = divmod(start + count, len(WORDS))
+    text = (LINE * lines + LINE[: ENDS[words]])[ENDS[start] :]
+    return text if first else text.removeprefix(" ")
 
 
 def block_hashes(tokens: Sequence[Token], block_tokens: int) -> list[int]:

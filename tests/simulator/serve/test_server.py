@@ -102,7 +102,7 @@ def test_a_chat_opens_with_its_first_token_and_no_sooner():
 
     ask(talk)
     first = next(filter(None, sent))
-    opening, token = events(first.decode() + "data: [DONE]\n\n")
+    opening, token, *_ = events(first.decode() + "data: [DONE]\n\n")
     assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert len(tokens_of(token["choices"][0]["delta"]["content"])) == 1
 

@@ -17,7 +17,9 @@ import pytest
 from tiny_scenario import tiny_data
 
 from simulator.scenario import Scenario
+from simulator.serve import pace as pace_module
 from simulator.serve.app import Server
+from simulator.serve.pace import Pace
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 READ = """
@@ -111,6 +113,29 @@ def test_ctrl_c_tells_those_that_still_read(served):
     assert "Traceback" not in process.stderr.read()
 
 
+def test_a_client_that_reads_late_misses_nothing(served):
+    _, address, _ = served
+    host, port = address.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "a b c", "max_tokens": 20_000, "ignore_eos": True, "stream": True})
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        slow.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        while not ended(httpx.get(f"{address}/metrics").text):
+            pass
+        found = b""
+        while not found.endswith(b"0\r\n\r\n"):
+            found += slow.recv(1 << 16)
+    assert found.count(b'"finish_reason":null') == 20_000
+    assert found.count(b'"finish_reason":"length"') == found.count(b"data: [DONE]") == 1
+
+
+def ended(metrics: str) -> float:
+    """Requests that have ended."""
+    lines = [line for line in metrics.splitlines() if line.startswith("vllm:request_success_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
 async def asked(app, number: int) -> int:
     """One streamed request straight to the application; returns its status."""
     text = json.dumps({"prompt": f"word {number} " * 20, "max_tokens": 4, "ignore_eos": True, "stream": True})
@@ -146,3 +171,27 @@ def test_requests_leave_no_memory_behind():
 
     held = asyncio.run(run())
     assert held[-1] - held[len(held) // 2] < 100 * 600 / 2, "bytes a request"
+
+
+class Clock:
+    """A loop whose time goes by where it is told to."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_half_of_a_step_leaves_before_its_moment_and_half_after(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(pace_module.time, "sleep", clock.sleep)
+    pace = Pace(fleet=None, speed=1.0, deliver=None)
+    pace._loop = clock
+    for step in range(1, 40):
+        clock.now_s = step - 3e-3  # ready 3 ms before it is due; a chunk takes 10 us
+        sent_s = pace.send([(lambda chunk: clock.sleep(len(chunk) * 1e-6), b"x" * 10)] * 200, float(step))
+    assert sent_s[99] == pytest.approx(step, abs=1e-6)
+    assert sent_s[-1] - sent_s[0] == pytest.approx(199 * 10e-6)
