@@ -54,7 +54,8 @@ _MATH: dict[str, tuple[str, ...]] = {
 gpt-oss)."""
 
 
-_MATH.update(dict.fromkeys((*GGUF_BLOCKS, "int3", "int2", "bitnet"), ("fp16", "bf16", "fp32")))
+_MATH.update(dict.fromkeys(GGUF_BLOCKS, ("int8", "fp16", "bf16", "fp32")))  # activations in 8 bits: ggml's mmq, vec_dot
+_MATH.update(dict.fromkeys(("int3", "int2", "bitnet"), ("fp16", "bf16", "fp32")))
 
 VARIANT = "@"
 """Between a format and the name of one kernel for it, where a library has several: ``fp8@name``."""

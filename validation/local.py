@@ -50,8 +50,8 @@ MODELS = (
 )  # fmt: skip
 """Catalogue models by what the tables call them; others (pruned, merged, unnamed) are left out."""
 QUANTS = {"q4_k_xl": "ud-q4_k_xl", "q3_k_xl": "ud-q3_k_xl", "mxfp4": "mxfp4"}
-OLD = ("master of 2024", "10491", "4239")
-"""Builds of Metal before the kernels for few rows."""
+OLD = ("master of 2024", "10491", "4239", "PR 5351")
+"""Builds before today's kernels for few rows: Metal's of November 2024, ROCm's of mid-2024."""
 ANSWER = 400
 """Context taken half-way through an answer of a served request, in tokens."""
 SHORT = 2100
@@ -128,6 +128,11 @@ def measured(folder: Path) -> Iterator[Rate]:
         chip, model, rate = chip_of(row["chip"]), model_of(row["target_model"]), _number(row["baseline_tok_s"])
         if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate:
             yield Rate(chip, model, _quant(row["target_quant"]), 1, 1, ANSWER, 1 / rate, row["backend"])
+    for row in rows_of(folder, "community_decode.csv"):
+        chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["decode_tok_s"])
+        named = re.search(r"-(i?q\d[a-z0-9_]*|mxfp4|f16|bf16)\.gguf$", row["model"].lower())
+        if row["engine"] == "llamacpp" and chip and model and rate and named:
+            yield Rate(chip, model, _quant(named[1]), 1, 1, ANSWER, 1 / rate, "community")
     for row in rows_of(folder, "metal_batch.csv"):
         chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["tok_s"])
         count = int(float(row["batch"]))
