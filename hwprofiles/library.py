@@ -20,7 +20,7 @@ from hwprofiles.choice import (
     unfitted_interval,
 )
 from hwprofiles.correction import Correction, Key, Pairs, load_corrections
-from hwprofiles.dtypes import VARIANT, dtype_bytes, format_of
+from hwprofiles.dtypes import MIXED, VARIANT, dtype_bytes, format_of, shares_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import (
     ARRAY,
@@ -84,6 +84,17 @@ CORRECTED = True
 def _heads(shape: AttentionShape) -> dict[str, Num]:
     """Sizes of an attention layer that its corrections ask for."""
     return {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.qk_dim}
+
+
+def by_format(dtype: str, timed: Callable[[str], KernelTime]) -> KernelTime:
+    """Mean time of equal matrices of which each is stored in one of several formats, and runs in its kernels.
+
+    Args:
+        dtype: formats and the share of the matrices that each has.
+        timed: gives the time of a matrix in one of them.
+    """
+    parts = [(share, timed(name)) for name, share in shares_of(dtype).items()]
+    return KernelTime(*(sum(share * time[i] for share, time in parts) for i in range(len(KernelTime._fields))))
 
 
 def _untraceable(time: KernelTime) -> None:
@@ -281,6 +292,8 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
+        if MIXED in dtype:
+            return by_format(dtype, lambda one: self.gemm(m, n, k, one))
         key = (m, n, k, dtype)
         scalar = all_plain(m, n, k)
         if scalar and key in self._gemms:

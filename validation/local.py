@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import chip_names
-from hwprofiles.dtypes import dtype_bytes, format_of
+from hwprofiles.dtypes import dtype_bytes, shares_of
 from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.metrics.document import forerun_version
@@ -186,11 +186,11 @@ def step_of(rate: Rate) -> Step:
         times = float(np.ravel(kernel.times)[0])
         if kernel.family == "gemm" and times:
             weights = float(kernel.sizes["n"]) * float(kernel.sizes["k"])
-            moved = dtype_bytes(kernel.dtype) * weights
-            moved += 2.0 * rate.rows * (float(kernel.sizes["n"]) + float(kernel.sizes["k"]))
-            plain = format_of(kernel.dtype)
-            group = "iq" if re.match(r"iq[123]", plain) else _GROUPS.get(plain, plain)
-            products.append((times, weights, moved, group if group in FORMATS else "16-bit"))
+            activations = 2.0 * rate.rows * (float(kernel.sizes["n"]) + float(kernel.sizes["k"]))
+            for plain, share in shares_of(kernel.dtype).items():
+                group = "iq" if re.match(r"iq[123]", plain) else _GROUPS.get(plain, plain)
+                group = group if group in FORMATS else "16-bit"
+                products.append((times * share, weights, dtype_bytes(plain) * weights + activations, group))
             in_products += times * float(np.ravel(kernel.seconds)[0])
     chip = timer.target.deployment.chip
     limits = (
@@ -377,7 +377,9 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
 
 
 def sweep_lines(folder: Path, model: str) -> Iterator[str]:
-    """The best n-max of every ungated sweep over one stream, by prices and the acceptance that each row states."""
+    """The best n-max of every ungated sweep over one stream, by prices and one curve of acceptance for all of its rows.
+
+    As tuning has it: what single rows state is often the middle between the least and the most accepted request."""
     known = {rig.name: rig for rig in rigs(folder, model)}
     sweeps: dict[str, dict[int, tuple[float, float | None]]] = {}
     of: dict[str, Rig] = {}
@@ -407,9 +409,8 @@ def sweep_lines(folder: Path, model: str) -> Iterator[str]:
         model_ = fit_lengths({k: 1.0 + share * k for k, share in shares.items()}).model
         predicted = {}
         for k in drafts:
-            share = shares.get(k, (model_.acceptance_length(k) - 1.0) / k)
             plain, step = prices.seconds(1, 250, k)
-            predicted[k] = (1 + share * k) * plain / step
+            predicted[k] = model_.acceptance_length(k) * plain / step
         best, chosen = max(drafts, key=lambda k: drafts[k][0]), max(predicted, key=lambda k: predicted[k])
         part = drafts[chosen][0] / drafts[best][0]
         hits.append(part >= 0.97)
