@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from dashboards.figures.speculation import pool_figure
 from dashboards.figures.studies import (
     ForestData,
     LoadCurveData,
@@ -77,6 +78,7 @@ def study_figures(kind: str, document: Document) -> list[StudyFigure]:
     """
     makers = {
         "compare": _compare_figures,
+        "draft-pool": _pool_figures,
         "plan": _plan_figures,
         "race": _race_figures,
         "sweep": _sweep_figures,
@@ -186,6 +188,16 @@ def _race_figures(document: Document) -> list[StudyFigure]:
     ]
     text = "latency over that of the best fixed K: least, mean and most over the patterns, | = 0\n"
     return [StudyFigure("regret", race_figure(data), text + text_intervals(rows, 0.0))]
+
+
+def _pool_figures(document: Document) -> list[StudyFigure]:
+    rows = [
+        (f"{row['verifiers_per_drafter']} {way}", row["low"], row["gain"], row["high"])
+        for way, one in document["ways"].items()
+        for row in one["gains"]
+    ]
+    text = "gain over the same verifiers without drafts, by verifiers per drafter, | = 1\n"
+    return [StudyFigure("gain", pool_figure(document), text + text_intervals(rows, 1.0))]
 
 
 def _tune_figures(document: Document) -> list[StudyFigure]:

@@ -9,6 +9,7 @@ from simulator.run import simulate as simulate
 from simulator.scenario import Scenario as Scenario
 from simulator.scenario import load_scenario as load_scenario
 from simulator.studies.compare.comparison import compare as compare
+from simulator.studies.draft_pool import draft_pool as draft_pool
 from simulator.studies.plan.document import plan as plan
 from simulator.studies.race.race import race as race
 from simulator.studies.sweep.study import sweep as sweep

@@ -172,9 +172,14 @@ def drafting_rule(
     none = (0,) * len(timer.windows)
 
     @lru_cache(maxsize=PRICED_STEPS)
-    def step_seconds(seqs: int, tokens: int, context: int) -> float:
-        """Seconds of a decode step in which each sequence verifies, and drafts, ``tokens`` tokens."""
+    def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
+        """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's."""
         work = decode_step(timer.windows, seqs, tokens + 1, context)
+        prompt = min(prompt, timer.target.max_tokens - seqs * (most + 1))
+        if prompt > 0:
+            pairs = tuple(causal_pairs(prompt, 0, w) for w in timer.windows)
+            keys = tuple(keys_read(prompt, prompt, w) for w in timer.windows)
+            work = work._replace(prefill_seqs=1, prefill_tokens=prompt, prefill_pairs=pairs, prefill_kv_tokens=keys)
         return float(timer.seconds(work, DraftStep(tokens, 0, 0, 0, none, none)))
 
     @lru_cache(maxsize=PRICED_STEPS)

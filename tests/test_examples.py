@@ -61,7 +61,6 @@ def test_lossless_sampling(seed, output_of):
         ("eagle3_on_or_off.py", ("--requests", 60), "EAGLE-3 pays"),
         ("mtp_deepseek_v3.py", ("--requests", 1), "Best MTP depth of DeepSeek-V3"),
         ("draft_n150_verify_h100.py", ("--requests", 1), "Drafting on an N150"),
-        ("draft_pool.py", ("--verifiers", 1, 4), "n150 waiting at batch 16 none"),
         ("reasoning_outputs.py", ("--requests", 8, "--longest", 9000), "serves"),
         ("usual_stack.py", ("--requests", 24), "All together give"),
         ("laptop_inference.py", ("--requests", 1), "all write faster than the 10 one reads"),

@@ -37,6 +37,7 @@ STUDIES = {
     "--jobs 1 --no-progress",
     "tune": "--batch 1,8 --context 512 --tokens 1,2 --no-progress",
     "race": "--patterns 1 --requests 8 --jobs 1 --no-progress",
+    "draft-pool": "--batch 2 --context 64 --verifiers 1,2 --no-progress",
     "sweep": "--vary engine.max_num_seqs=2,8 --jobs 1 --no-progress",
 }
 """Commands that take a scenario, at their smallest."""
@@ -48,7 +49,7 @@ def test_studies_of_random_scenarios_end_with_a_result_or_one_line(command, tmp_
     codes = set()
     for seed in ROUND[:8]:
         data = scenario_of(seed)
-        if command in ("tune", "race"):  # they are about a drafter on equal replicas
+        if command in ("tune", "race", "draft-pool"):  # they are about a drafter on equal replicas
             data = {name: part for name, part in data.items() if name not in ("pools", "faults", "router")}
             data["speculation"] = PARTS["speculation"][seed % len(PARTS["speculation"])]
         (tmp_path / "s.json").write_text(json.dumps(data), "utf-8")

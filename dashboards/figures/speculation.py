@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, GREY, ORANGE, SKY, VERMILLION, FloatArray, captioned, gain_scale, method_line
+from dashboards.theme import BLUE, GREY, VERMILLION, FloatArray, captioned, gain_scale, method_line
 from simulator.speculation import load_curve
-from simulator.studies.draft_pool import PoolGain
+from simulator.studies.draft_pool import WAYS
 from simulator.studies.tune.grid import SpeculationGrid
 
 
@@ -220,31 +220,15 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
     return captioned(figure, "Acceptance", caption, "published", 420)
 
 
-class PoolCurve(NamedTuple):
-    """Gain by verifiers per drafter, and the same at the ends of a range."""
-
-    name: str
-    gains: tuple[PoolGain, ...]
-    low: tuple[PoolGain, ...]
-    high: tuple[PoolGain, ...]
-
-
-class PoolData(NamedTuple):
-    """Pools of drafters beside each other."""
-
-    title: str
-    caption: str
-    curves: tuple[PoolCurve, ...]
-
-
-def pool_figure(data: PoolData) -> go.Figure:
-    """Gain over the same verifiers without drafts, a line and a band per pool; below 1 it no longer pays."""
+def pool_figure(document: dict[str, Any]) -> go.Figure:
+    """Gain over the same verifiers without drafts, a line and a band per way of drafting; below 1 it does not pay."""
     figure = go.Figure()
-    for curve, colour in zip(data.curves, (BLUE, SKY, VERMILLION, ORANGE), strict=False):
-        shares = [gain.verifiers_per_drafter for gain in curve.gains]
+    for (way, one), colour in zip(document["ways"].items(), (BLUE, VERMILLION), strict=True):
+        rows = one["gains"]
+        shares = [row["verifiers_per_drafter"] for row in rows]
         figure.add_scatter(
             x=shares + shares[::-1],
-            y=[gain.gain for gain in curve.high + curve.low[::-1]],
+            y=[row["high"] for row in rows] + [row["low"] for row in rows[::-1]],
             mode="lines",
             fill="toself",
             fillcolor=colour,
@@ -255,16 +239,17 @@ def pool_figure(data: PoolData) -> go.Figure:
         )
         figure.add_scatter(
             x=shares,
-            y=[gain.gain for gain in curve.gains],
+            y=[row["gain"] for row in rows],
             mode="lines+markers",
-            name=curve.name,
+            name=f"drafting {WAYS[way]}",
             line={"color": colour, "width": 2.5},
-            customdata=[(gain.use, 1e3 * gain.step_s) for gain in curve.gains],
+            customdata=[(row["use"], 1e3 * row["step_s"]) for row in rows],
             hovertemplate="%{x} verifiers: %{y:.2f}x, drafter at work %{customdata[0]:.0%}, "
             "step %{customdata[1]:.1f} ms",
         )
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
-    shares = sorted({gain.verifiers_per_drafter for curve in data.curves for gain in curve.gains})
     figure.update_xaxes(type="log", title="verifiers per drafter", tickvals=shares, ticktext=[f"{x:g}" for x in shares])
     figure.update_yaxes(title="gain", rangemode="tozero")
-    return captioned(figure, data.title, data.caption, "extrapolated", 480)
+    low, high = document["acceptance_factors"]
+    caption = f"{document['batch']} sequences each; bands: acceptance times {low:g} to {high:g}"
+    return captioned(figure, "Drafters that verifiers share", caption, document["basis"], 480)

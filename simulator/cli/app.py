@@ -30,7 +30,7 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
 COMMANDS = {
     "runs": ("run", "report"),
-    "studies": ("compare", "plan", "tune", "race", "sweep"),
+    "studies": ("compare", "plan", "tune", "race", "draft-pool", "sweep"),
     "kernels": ("predict", "measure", "calibrate"),
     "replays": ("replay",),
     "selfchecks": ("selfcheck",),

@@ -1,4 +1,4 @@
-"""``forerun compare``, ``plan``, ``tune`` and ``sweep``: many runs that answer one question."""
+"""``forerun compare``, ``plan``, ``tune``, ``race``, ``draft-pool`` and ``sweep``: runs that answer one question."""
 
 from __future__ import annotations
 
@@ -130,6 +130,11 @@ def register(app: typer.Typer) -> None:
         "mine:policy --patterns 100 --out out/race  |  forerun race chat.yaml --replay out/race/closest.csv",
     )(race)
     app.command(
+        "draft-pool",
+        epilog="Examples: forerun draft-pool examples/draft-pool.yaml  |  forerun draft-pool pool.yaml --batch 1 "
+        "--verifiers 1,4,16 --set speculation.draft.chip=n150 --out out/pool",
+    )(draft_pool)
+    app.command(
         "sweep",
         epilog="Examples: forerun sweep chat.yaml --vary hardware.tensor_parallel=1,2,4 --vary "
         "engine.max_num_seqs=64,256 --store chat.sweep  |  forerun sweep chat.yaml --vary "
@@ -245,6 +250,46 @@ def race(
                 seed=seed,
                 replay=replay,
                 jobs=jobs,
+                progress=progress.update,
+            )
+        show(found, json_file, out)
+    return 0
+
+
+def draft_pool(
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="Scenario file with speculation.draft.chip, YAML or JSON.", show_default=False
+        ),
+    ],
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of each verifier.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of context of each sequence.")] = 2048,
+    verifiers: Annotated[
+        str, typer.Option(metavar="N1,N2,...", help=f"Verifiers per drafter to try: {AXIS}.")
+    ] = "1..64",
+    max_batch: Annotated[int, typer.Option(min=1, help="Verifiers whose drafts one pass computes.")] = 8,
+    set_values: SetOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is kept of drafts made ahead.")] = 0,
+    out: Annotated[Path | None, out_to("draft-pool.json, study.yaml")] = None,
+    json_file: JsonOption = None,
+    no_progress: NoProgressOption = False,
+) -> int:
+    """Find how many verifiers may share a drafter on chips of its own: gains, break-even with range, loss of one."""
+    from simulator.studies.draft_pool import draft_pool as run_pools
+    from simulator.studies.study_file import load_study
+    from simulator.studies.tune.tuning import axis_values
+
+    study = load_study(scenario, tuple(set_values or ()), ())
+    with checked_outputs(out, json_file):
+        with Progress(not no_progress, "drafting") as progress:
+            found = run_pools(
+                study,
+                batch=batch,
+                context_tokens=context,
+                verifiers=axis_values([verifiers], "verifiers"),
+                max_batch=max_batch,
+                seed=seed,
                 progress=progress.update,
             )
         show(found, json_file, out)

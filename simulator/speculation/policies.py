@@ -23,10 +23,11 @@ SGLANG_DOWN_HYSTERESIS = -0.25
 """Of batches below ``SGLANG_SMALL_BATCH``; 0 from there on. As the candidates by smallest batch, SGLang's
 ``DEFAULT_ADAPTIVE_CONFIG`` (``python/sglang/srt/speculative/adaptive_spec_params.py``, 2026)."""
 CONTEXT_CELL = 256
-"""Mean contexts within so many tokens are priced alike by ``goodput``."""
+"""Mean contexts within so many tokens are priced alike, and so are prompts in a step."""
 
-StepSeconds = Callable[[int, int, int], float]
-"""Seconds of a decode step by (sequences, draft tokens of each, mean context), drafting included."""
+StepSeconds = Callable[..., float]
+"""Seconds of a step by (sequences that decode, draft tokens of each, mean context) and, if there are any, the tokens of
+prompts that it computes; drafting included."""
 
 
 SwitchSeconds = Callable[[int, int], float]
@@ -51,6 +52,8 @@ class Batch:
     """Requests in the step, those in prefill included; what they draft is verified in the next step."""
     context_tokens: int
     """Tokens in the KV cache of all of them before the step."""
+    prompt_tokens: int = 0
+    """Of prompts that the step computes."""
 
 
 @runtime_checkable
@@ -119,10 +122,11 @@ def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
     return BatchTable(tuple(tokens))
 
 
-def priced(step_seconds: StepSeconds, batch: Batch, tokens: int) -> float:
-    """Seconds of a decode step of a batch, at the middle of its mean context's cell."""
+def priced(step_seconds: StepSeconds, batch: Batch, tokens: int, prompt_tokens: int = 0) -> float:
+    """Seconds of a step of a batch, at the middle of its mean context's cell."""
     cell = batch.context_tokens // (batch.seqs * CONTEXT_CELL)
-    return step_seconds(batch.seqs, tokens, cell * CONTEXT_CELL + CONTEXT_CELL // 2)
+    prompts = (-(-prompt_tokens // CONTEXT_CELL) * CONTEXT_CELL,) if prompt_tokens else ()
+    return step_seconds(batch.seqs, tokens, cell * CONTEXT_CELL + CONTEXT_CELL // 2, *prompts)
 
 
 @dataclass(slots=True)
@@ -325,12 +329,15 @@ class Forerun:
         if not batch.seqs:
             return self._present
         self._skipped = 0 if self._present else min(self._skipped + max(grown, batch.seqs), batch.context_tokens)
-        seconds = [priced(self.step_seconds, batch, tokens) for tokens in range(self.rates.most + 1)]
-        expected = self.rates.tokens()
-        speeds = [expected[k] * (1.0 - MARGIN * k) / one for k, one in enumerate(seconds)]
-        best, unit = max(speeds), seconds[self._present]
+        choices = range(self.rates.most + 1)
+        expected = [one * (1.0 - MARGIN * k) for k, one in enumerate(self.rates.tokens())]
+        seconds = [priced(self.step_seconds, batch, tokens) for tokens in choices]
+        worth = min(one / tokens for one, tokens in zip(seconds, expected, strict=True))
+        if batch.prompt_tokens:
+            seconds = [priced(self.step_seconds, batch, tokens, batch.prompt_tokens) for tokens in choices]
         cost = self._cost(batch.seqs)
-        behind = [was + unit * (1.0 - speed / best) for was, speed in zip(self._behind, speeds, strict=True)]
+        lost = [one - worth * tokens for one, tokens in zip(seconds, expected, strict=True)]
+        behind = [was + one for was, one in zip(self._behind, lost, strict=True)]
         ahead = min(behind)
         self._behind = [min(one - ahead, cost) for one in behind]
         if self._behind[self._present] >= PATIENCE * cost:

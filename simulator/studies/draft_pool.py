@@ -7,22 +7,36 @@ Arrivals of requests are left out: the batch of a verifier is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 
 from simulator.build import build_alone
-from simulator.errors import ForerunError
+from simulator.errors import ArgumentError, ForerunError
+from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
+from simulator.studies.assumed import ACCEPTANCE_FACTORS, with_acceptance_scaled
+from simulator.studies.runs import ProgressCall
+from simulator.studies.study_file import Source, study_of, yaml_text
+from simulator.tables import Cell, Table, Value, percent
 from simulator.timing import ModelTimer, RemoteDrafter, StepWork, decode_step
 
 Process = Generator[simpy.Event, Any, None]
 STEPS = 200
 """Steps of a verifier from which a rate is taken."""
+SHARES = (1, 2, 4, 8, 16, 32, 64)
+"""Verifiers per drafter that are tried unless others are named."""
+MAX_BATCH = 8
+WAYS = {"after": "after the verdict", "ahead": "ahead of it"}
+"""When drafters draft: once the tokens of a step are known, or while it is verified, with roll-back."""
+OF_ITS_CHIPS = ("chip", "link", "overlap", "tensor_parallel", "weights_dtype")
+"""Fields of a drafter that go with chips of its own."""
 
 
 class PoolPrices(NamedTuple):
@@ -305,12 +319,17 @@ def run_pool(prices: PoolPrices, shape: PoolShape, steps: int = STEPS, seed: int
     return _Pool(prices, shape, steps, seed).result()
 
 
-def own_chips_gain(scenario: Scenario, batch: int, context_tokens: int) -> float:
-    """Gain over plain steps of the scenario's drafter where it is, without a pool."""
-    build = build_alone(scenario)
+def own_chips_gain(scenario: Scenario, batch: int, context_tokens: int) -> float | None:
+    """Gain over plain steps of the scenario's drafter on the verifier's own chips; None where it has no room there."""
+    assert scenario.speculation is not None
+    assert scenario.speculation.draft is not None
+    kept = scenario.speculation.draft.model_dump(exclude_unset=True, exclude={*OF_ITS_CHIPS})
+    try:
+        build = build_alone(scenario.with_values({"speculation.draft": kept}))
+    except ForerunError:
+        return None
     timer, query_len = build.main.timer, build.main.limits.query_len
     assert isinstance(timer, ModelTimer)
-    assert scenario.speculation is not None
     alone = replace(timer, drafter=None)
     steps = (decode_step(timer.windows, batch, tokens, context_tokens) for tokens in (1, query_len))
     plain_s, drafted_s = (float(own.seconds(step)) for own, step in zip((alone, timer), steps, strict=True))
@@ -327,11 +346,13 @@ class PoolGain(NamedTuple):
     """Of the drafters."""
 
 
-def pool_gains(prices: PoolPrices, shares: Sequence[int], max_batch: int = 1, ahead: bool = False) -> list[PoolGain]:
+def pool_gains(
+    prices: PoolPrices, shares: Sequence[int], max_batch: int = 1, ahead: bool = False, seed: int = 0
+) -> list[PoolGain]:
     """One drafter for each number of verifiers in ``shares``."""
     found = []
     for verifiers in shares:
-        run = run_pool(prices, PoolShape(verifiers, 1, max_batch, ahead))
+        run = run_pool(prices, PoolShape(verifiers, 1, max_batch, ahead), seed=seed)
         alone = verifiers * prices.batch / prices.plain_s
         found.append(PoolGain(verifiers, run.tokens_per_s / alone, run.step_s, run.use))
     return found
@@ -350,3 +371,172 @@ def break_even(gains: Sequence[PoolGain], worth: float = 1.0) -> float | None:
         return float("inf")
     (few, high), (many, low) = (gains[last][:2], gains[last + 1][:2])
     return float(few * (many / few) ** ((high - worth) / (high - low)))
+
+
+def draft_pool(
+    scenario: Source,
+    *,
+    batch: int = 16,
+    context_tokens: int = 2048,
+    verifiers: Sequence[int] = SHARES,
+    max_batch: int = MAX_BATCH,
+    seed: int = 0,
+    progress: ProgressCall | None = None,
+) -> DraftPoolResult:
+    """How many verifiers may share one drafter, waiting for the verdict or drafting ahead of it, and what a loss costs.
+
+    Args:
+        scenario: with a drafter on chips of its own; its workload does not count.
+        batch: sequences of each verifier.
+        context_tokens: of each sequence.
+        verifiers: per drafter, to try.
+        max_batch: verifiers whose drafts a drafter computes in one pass.
+        seed: of the draws of what is kept of drafts made ahead.
+        progress: called with (pools done, pools).
+
+    Raises:
+        ForerunError: no drafter on chips of its own, or a batch that does not fit.
+    """
+    base = study_of(scenario, None).scenario
+    shares = sorted(set(verifiers))
+    for name, least in (("batch", batch), ("context_tokens", context_tokens), ("verifiers", min(shares, default=0))):
+        if least < 1:
+            raise ArgumentError(name, f"at least one is needed (got {least})")
+    ends = [with_acceptance_scaled(base, factor) for factor in ACCEPTANCE_FACTORS]
+    middle, *others = (pool_prices(one, batch, context_tokens) for one in (base, *ends))
+    ways = {}
+    for number, way in enumerate(WAYS):
+        curves = [pool_gains(prices, shares, max_batch, way == "ahead", seed) for prices in (middle, *others)]
+        ways[way] = _way(curves)
+        if progress is not None:
+            progress(number + 1, len(WAYS) + 1)
+    document = {
+        "batch": batch,
+        "context_tokens": context_tokens,
+        "max_batch": max_batch,
+        "acceptance_factors": list(ACCEPTANCE_FACTORS),
+        "prices": {**middle._asdict(), "draft_s": middle.draft_s(batch)},
+        "own_chips_gain": own_chips_gain(base, batch, context_tokens),
+        "ways": ways,
+        "loss": _loss(middle, ways, max_batch, seed),
+        "scenario": scenario_document(base),
+        "seed": seed,
+        "version": forerun_version(),
+        "basis": "extrapolated",
+        "notes": [
+            "steady batches of equal sequences: read the gains as those of a loaded fleet",
+            "ranges are the given acceptance times 0.9 and 1.1; kernels have errors of their own",
+            "no pool of drafters was measured",
+        ],
+        "conclusion": "",
+    }
+    document["conclusion"] = _sentence(document)
+    words = f"forerun draft-pool study.yaml --batch {batch} --context {context_tokens} --max-batch {max_batch}"
+    command = f"{words} --verifiers {','.join(map(str, shares))} --seed {seed}"
+    return DraftPoolResult(jsonable(document), command, {"study.yaml": yaml_text({"scenario": document["scenario"]})})
+
+
+def _way(curves: Sequence[Sequence[PoolGain]]) -> dict[str, Any]:
+    """Gains and the break-even of the middle curve, with the ends that all curves span."""
+    rows = []
+    for points in zip(*curves, strict=True):
+        gains = [point.gain for point in points]
+        rows.append({**points[0]._asdict(), "low": min(gains), "high": max(gains)})
+    found = [break_even(curve) for curve in curves]
+    low, high = (pick(found, key=lambda one: one or 0.0) for pick in (min, max))
+    return {"gains": rows, "break_even": {"value": found[0], "low": low, "high": high}}
+
+
+def _loss(prices: PoolPrices, ways: Mapping[str, Any], max_batch: int, seed: int) -> dict[str, Any] | None:
+    """Two drafters with as many verifiers as pay, of which one is lost after a quarter of the run."""
+    paying = [row["verifiers_per_drafter"] for row in ways["after"]["gains"] if row["gain"] >= 1.0]
+    if not paying:
+        return None
+    shape = PoolShape(2 * max(paying), 2, max_batch)
+    whole = run_pool(prices, shape, seed=seed)
+    lost = run_pool(prices, replace(shape, lost_s=whole.end_s / 4), seed=seed)
+    plain = shape.verifiers * prices.batch / prices.plain_s
+    gains = {"gain": whole.tokens_per_s / plain, "gain_with_loss": lost.tokens_per_s / plain}
+    return {**asdict(shape), "lost_s": whole.end_s / 4, **gains, "plain_steps": lost.plain_steps}
+
+
+def _verifiers(found: Mapping[str, float | None], most: float) -> str:
+    """A break-even in words, with its range."""
+
+    def words(value: float | None) -> str:
+        return "none" if value is None else f"more than {most:g}" if value == inf else f"{value:.1f}"
+
+    middle, low, high = (words(found[key]) for key in ("value", "low", "high"))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _sentence(document: Mapping[str, Any]) -> str:
+    ways = document["ways"]
+    most = ways["after"]["gains"][-1]["verifiers_per_drafter"]
+    pays = " and ".join(f"{_verifiers(ways[way]['break_even'], most)} drafting {words}" for way, words in WAYS.items())
+    gain, at, way = max(
+        (row["gain"], row["verifiers_per_drafter"], WAYS[way]) for way, one in ways.items() for row in one["gains"]
+    )
+    text = (
+        f"Verifiers of {document['batch']} sequences that one drafter pays for: {pays}; most is gained, {gain:.2f}x, "
+        f"where it serves {at} and drafts {way}"
+    )
+    own, loss = document["own_chips_gain"], document["loss"]
+    if own is not None:
+        text += f" ({own:.2f}x with the drafter on the verifier's own chips)"
+    if loss is not None:
+        ends = f"{loss['gain']:.2f}x to {loss['gain_with_loss']:.2f}x"
+        text += f". Losing one of two drafters a quarter into a run takes {loss['verifiers']} verifiers from {ends}"
+    return text + "."
+
+
+class DraftPoolResult(StudyResult):
+    """Gain by verifiers per drafter; its data frame has a row for each number and way of drafting."""
+
+    kind = "draft-pool"
+
+    @property
+    def title(self) -> str:
+        """Who drafts for whom."""
+        scenario = self.document["scenario"]
+        return f"{self.model} on {scenario['hardware']['chip']}: drafts from {scenario['speculation']['draft']['chip']}"
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """What each verifier holds."""
+        return f"{self.document['batch']} sequences each", f"{self.document['context_tokens']:,} tokens of context"
+
+    @property
+    def summary(self) -> Summary:
+        """Break-evens and the conclusion."""
+        pays = {f"pays_{way}": one["break_even"]["value"] for way, one in self.document["ways"].items()}
+        return Summary({**pays, "own_chips_gain": self.document["own_chips_gain"], "answer": self.conclusion})
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each way and number of verifiers."""
+        return [{"drafting": way, **row} for way, one in self.document["ways"].items() for row in one["gains"]]
+
+    def tables(self) -> list[Table]:
+        """Gains by verifiers per drafter; what a step is made of."""
+        rows: list[list[Value]] = []
+        for row in self.records():
+            tone = "good" if row["gain"] >= 1.0 else "bad"
+            rows.append(
+                [
+                    WAYS[row["drafting"]],
+                    row["verifiers_per_drafter"],
+                    Cell(f"{row['gain']:.2f}x", value=row["gain"], tone=tone),  # type: ignore[arg-type]
+                    Cell(f"{row['low']:.2f} to {row['high']:.2f}"),
+                    Cell(percent(row["use"]), value=row["use"]),
+                    Cell(f"{1e3 * row['step_s']:.2f}", value=row["step_s"]),
+                ]
+            )
+        columns = ("drafting", "verifiers", "gain", "range", "drafter at work", "step (ms)")
+        names = {"verify_s": "verification", "plain_s": "step without drafts", "draft_s": "drafts of one verifier"}
+        names |= {"prefill_s": "contexts read anew", "there_s": "tokens sent", "back_s": "drafts sent"}
+        prices = self.document["prices"]
+        parts: list[list[Value]] = [[says, Cell(f"{1e3 * prices[key]:.2f}")] for key, says in names.items()]
+        return [
+            Table("Tokens per second over the same verifiers without drafts", columns, rows, name="gains"),
+            Table("What it is made of", ("", "ms"), parts, name="prices"),
+        ]

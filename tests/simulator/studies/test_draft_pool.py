@@ -7,7 +7,16 @@ from numpy.testing import assert_allclose
 from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
-from simulator.studies.draft_pool import PoolGain, PoolPrices, PoolShape, break_even, pool_gains, pool_prices, run_pool
+from simulator.studies.draft_pool import (
+    PoolGain,
+    PoolPrices,
+    PoolShape,
+    break_even,
+    draft_pool,
+    pool_gains,
+    pool_prices,
+    run_pool,
+)
 from simulator.timing import decode_step
 
 CONTEXT = 1024
@@ -121,6 +130,35 @@ def test_break_even_lies_between_the_points_around_it():
     assert break_even(gains[:2]) == np.inf
     found = pool_gains(made(batch=1, plain_s=10.0), (1, 2, 4, 8, 16))
     assert 4 < break_even(found) < 16
+
+
+def test_the_study_says_what_its_pools_did(tmp_path):
+    found = draft_pool(scenario(), batch=4, context_tokens=CONTEXT, verifiers=(4, 1))
+    document = found.document
+    rows = document["ways"]["after"]["gains"]
+    assert [row["verifiers_per_drafter"] for row in rows] == [1, 4]
+    again = pool_gains(pool_prices(scenario(), 4, CONTEXT), (1, 4), document["max_batch"])
+    assert [row["gain"] for row in rows] == [one.gain for one in again]
+    assert all(row["low"] < row["gain"] < row["high"] for row in found.records())
+    assert document["ways"]["after"]["break_even"]["value"] == break_even(again)
+    assert document["own_chips_gain"] > 1.0
+    assert found.conclusion in (found.save(tmp_path) / "report.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} >= {"draft-pool.json", "report.html", "study.yaml"}
+    assert len(found.figure().data) == 4, "a line and a band for each way"
+
+
+def test_the_loss_of_one_drafter_costs_what_is_said():
+    scenario_of_gpus = scenario(draft={"model": "llama-3.2-1b", "chip": "h100-sxm"})
+    loss = draft_pool(scenario_of_gpus, batch=4, context_tokens=CONTEXT, verifiers=(1,)).document["loss"]
+    assert loss["verifiers"] == loss["drafters"] == 2
+    assert loss["gain_with_loss"] < loss["gain"]
+    assert loss["plain_steps"] > 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch", 0), ("context_tokens", 0), ("verifiers", (0, 1))])
+def test_a_pool_of_none_is_refused(name, value):
+    with pytest.raises(ForerunError, match=f"{name}: at least one"):
+        draft_pool(scenario(), **{name: value})
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,18 @@ def test_changes_never_cost_more_than_staying_has():
     assert len({cheap.choose(Batch(3 + 3 * (step // 5 % 2), 1000)) for step in range(40)}) == 2
 
 
+def test_drafts_must_be_worth_their_drafter_s_pass_over_prompts():
+    """A draft token gains half a token for a fifth of a step; in a step of prompts the drafter reads those too."""
+
+    def seconds(seqs, tokens, context, prompt=0):
+        return 1.0 + 0.2 * tokens + prompt * (1.1e-3 if tokens else 1e-3)
+
+    policy = Forerun(PositionRates(1, prior=0.5), seconds, lambda seqs, skipped: 1.0)
+    assert {policy.choose(Batch(4, 1000)) for _ in range(20)} == {1}
+    assert [policy.choose(Batch(4, 1000, 8192)) for _ in range(4)][-1] == 0
+    assert [policy.choose(Batch(4, 1000)) for _ in range(20)][-1] == 1
+
+
 def test_rates_follow_a_change_of_acceptance_at_every_position():
     rates = PositionRates(3)
     for _ in range(200):
