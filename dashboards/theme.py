@@ -6,8 +6,6 @@ stay apart for readers with any colour vision; each reads on both backgrounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
@@ -66,7 +64,6 @@ def method_line(method: str) -> tuple[str, str]:
     return METHOD_LINES.get(method, (GREEN, "dot"))
 
 
-CHIP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
 RUN_COLOURS = (BLUE, VERMILLION)
 """Of two things that are compared, the first and the second."""
 
@@ -84,11 +81,6 @@ def gain_scale(low: float, neutral: float, high: float) -> list[list[float | str
         [(1 + middle) / 2, LITTLE_GAIN],
         [1.0, GAIN],
     ]
-
-
-def chip_colour(name: str, among: Sequence[str]) -> str:
-    """Colour of a chip among those of one figure; the same list always gives the same colours."""
-    return CHIP_COLOURS[sorted(among).index(name) % len(CHIP_COLOURS)]
 
 
 BASIS_WORDS = {

@@ -1,6 +1,7 @@
 """The house: imports run downwards only, every room is a package with a docstring, and none is crowded."""
 
 import ast
+import re
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -95,6 +96,33 @@ def test_imports_run_downwards(path):
 def test_every_module_says_what_it_is():
     for path in sources():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_every_public_name_has_a_caller():
+    """No function, class or method is used by tests alone; what a face lends and what documents call counts as used."""
+    written = Counter[str]()
+    for path in sources():
+        written.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    for pattern in (
+        "docs/**/*.md",
+        "examples/*.py",
+        "examples/*.ipynb",
+        "*/__init__.pyi",
+        "benchmarks/*.py",
+        "README.md",
+    ):
+        for path in ROOT.glob(pattern):
+            written.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    unused = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not node.decorator_list
+        and written[node.name] < 2
+    ]
+    assert unused == ["simulator/cli/output.py: on_broken_pipe"], "Rich calls that one"
 
 
 def test_no_folder_is_crowded():

@@ -261,13 +261,6 @@ class Spans:
         return np.divide(total, width, out=np.zeros_like(total), where=width > 0)
 
 
-def time_mean(
-    replica: FloatArray, start_s: FloatArray, end_s: FloatArray, value: FloatArray, edges: FloatArray
-) -> FloatArray:
-    """Mean over each bin of one quantity; see ``Spans``."""
-    return Spans(replica, start_s, end_s, edges).mean(value)
-
-
 def timeline_figure(data: TimelineData) -> go.Figure:
     """Three panels over one time axis: requests, KV cache, output rate."""
     panels = ["requests", "KV blocks in use (%)", "output tokens/s"]

@@ -190,15 +190,6 @@ def slowest_rank_factor(
 EVEN = Routing("uniform")
 
 
-def distinct_experts(xp: Functions, tokens: Num, num_experts: Num, experts_per_token: Num) -> Num:
-    """Expected number of different experts that ``tokens`` independent, evenly routed tokens touch.
-
-    Returns:
-        ``E (1 - (1 - k/E)^n)``; ``k`` for one token, towards ``E`` for many.
-    """
-    return num_experts * (1.0 - (1.0 - experts_per_token / num_experts) ** tokens)
-
-
 def moe_time(
     xp: Functions,
     limits: Limits,

@@ -18,9 +18,11 @@ from simpy.core import EmptySchedule
 from simpy.events import NORMAL, EventPriority
 
 TICKS_PER_S = 2.0**40
-"""Step times are whole ticks of 0.9 ps: sums of them are exact in double precision up to ``EXACT_S``."""
-EXACT_S = 2.0**53 / TICKS_PER_S
-"""Beyond 8,192 s doubles are further apart than a tick; a step then lasts from one double to another."""
+"""Step times are whole ticks of 0.9 ps: sums of them are exact in double precision up to 8,192 s.
+
+Beyond, doubles are further apart than a tick, and a step lasts from one double to another (the engine's ``_by_clock``):
+steps neither overlap nor drift from the clock, and one is 0.1 ns off after ten days and 0.1 us after thirty years.
+"""
 
 COMMIT: EventPriority = NORMAL
 """Priority of what happens at a time told in advance: steps that end, requests that are seen, KV that arrives."""
@@ -35,17 +37,6 @@ def on_grid(seconds: Any) -> Any:
     if isinstance(seconds, np.ndarray):
         return np.rint(seconds * TICKS_PER_S) / TICKS_PER_S
     return round(float(seconds) * TICKS_PER_S) / TICKS_PER_S
-
-
-def by_clock(now: float, seconds: float) -> float:
-    """The seconds of a step that begins at ``now``, as simulated time counts them.
-
-    Up to ``EXACT_S`` they are what they are. Beyond, they are the difference of the two times that the step lies
-    between, so that sums of them stay exact: steps neither overlap nor drift from the clock, however far out. One is
-    0.1 ns off after ten days and 0.1 us after thirty years.
-    """
-    end = now + seconds
-    return seconds if end <= EXACT_S else end - now
 
 
 class Timeline(simpy.Environment):

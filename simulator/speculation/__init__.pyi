@@ -1,6 +1,5 @@
 from simulator.speculation.acceptance import AcceptanceSampler as AcceptanceSampler
 from simulator.speculation.acceptance import ContextDrift as ContextDrift
-from simulator.speculation.acceptance import acceptance_sampler as acceptance_sampler
 from simulator.speculation.acceptance import sampler_of as sampler_of
 from simulator.speculation.acceptance import survival_rates as survival_rates
 from simulator.speculation.closed_form import expected_length as expected_length

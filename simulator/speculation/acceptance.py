@@ -170,11 +170,6 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
     return np.asarray(np.cumprod(extended(conditional_rates(marginal), num_speculative_tokens)), dtype=np.float64)
 
 
-def acceptance_sampler(acceptance: AcceptanceConfig, num_speculative_tokens: int, seed: int) -> AcceptanceSampler:
-    """The sampler that a scenario's acceptance section describes."""
-    return sampler_of(acceptance, survival_rates(acceptance, num_speculative_tokens), seed)
-
-
 def sampler_of(acceptance: AcceptanceConfig, survival: FloatArray, seed: int) -> AcceptanceSampler:
     """The sampler of these survival rates with the spread and the drift of an acceptance section."""
     drift = None

@@ -46,6 +46,5 @@ from simulator.timing.work import StepWork as StepWork
 from simulator.timing.work import causal_pairs as causal_pairs
 from simulator.timing.work import decode_step as decode_step
 from simulator.timing.work import keys_read as keys_read
-from simulator.timing.work import one_step as one_step
 from simulator.timing.work import some_steps as some_steps
 from simulator.timing.work import usual_steps as usual_steps

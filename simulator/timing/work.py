@@ -66,16 +66,6 @@ def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
     return StepWork(*(tuple(map(taken, part)) if isinstance(part, tuple) else taken(part) for part in work))
 
 
-def one_step(work: StepWork[Any], row: int, windows: int | None = None) -> StepWork[Any]:
-    """One of many steps as plain numbers, with the first ``windows`` attention windows (default: all)."""
-
-    def plain(part: Any) -> Any:
-        return part.item() if isinstance(part, np.generic) else part
-
-    single = some_steps(work, row)
-    return StepWork(*(tuple(map(plain, part[:windows])) if isinstance(part, tuple) else plain(part) for part in single))
-
-
 def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:
     """(query, key) pairs of a causal chunk: query i (0-based) sees ``min(cached + i + 1, window)`` keys.
 

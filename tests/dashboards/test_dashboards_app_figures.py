@@ -26,7 +26,7 @@ from dashboards.figures.speculation import (
     speedup_by_context,
     speedup_figure,
 )
-from dashboards.theme import METHOD_LINES, chip_colour, gain_scale
+from dashboards.theme import METHOD_LINES, gain_scale
 from hwprofiles import KernelLibrary, KernelTime, load_chip
 from simulator.metrics.usage import BOUNDS
 from simulator.replay import replay_kernels
@@ -199,11 +199,8 @@ def test_load_figure_marks_simulated_means():
     assert [list(trace.x) for trace in bars.data] == [[25.0, 25.0], [75.0, 75.0]]
 
 
-def test_methods_and_chips_have_colours_of_their_own():
+def test_methods_have_lines_of_their_own():
     assert len(set(METHOD_LINES.values())) == len(METHOD_LINES)
-    chips = ["b200-sxm", "a100-sxm-80gb", "h100-sxm"]
-    assert len({chip_colour(chip, chips) for chip in chips}) == 3
-    assert chip_colour("h100-sxm", chips) == chip_colour("h100-sxm", chips[::-1])
 
 
 def test_attention_map_holds_every_comparison():

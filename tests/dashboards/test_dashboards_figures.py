@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dashboards.figures.run import (
+    Spans,
     bottleneck_data,
     bottleneck_figure,
     latency_data,
     latency_figure,
     percentile_limits,
     thinned_distribution,
-    time_mean,
     timeline_data,
     timeline_figure,
     waterfall_data,
@@ -67,13 +67,13 @@ def test_limits_are_read_from_slo_keys():
 def test_time_mean_is_exact_on_a_worked_example():
     replica = np.array([0.0, 0.0, 1.0])
     start, end = np.array([0.0, 2.0, 0.0]), np.array([1.0, 4.0, 4.0])
-    mean = time_mean(replica, start, end, np.array([10.0, 20.0, 1.0]), np.array([0.0, 2.0, 3.0, 4.0]))
+    mean = Spans(replica, start, end, np.array([0.0, 2.0, 3.0, 4.0])).mean(np.array([10.0, 20.0, 1.0]))
     assert mean == pytest.approx([5.0 + 1.0, 20.0 + 1.0, 20.0 + 1.0])
 
 
 def test_time_mean_counts_overlapping_steps_once():
     start, end = np.array([0.0, 1.0]), np.array([2.0, 3.0])
-    assert time_mean(np.zeros(2), start, end, np.ones(2), np.array([0.0, 3.0])) == pytest.approx([1.0])
+    assert Spans(np.zeros(2), start, end, np.array([0.0, 3.0])).mean(np.ones(2)) == pytest.approx([1.0])
 
 
 def test_timeline_keeps_tokens_and_stays_small(run):

@@ -8,7 +8,7 @@ from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, 
 from hwprofiles.formulas import ARRAY, SCALAR, Limits, smooth_maximum
 from hwprofiles.kernels.attention import causal_pairs, decode_time, prefill_time, windowed_length
 from hwprofiles.kernels.gemm import gemm_time, tile_waves, useful_tiles
-from hwprofiles.kernels.moe import distinct_experts
+from hwprofiles.kernels.moe import EVEN, expert_loads
 from hwprofiles.kernels.recurrent import RecurrentShape
 from hwprofiles.parameters import DecodeParameters, GemmParameters, PrefillParameters
 from hwprofiles.records import Source
@@ -162,10 +162,9 @@ def test_causal_pairs_and_window_by_counting(q_len, kv_len, window):
     assert causal_pairs(ARRAY, np.array([q_len]), np.array([kv_len]), np.array([window]))[0] == sum(map(len, seen))
 
 
-def test_distinct_experts():
-    assert distinct_experts(SCALAR, 1, 128, 8) == pytest.approx(8)
-    assert distinct_experts(SCALAR, 2, 128, 8) == pytest.approx(128 * (1 - (1 - 8 / 128) ** 2))
-    assert distinct_experts(SCALAR, 100_000, 128, 8) == pytest.approx(128)
+@pytest.mark.parametrize(("tokens", "distinct"), [(1, 8), (2, 128 * (1 - (1 - 8 / 128) ** 2)), (100_000, 128)])
+def test_distinct_experts(tokens, distinct):
+    assert expert_loads(SCALAR, EVEN, tokens, 128, 8, 1).active == pytest.approx(distinct)
 
 
 def test_verification_is_not_free_on_moe():

@@ -15,7 +15,8 @@ from simulator.errors import ForerunError, LawBrokenError, StalledError
 from simulator.metrics import combine_replications, run_document
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.serving.clock import EXACT_S, TICKS_PER_S, by_clock, on_grid
+from simulator.serving.clock import TICKS_PER_S, on_grid
+from simulator.serving.engine import EXACT_S, _by_clock
 from simulator.workload import generate_requests
 
 BURST = {"process": "burst"}
@@ -61,7 +62,7 @@ def test_far_out_steps_last_from_one_moment_to_the_next():
     for start in (0.0, 864_000.123456789, 9e8 + 1 / 3):
         counted, end = [], start
         for step in seconds.tolist():
-            counted.append(by_clock(end, step))
+            counted.append(_by_clock(end, step))
             end += counted[-1]
         if end <= EXACT_S:
             assert counted == seconds.tolist()
@@ -75,7 +76,7 @@ def test_a_step_ends_where_the_clock_can_say_to_the_last_bit(now, ticks):
     can begin at; so they are after any number of steps, 1e9 or more."""
     now = on_grid(now) if now <= EXACT_S else now
     seconds = min(ticks / TICKS_PER_S, 1e4)
-    counted = by_clock(now, seconds)
+    counted = _by_clock(now, seconds)
     assert Fraction(now) + Fraction(counted) == Fraction(now + counted)
     assert abs(counted - seconds) <= np.spacing(now + seconds)
     assert now + counted > EXACT_S or on_grid(now + counted) == now + counted

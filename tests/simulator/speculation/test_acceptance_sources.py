@@ -14,8 +14,8 @@ from simulator.speculation import (
     AcceptanceConfig,
     LevelDecay,
     SpeculationConfig,
-    acceptance_sampler,
     load_curve,
+    sampler_of,
     survival_rates,
 )
 from simulator.speculation.acceptance import request_classes, widest_spread
@@ -29,6 +29,10 @@ VLLM_LINE = (
 
 def section(**values):
     return AcceptanceConfig.model_validate(values)
+
+
+def acceptance_sampler(acceptance, tokens, seed):
+    return sampler_of(acceptance, survival_rates(acceptance, tokens), seed)
 
 
 def test_alpha_with_decay_falls_with_every_doubling_of_the_position():

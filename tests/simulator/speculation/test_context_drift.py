@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from pydantic import ValidationError
 
-from simulator.speculation import AcceptanceConfig, AcceptanceSampler, ContextDrift, acceptance_sampler
+from simulator.speculation import AcceptanceConfig, AcceptanceSampler, ContextDrift, sampler_of, survival_rates
 
 
 @given(st.integers(1, 5000), st.floats(0.1, 1.0), st.integers(1, 200_000))
@@ -78,7 +78,7 @@ def test_a_path_can_be_cut_anywhere(request, tokens, context, cut):
 def test_without_decay_nothing_changes():
     plain = AcceptanceConfig(alpha=0.7)
     none = AcceptanceConfig(alpha=0.7, context_decay=1.0, context_from=100)
-    paths = [acceptance_sampler(a, 3, 9).path(4, 5000, context=50) for a in (plain, none)]
+    paths = [sampler_of(a, survival_rates(a, 3), 9).path(4, 5000, context=50) for a in (plain, none)]
     assert_array_equal(*paths)
 
 

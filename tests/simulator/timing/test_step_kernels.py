@@ -11,7 +11,7 @@ from simulator.build import build_alone
 from simulator.llm import architecture_names
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
-from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, keys_read, one_step, running
+from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, keys_read, running
 
 
 def timer_of(model, **hardware):
@@ -181,8 +181,9 @@ def test_many_steps_are_their_steps(rows):
     many = StepWork(zero, zero, (zero,), (zero,), zero, (zero,), seqs, query_len, (seqs * context,))
     costs = timer.costs(many)
     together = (costs.device_s + costs.host_s).tolist()
-    for row, seconds in enumerate(together):
-        assert timer.seconds(one_step(many, row)) == pytest.approx(seconds, rel=1e-9)
+    for row, (n, q, kv) in enumerate(rows):
+        alone = StepWork(0, 0, (0,), (0,), 0, (0,), n, q, (n * kv,))
+        assert timer.seconds(alone) == pytest.approx(together[row], rel=1e-9)
 
 
 @given(st.integers(1, 5000), st.integers(1, 2000), st.sampled_from([None, 64, 4096]))

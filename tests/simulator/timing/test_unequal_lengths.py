@@ -6,7 +6,7 @@ from test_step import arrays, decode, deployment
 
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.timing import ModelTimer, StepTimer, longest_asked, one_step, some_steps
+from simulator.timing import ModelTimer, StepTimer, longest_asked, some_steps
 from simulator.workload import RequestStream
 
 
@@ -35,9 +35,10 @@ def test_table_and_formula_agree(seqs):
     assert float(costs[0]) == pytest.approx(extra, abs=1e-12)
 
 
-def test_some_steps_and_one_step_take_what_is_there():
+def test_some_steps_take_what_is_there():
     steps = arrays(decode(3, 100))._replace(longest_kv=np.array([200]), beyond_kv=np.array([50.5]))
-    assert one_step(steps, 0) == decode(3, 100)._replace(longest_kv=200, beyond_kv=50.5)
+    taken = some_steps(steps, np.array([0]))
+    assert (taken.longest_kv, taken.beyond_kv, taken.decode_seqs) == (200, 50.5, 3)
     bare = steps._replace(longest_kv=0)
     assert some_steps(bare, np.array([0])).longest_kv == 0
 
