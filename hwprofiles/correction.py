@@ -110,8 +110,19 @@ def ramps_of(
         high: where it reaches 1.
         greatest: whether the greatest counts, by ramp.
     """
-    plain: FloatArray = np.clip((features[feature] - low[..., None]) / (high - low)[..., None], 0.0, 1.0)
-    found: FloatArray = np.where(greatest[:, None], plain.max(axis=1), plain.min(axis=1))
+    found: FloatArray = np.empty((len(greatest), features.shape[1]))
+
+    def unclipped(chosen: NDArray[np.bool_], part: int) -> FloatArray:
+        risen: FloatArray = features[feature[chosen, part]]
+        risen -= low[chosen, part, None]
+        risen /= (high - low)[chosen, part, None]
+        return risen
+
+    for chosen, of_both in ((greatest, np.maximum), (~greatest, np.minimum)):
+        best = unclipped(chosen, 0)
+        for part in range(1, PARTS):
+            of_both(best, unclipped(chosen, part), out=best)
+        found[chosen] = np.clip(best, 0.0, 1.0)
     return found
 
 
