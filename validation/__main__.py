@@ -76,7 +76,8 @@ def run(part: str, data: Path | None, out: Path | None, limit: int, jobs: int) -
         raise ForerunError("requests: --data names the folder of measured runs")
     if part == "coverage":
         return covered(data, out, limit)
-    recorded = read_errors(out / ERRORS_FILE) if out is not None and (out / ERRORS_FILE).exists() else []
+    whole = part == "all" and data is not None
+    recorded = read_errors(out / ERRORS_FILE) if out is not None and not whole and (out / ERRORS_FILE).exists() else []
     section = PARTS[part]
     computed = shipped_errors([section] if section else ["kernels", "speculation", "attention"], jobs).rows
     left: Counter[str] = Counter()

@@ -138,12 +138,14 @@ def _known_models() -> dict[str, str]:
     return {**known, **aliases, **{name: name for name in architecture_names()}}
 
 
-ENGINE_LIMITS: dict[str, dict[str, int | str]] = {
+ENGINE_LIMITS: dict[str, dict[str, int | str | bool]] = {
     "trtllm": {"max_num_seqs": 2048, "max_num_batched_tokens": 8192},
     "vllm": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
+    "vllm-2024": {"max_num_seqs": 256, "scheduler": "prefill-first", "enable_prefix_caching": False},
     "sglang": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "scheduler": "sglang"},
 }
-"""Limits of an engine, and its batching rule, where neither the run nor the scenario states them.
+"""Limits of an engine, its batching rule and its prefix cache, where neither the run nor the scenario states them; of
+an earlier engine that differs, by its own name.
 
 Source: TensorRT-LLM 1.0 ``max_batch_size`` 2048 and ``max_num_tokens`` 8192; vLLM V1 behind its API server on chips of
 70 GB and more; SGLang's ``chunked_prefill_size`` 8192 and a running-request limit set by memory.
@@ -197,7 +199,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
          max_model_len=run.max_model_len, num_kv_blocks=run.num_kv_blocks, block_size=run.block_size,
          gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
          enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
-    limits = ENGINE_LIMITS.get(load_framework(engine.get("framework", "vllm")).kernel_library, {})
+    framework = load_framework(engine.get("framework", "vllm"))
+    limits = ENGINE_LIMITS.get(framework.name) or ENGINE_LIMITS.get(framework.kernel_library, {})
     for limit, value in limits.items():
         engine.setdefault(limit, value)
     _set_speculation(data, run)

@@ -27,7 +27,7 @@ from simulator.llm.mixers import (
     Recurrent,
     SharedKvAttention,
 )
-from simulator.timing.framework import Framework
+from simulator.timing.framework import Framework, Passes
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
 """Parts that quantised checkpoints leave in 16 bits (AutoGPTQ, AutoAWQ and llm-compressor defaults)."""
@@ -91,6 +91,11 @@ class Deployment:
     def group_chips(self) -> int:
         """Chips that hold one copy of these layers: every attention group."""
         return self.tensor_parallel * self.attention_data_parallel
+
+    @property
+    def passes(self) -> Passes:
+        """Memory-bound kernels of a layer: its engine's on GPUs; layers of other chips were fitted without them."""
+        return self.framework.passes if self.chip.kind in ("gpu-datacenter", "gpu-consumer") else Passes()
 
     @property
     def skew_s(self) -> float:

@@ -16,6 +16,21 @@ from hwprofiles import Chip, Source
 from simulator.errors import ForerunError, did_you_mean
 
 
+class Passes(BaseModel):
+    """Memory-bound kernels that an engine launches in a layer, where the measured kernels beside them hold none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rotary: int = Field(default=1, ge=0)
+    qk_norm: int = Field(default=1, ge=0)
+    """Norms of queries and keys, where an architecture has them."""
+    latent_norm: int = Field(default=0, ge=0)
+    """Norms of MLA's latents: of the cached one, and of the queries' where they are compressed."""
+    kv_write: int = Field(default=0, ge=0)
+    expert_choice: int = Field(default=0, ge=0)
+    shared_sum: int = Field(default=0, ge=0)
+
+
 class Framework(BaseModel):
     """Host costs and graph capture of one engine; times in seconds, sizes in bytes or tokens."""
 
@@ -28,6 +43,7 @@ class Framework(BaseModel):
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
+    passes: Passes = Passes()
     captured_unit: Literal["tokens", "sequences"] = "tokens"
     """What the sizes count."""
     captured_steps: Literal["all", "decode"] = "all"

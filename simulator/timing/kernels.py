@@ -23,6 +23,7 @@ from hwprofiles.library import MixingShape
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp
 from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention, SharedKvAttention, ShortConvolution
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
+from simulator.timing.framework import Passes
 from simulator.timing.work import StepWork
 
 FloatArray = NDArray[np.float64]
@@ -392,11 +393,23 @@ def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tupl
     passes += mixer_passes(deployment, layer.mixer)
     if mlp is None:
         return passes
+    if isinstance(mlp, MoeMlp):
+        passes += expert_passes(deployment, mlp, hidden)
     width = mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size
     activated = width / deployment.tensor_parallel
     if activated:
         passes.append(("activation", (3 if mlp.gated else 2) * activated, 1))
     return passes
+
+
+def expert_passes(deployment: Deployment, mlp: MoeMlp, hidden: int) -> list[tuple[str, float, int]]:
+    """Passes beside routed experts that their measured kernels leave out, as ``layer_passes`` lists them: the choice of
+    experts from the router's logits, and the sum with what shared experts give."""
+    launches = deployment.passes
+    chosen = 0 if deployment.weight_dtypes["expert"] == "mxfp4" else launches.expert_choice
+    summed = launches.shared_sum if mlp.shared_intermediate_size else 0
+    read = mlp.num_experts + 2 * mlp.experts_per_token
+    return [one for one in (("expert choice", read, chosen), ("shared sum", 3 * hidden, summed)) if one[2]]
 
 
 def mixer_passes(deployment: Deployment, mixer: Mixer | None) -> list[tuple[str, float, int]]:
@@ -410,12 +423,23 @@ def mixer_passes(deployment: Deployment, mixer: Mixer | None) -> list[tuple[str,
         return [("gated norm", 3 * shape.value_heads * shape.value_dim, 1)]
     if isinstance(mixer, CompressedAttention):
         return [("rotary", 4 * (mixer.num_heads / tp + 1) * mixer.head_dim, 2)]
+    passes = deployment.passes
     if isinstance(mixer, SelectiveAttention | SharedKvAttention):
-        mixer = mixer.attention
+        mixer, passes = mixer.attention, Passes()  # their kernels were fitted on whole modules, beside these
     if not isinstance(mixer, Attention):
         return []
     rotated = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim / tp
-    return [("rotary", 2 * rotated * 2, 2) if mixer.qk_norm else ("rotary", 2 * rotated, 1)]
+    cached = mixer.kv_elements_per_token / min(tp, mixer.num_kv_heads)
+    normed, norms = rotated if mixer.qk_norm else 0.0, passes.qk_norm
+    if mixer.kind == "mla":
+        normed = cached + (mixer.q_lora_rank or 0)
+        norms = passes.latent_norm if mixer.q_lora_rank else min(1, passes.latent_norm)
+    found = [
+        ("rotary", 2 * rotated, passes.rotary),
+        ("query and key norms", 2 * normed, norms if normed else 0),
+        ("KV write", 2 * cached, passes.kv_write),
+    ]
+    return [one for one in found if one[2]]
 
 
 def layer_parts(layer: Layer) -> int:

@@ -38,11 +38,10 @@ def step_s(model, chip, speculation, prompt, output, engine=None, **fields):
     return float(steps.seconds[decoding].sum() / steps.steps[decoding].sum())
 
 
-@pytest.mark.parametrize(("method", "bound"), [("eagle", 0.02), ("eagle3", 0.03)])
-def test_vllm_k_sweep_on_one_h100(shared_data, method, bound):
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_vllm_k_sweep_on_one_h100(shared_data, method):
     """vLLM #20780, Llama-3.1-8B on MT-bench: milliseconds per token at every K within 2 %, the best K right, and beside
-    the plain run of the same table within 2 or 3 % at K = 2 and 6. The two constants were fitted there by physics
-    (within 0.2 %); the learned correction of products takes more from the plain step than from EAGLE-3's."""
+    the plain run of the same table within 1 % at K = 2 and 6, where the two constants were solved."""
     measured, predicted, beside = {}, {}, {}
     engine = {"framework": "vllm-0.11"}
     plain_s = step_s("llama-3.1-8b", "h100-sxm", None, 128, 256, engine=engine)
@@ -62,7 +61,7 @@ def test_vllm_k_sweep_on_one_h100(shared_data, method, bound):
     assert len(measured) >= 4
     errors = {k: predicted[k] / measured[k] - 1 for k in measured}
     assert max(map(abs, errors.values())) < 0.02, errors
-    assert max(abs(beside[k]) for k in (2, 6)) < bound, beside
+    assert max(abs(beside[k]) for k in (2, 6)) < 0.01, beside
     assert min(predicted, key=predicted.get) == min(measured, key=measured.get)
 
 

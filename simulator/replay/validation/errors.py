@@ -57,9 +57,17 @@ def errors_document(rows: Iterable[ErrorRow], version: str) -> dict[str, Any]:
 
 
 def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[ErrorRow]:
-    """Rows on record with the computed parts in place of their own: a section's shipped or its measured comparisons."""
+    """Rows on record with the computed parts in place of their own: a section's shipped or its measured comparisons, of
+    served runs those tables that were computed, by the end of their path."""
     anew = {(row.section, row.ships) for row in computed}
-    kept = [row for row in recorded if (row.section, row.ships) not in anew]
+    tables = {f"/{row.name}" for row in computed if row.section == "requests"}
+
+    def stays(row: ErrorRow) -> bool:
+        if row.section == "requests":
+            return not any(f"/{row.name}".endswith(table) for table in tables)
+        return (row.section, row.ships) not in anew
+
+    kept = [row for row in recorded if stays(row)]
     return sorted([*kept, *computed], key=lambda row: (SECTIONS.index(row.section), not row.ships))
 
 

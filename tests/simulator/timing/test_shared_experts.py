@@ -12,7 +12,7 @@ from test_step import arrays, decode, deployment
 
 from hwprofiles.kernels.moe import read_routing
 from simulator.timing import StepTimer, StepWork
-from simulator.timing.kernels import exchange_bytes, expert_call, price, shared_expert_calls
+from simulator.timing.kernels import exchange_bytes, expert_call, layer_passes, price, shared_expert_calls
 from simulator.timing.work import slowest_group
 
 MODEL = "qwen3-30b-a3b"
@@ -154,7 +154,8 @@ class TestLayersByHand:
         due = 2 * np.where(tokens > 0, ring, 0.0) if tensor_parallel > 1 else np.zeros(4)
         assert_allclose(cost.interconnect_s, due)
         rotated = (32 + 8) * 128 / tensor_parallel
-        elementwise = tokens * 2 * (8 * 4096 + 2 * rotated + 3 * 14336 / tensor_parallel)
+        cached = 2 * 8 * 128 / tensor_parallel
+        elementwise = tokens * 2 * (8 * 4096 + 2 * rotated + 2 * cached + 3 * 14336 / tensor_parallel)
         streamed = sum(
             one.kernels.gemm(tokens, g.n, g.k, g.dtype).bytes for g in one.gemms(one.architecture.layer_groups[0].layer)
         )
@@ -166,21 +167,47 @@ class TestLayersByHand:
         layer, tokens = one.architecture.layer_groups[0].layer, np.array([0, 8])
         cost = StepTimer(one, 8).layer_costs(layer, tokens)
         streamed = sum(one.kernels.gemm(tokens, g.n, g.k, g.dtype).bytes for g in one.gemms(layer))
-        rotated = (32 + 32) * 128
-        assert_allclose(cost.bytes, streamed + tokens * 2 * (8 * 4096 + 2 * rotated + 2 * 16384))
+        rotated = cached = (32 + 32) * 128
+        assert_allclose(cost.bytes, streamed + tokens * 2 * (8 * 4096 + 2 * rotated + 2 * cached + 2 * 16384))
 
-    def test_launches_are_counted(self):
-        """Two norms and rotary embedding, one more each for normed queries and keys and for an activation."""
-        for model, due in (("llama-3.1-8b", 4), ("qwen3-8b", 5)):
-            one = deployment(model, cuda_graphs=False)
-            layer = one.architecture.layer_groups[0].layer
-            cost = StepTimer(one, 8).layer_costs(layer, np.array([0, 8]))
-            products = sum(
-                one.kernels.gemm(np.array([0, 8]), g.n, g.k, g.dtype).launch_s * np.array([0, 1])
-                for g in one.gemms(layer)
-            )
-            single = one.kernels.elementwise(np.array([1e6]), launches=np.array([1])).launch_s
-            assert (cost.latency_s - products)[1] == pytest.approx(due * single[0])
+    @pytest.mark.parametrize(
+        ("model", "framework", "due"),
+        [
+            ("llama-3.1-8b", "generic", 4),  # two norms, rotary embedding, activation
+            ("llama-3.1-8b", "vllm", 5),  # and the KV write that its measured attention leaves out
+            ("llama-3.1-8b", "sglang", 4),
+            ("llama-3.1-8b", "trtllm", 3),  # measured with rotary embedding and write
+            ("qwen3-8b", "generic", 5),
+            ("qwen3-8b", "vllm", 7),  # queries and keys are normed in a kernel each
+            ("qwen3-8b", "sglang", 6),
+            ("qwen3-8b", "trtllm", 4),  # norms and rotary embedding in one
+            ("gemma-3-27b", "sglang", 6),
+            ("qwen3-30b-a3b", "sglang", 6),  # no activation beside the experts, but the choice of them
+            ("qwen3-30b-a3b", "trtllm", 3),  # which TensorRT-LLM's measured experts hold
+            ("deepseek-v3", "vllm", 7),  # dense layer: norms of both latents
+            ("deepseek-v3", "trtllm", 4),
+        ],
+    )
+    def test_launches_are_counted(self, model, framework, due):
+        """The passes of a layer that no measured kernel of the engine's library holds."""
+        one = deployment(model, framework=framework, cuda_graphs=False)
+        passes = layer_passes(one, one.architecture.layer_groups[0].layer, one.architecture.hidden_size)
+        assert sum(launches for _, _, launches in passes) == due
+        assert all(elements > 0 and launches > 0 for _, elements, launches in passes)
+
+    def test_an_engine_s_own_passes_are_those_of_gpus(self):
+        """Fits of other chips stand on layers without them."""
+        for chip, due in (("h100-sxm", 5), ("l40s", 5), ("n150", 4), ("cpu", 4)):
+            one = deployment("llama-3.1-8b", chip, framework="vllm", cuda_graphs=False)
+            passes = layer_passes(one, one.architecture.layer_groups[0].layer, 4096)
+            assert sum(launches for _, _, launches in passes) == due
+
+    def test_shared_experts_are_added(self):
+        """GLM-4.5-Air: the sum of shared and routed experts, and the activation of the shared."""
+        one = deployment("glm-4.5-air", framework="sglang", cuda_graphs=False)
+        layer = one.architecture.layer_groups[-1].layer
+        names = [name for name, _, _ in layer_passes(one, layer, one.architecture.hidden_size)]
+        assert names[-3:] == ["expert choice", "shared sum", "activation"]
 
     def test_the_head(self):
         """LM head over the vocabulary, a norm, three passes over fp32 logits, and their gathering."""
