@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import translate
 from typing import Any
 
 from simulator.llm.fields import Fields
@@ -86,8 +87,9 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], 
     ]
     if not excluded and quantization.get("quant_method") == "mxfp4":
         excluded = ["self_attn"]
+    is_excluded = _excluding(excluded)
     for part in QUANTISABLE:
-        if not all(_is_excluded(part, layer, excluded) for layer in range(num_layers)):
+        if not all(_is_excluded(part, layer, is_excluded) for layer in range(num_layers)):
             dtypes[part] = converted
     if config.get("expert_dtype") == "fp4" and dtypes["expert"] == "fp8":  # DeepSeek-V4: fp8 but for its experts
         dtypes["expert"] = "mxfp4"
@@ -171,30 +173,44 @@ def _grouped_dtype(quantization: Fields) -> str:
     return "fp8" if bits == 8 else "fp4"
 
 
-def _is_excluded(part: Part, layer: int, patterns: list[str]) -> bool:
-    """Whether patterns exclude every module of a part in a layer; each family names its modules in one of the ways."""
-    names = [f"model.layers.{layer}.{module}" for module in _MODULES[part]]
-    groups: dict[str, list[bool]] = {}
-    for name in names:
-        family = name.rsplit(".", 1)[0] if name.endswith("_proj") else name
-        groups.setdefault(family, []).append(any(_matches(pattern, name) for pattern in patterns))
-    return any(all(matches) for matches in groups.values())
+def _is_excluded(part: Part, layer: int, excluded: Callable[[str], bool]) -> bool:
+    """Whether every module of a part in a layer is excluded; each family names its modules in one of the ways."""
+    groups: dict[str, list[str]] = {}
+    for module in _MODULES[part]:
+        name = f"model.layers.{layer}.{module}"
+        groups.setdefault(name.rsplit(".", 1)[0] if name.endswith("_proj") else name, []).append(name)
+    return any(all(map(excluded, names)) for names in groups.values())
 
 
-def _matches(pattern: str, name: str) -> bool:
-    """Whether a quantiser's exclusion pattern names a module: a regex (``re:``), a glob, or part of the dotted name.
+def _excluding(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a quantiser's exclusion patterns name a module: a regex (``re:``), a glob, or part of the dotted name.
 
     The text part of a multimodal checkpoint carries ``language_model`` in its names.
     """
-    if pattern.startswith("re:"):
-        try:
-            return any(re.match(pattern[3:], spelling) is not None for spelling in (name, f"language_model.{name}"))
-        except (re.error, RecursionError, OverflowError):
-            return False
-    pattern = pattern.replace("model.language_model.", "model.").removeprefix("language_model.")
-    if "*" in pattern or "?" in pattern:
-        return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
-    return pattern == name or f".{pattern.strip('.')}." in f".{name}."
+    parts, globs, expressions = set(), [], []
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            with suppress(re.error, RecursionError, OverflowError):
+                expressions.append(re.compile(pattern[3:]))
+            continue
+        pattern = pattern.replace("model.language_model.", "model.").removeprefix("language_model.")
+        if "*" in pattern or "?" in pattern:
+            globs += [translate(pattern), translate(pattern + ".*")]
+        else:
+            parts.add(tuple(pattern.strip(".").split(".")))
+    lengths = {len(part) for part in parts}
+    glob = re.compile("|".join(globs) or r"(?!)")
+
+    def excluded(name: str) -> bool:
+        words = name.split(".")
+        if any(tuple(words[at : at + n]) in parts for n in lengths for at in range(len(words) - n + 1)):
+            return True
+        if glob.match(name):
+            return True
+        spellings = (name, f"language_model.{name}")
+        return any(one.match(spelling) for one in expressions for spelling in spellings)
+
+    return excluded
 
 
 def own_dtypes(fields: Fields, key: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -205,10 +205,17 @@ def _from_file(path: Path) -> Architecture:
         path = _beside(path, _QUANT_NAME, _CONFIG_NAME)
         if not path.is_file():
             raise ForerunError(f"{path}: no such file (a quantisation config is read beside its model's config.json)")
-    values = _object(path)
     apart = _beside(path, _CONFIG_NAME, _QUANT_NAME)
-    if path.name.endswith(_CONFIG_NAME) and apart.is_file() and _states_no_quantisation(values):
-        values = {**values, "quantization_config": from_hf_quant_config(Fields.of(_object(apart), str(apart)))}
+    beside = path.name.endswith(_CONFIG_NAME) and apart.is_file()
+    return _from_texts(path, _text(path), apart, _text(apart) if beside else None)
+
+
+@lru_cache(maxsize=64)  # of what was in the files: a study asks for its model at every run
+def _from_texts(path: Path, text: str, apart: Path, quantisation: str | None) -> Architecture:
+    values = _object(path, text)
+    if quantisation is not None and _states_no_quantisation(values):
+        fields = Fields.of(_object(apart, quantisation), str(apart))
+        values = {**values, "quantization_config": from_hf_quant_config(fields)}
     name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
     return _from_values(values, str(path), name or None)
 
@@ -222,22 +229,25 @@ def _states_no_quantisation(values: Mapping[str, Any]) -> bool:
     return not any("quantization_config" in section for section in sections)
 
 
-def _object(path: Path) -> Mapping[str, Any]:
-    values = _parse(path)
+def _object(path: Path, text: str) -> Mapping[str, Any]:
+    values = _parse(path, text)
     if not isinstance(values, Mapping):
         raise ForerunError(f"{path}: must be an object of fields, not a {type(values).__name__}")
     return values
 
 
-def _parse(path: Path) -> Any:
+def _text(path: Path) -> str:
     if path.suffix.lower() not in _SUFFIXES:
         raise ForerunError(f"{path}: a model file ends in {', '.join((*_SUFFIXES, _GGUF))}")
     try:
-        text = bounded_text(path)
+        return bounded_text(path)
     except TooLargeError as error:
         raise ForerunError(f"{error}; give the model's config.json") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ForerunError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _parse(path: Path, text: str) -> Any:
     try:
         if path.suffix.lower() == ".json":
             return json.loads(text)

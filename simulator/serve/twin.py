@@ -223,9 +223,9 @@ def with_lengths(seen: Observed) -> Observed:
 
 def _bound() -> float:
     """Distance from which a check is an alarm: five checks and two fits share the false alarms."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf(1.0 - FALSE_ALARM / 2 / 7, SEEDS - 1))
+    return float(stdtrit(SEEDS - 1, 1.0 - FALSE_ALARM / 2 / 7))
 
 
 def _check(metric: str, cause: str | None, measured: float, expected: float, spread: float, tolerance: float) -> Check:
@@ -368,7 +368,7 @@ def what_if_rows(
     twin: Twin, fits: Mapping[str, Document], culprits: Sequence[str], seeds: Sequence[int]
 ) -> list[Document]:
     """Changes on this traffic: what each does to the mean times per token and to the first one, paired by seed."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     factors = {cause: fits[cause]["value"] for cause in culprits if cause in fits and fits[cause]["value"]}
     base = twin.means(seeds, **factors)
@@ -378,7 +378,7 @@ def what_if_rows(
             ratios = np.log(twin.means(seeds, **factors, **changes) / base)
         except ForerunError:
             continue
-        half = float(t.ppf(0.975, len(seeds) - 1)) * ratios.std(axis=0, ddof=1) / sqrt(len(seeds))
+        half = float(stdtrit(len(seeds) - 1, 0.975)) * ratios.std(axis=0, ddof=1) / sqrt(len(seeds))
         row: Document = {"name": name, "set": changes}
         for at, latency in enumerate(LATENCIES):
             if latency != "prefill":

@@ -153,7 +153,7 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    result = simulate(scenario, seed, full_step_rows=1)
+    result = simulate(scenario, seed, full_step_rows=0)
     document = run_document(result)
     summary = document["summary"]
     energy, duration = document["energy_joules"], summary["duration"]
@@ -182,7 +182,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     """
     from simulator.run import simulate
 
-    error = simulate(scenario, seed, full_step_rows=1, intervals=partial(reached, objective)).model_error
+    error = simulate(scenario, seed, full_step_rows=0, intervals=partial(reached, objective)).model_error
     assert error is not None
     holds = np.ones(DRAWS, dtype=np.bool_)
     for key, value in verdict.values.items():

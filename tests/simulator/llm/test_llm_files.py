@@ -43,6 +43,19 @@ OWN = {
 }
 
 
+def test_a_file_is_read_once_as_long_as_it_says_the_same(tmp_path):
+    """Studies ask for the model of a file at every run: with 184 excluded patterns that took most of a plan."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    first = load_architecture(path)
+    assert load_architecture(str(path)) is first
+    path.write_text(json.dumps(CONFIG | {"num_hidden_layers": 5}))
+    assert load_architecture(path).num_layers == 5
+    beside = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert load_architecture(path).checkpoint_dtypes["mlp"] == "fp8"
+
+
 def test_config_json_in_a_folder_takes_the_folders_name(tmp_path):
     folder = tmp_path / "my-model"
     folder.mkdir()
