@@ -42,8 +42,8 @@ _OTHER_ENGINE = r"atom|mindie|lmdeploy|metal"
 _SUFFIXES = ("-fp8-dynamic", "-fp8", "-nvfp4", "-fp4", "-bf16", "-instruct", "-chat", "-it", "-hf", "-0528", "-v0.1",
              "-awq", "-gptq")  # fmt: skip
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "half": "bf16", "16-bit": "bf16",
-           "fp8": "fp8", "fp8_block": "fp8", "float8": "fp8", "e4m3": "fp8", "nvfp4": "fp4", "fp4": "fp4",
-           "mxfp4": "mxfp4", "int8": "int8", "w8a8": "int8", "int4": "int4", "w4a16": "int4"}  # fmt: skip
+           "fp8": "fp8", "fp8_block": "fp8", "float8": "fp8", "e4m3": "fp8", "fp8_e4m3": "fp8", "nvfp4": "fp4",
+           "fp4": "fp4", "mxfp4": "mxfp4", "int8": "int8", "w8a8": "int8", "int4": "int4", "w4a16": "int4"}  # fmt: skip
 
 
 def chip_name(text: str, known: tuple[str, ...]) -> str | None:
@@ -203,10 +203,31 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     limits = ENGINE_LIMITS.get(framework.name) or ENGINE_LIMITS.get(framework.kernel_library, {})
     for limit, value in limits.items():
         engine.setdefault(limit, value)
+    if engine.get("framework", "").startswith("sglang") and run.data_parallel_attention:
+        memory_bytes = load_chip(hardware["chip"]).memory.capacity_bytes
+        engine.setdefault("gpu_memory_utilization", sglang_memory_share(memory_bytes, run.data_parallel_attention))
     _set_speculation(data, run)
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
     return scenario.with_values(dict(run.settings)) if run.settings else scenario
+
+
+def sglang_memory_share(capacity_bytes: float, groups: int) -> float:
+    """Share of a chip's memory that SGLang gives weights and KV under data-parallel attention, unless it is told.
+
+    Without it the rule comes out near the default of scenarios, which stands.
+
+    Args:
+        capacity_bytes: of a chip of 60 GB and more.
+        groups: attention groups, of one chip each.
+
+    Source: SGLang 0.5, ``server_args.py``: MiB kept for 8,192 tokens at once, captured graphs of 512 sequences (256
+        under four chips) and their padding in each group.
+    """
+    graphs = 256 if groups < 4 else 512
+    padding = (4.5 if graphs > 300 else 3.0) * graphs * groups
+    kept = max(512 + 1.5 * 8192 + 2 * graphs + groups / 8 * 1024 + padding, 10 * 1024)
+    return 1.0 - kept * 2**20 / capacity_bytes
 
 
 def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = False) -> dict[str, Any]:

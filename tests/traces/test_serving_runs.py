@@ -215,13 +215,50 @@ def test_published_tables(shared_data):
     apart = [run for run in unified if run.unusable is None and "pools" in run.settings]
     assert len(apart) == 198, "of 291; depths of drafts, or workers, are not told of the others"
     sglang = read_runs(shared_data / "serving" / "sgl-cookbook.csv")
-    assert sum(run.unusable is None for run in sglang) == 76, "lengths are drawn from 1 to the one named"
+    assert sum(run.unusable is None for run in sglang) == 74, "lengths from 1 to the one named"
     silicon = read_runs(shared_data / "kernels" / "aiconfigurator" / "e2e")
     assert len(silicon) == 3771
     staged = read_runs(shared_data / "serving" / "blis" / "eval38_ground_truth.csv")
     assert len({run.name.partition(" stage")[0] for run in staged}) == 38
     (per_request,) = read_runs(shared_data / "serving" / "per_request" / "llmservingsim" / "RTX4090_Llama-3.1-8B")
     assert (per_request.num_kv_blocks, per_request.num_requests) == (2588, 300)
+
+
+UNIFIED = "row_id,weight_precision,n_gpus,input_len,output_len,length_mode,output_tput_tok_s,mean_ttft_ms,"
+SERVED = (
+    UNIFIED + "tp,dp_attention,max_concurrency,request_rate_rps,num_requests,duration_s,accept_length,server_args\n"
+)
+
+
+def served(tmp_path, cells):
+    return read_runs(written(tmp_path, f"{SERVED}a,fp8,8,1000,500,fixed,900,80,{cells}\n", "s.csv"))
+
+
+def test_what_the_command_of_an_engine_says_is_read(tmp_path):
+    """Runs of GLM-5.2 that differ in these options alone differ threefold in throughput."""
+    flags = "x --tp-size=8 --mem-fraction-static=0.85 --max-running-requests 64 --kv-cache-dtype=fp8_e4m3"
+    (run,) = served(tmp_path, f"8,True,512,,1000,900,,{flags}")
+    assert (run.gpu_memory_utilization, run.max_num_seqs, run.kv_cache_dtype) == (0.85, 64, "fp8_e4m3")
+    assert (run.max_num_batched_tokens, run.data_parallel_attention) == (None, 8)
+    (run,) = served(
+        tmp_path, "8,,,inf,16,9,,vllm serve m --data-parallel-size 8 --enable-expert-parallel --kv-cache-dtype auto"
+    )
+    assert (run.tensor_parallel, run.data_parallel_attention, run.expert_parallel) == (1, 8, 8)
+    assert run.kv_cache_dtype is None
+    with pytest.raises(TraceError, match=r"s\.csv.*--mem-fraction-static '85' is no such limit"):
+        served(tmp_path, "8,,1,,9,9,,x --mem-fraction-static 85")
+
+
+def test_a_rate_that_a_limit_on_requests_holds_back_is_a_closed_loop(tmp_path):
+    (run,) = served(tmp_path, "8,,512,1000,1000,700,,x")
+    assert (run.process, run.max_concurrency, run.request_rate) == ("closed-loop", 512, None)
+    (run,) = served(tmp_path, "8,,512,2,1000,700,,x")
+    assert (run.process, run.request_rate) == ("poisson", 2.0)
+
+
+def test_an_acceptance_length_without_a_method_is_no_plain_run(tmp_path):
+    (run,) = served(tmp_path, "8,,1,,9,9,3.48,x")
+    assert run.unusable == "speculation of which only the acceptance length is recorded"
 
 
 SILICON = ("id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,batch_size,tp_size,"

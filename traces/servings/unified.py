@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from traces.errors import TraceError
 from traces.files import Cells
@@ -18,18 +19,28 @@ OFFLINE_TOOLS = ("trtllm-bench throughput", "profile_throughput.py", "profile_ge
 """Benchmarks that call the engine without a server."""
 STATIC_TOOLS = ("static batch gptSessionBenchmark/gptManagerBenchmark", "static batch first-token benchmark")
 """Benchmarks that run one batch until all of its requests are done."""
+SOON = 0.1
+"""Share of a run in which a rate would have sent all requests, where a limit on those outstanding holds them back."""
 _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
 _FROM_ONE = "uniform[1.."
 """How SGLang's client draws lengths by default: evenly from one token up to the length named."""
+_FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]*)(?:[ =]([^-\s]\S*))?")
+"""An option of the command that started the engine, and its value if it has one."""
+_LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
+           "chunked-prefill-size": "max_num_batched_tokens", "max-num-batched-tokens": "max_num_batched_tokens",
+           "mem-fraction-static": "gpu_memory_utilization",
+           "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
+"""Options of vLLM and SGLang, and the limit of a run that each is; SGLang's are of all attention groups together."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
 
 
 def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     """Runs of the unified table.
 
-    A rate of ``inf`` with a concurrency is a closed loop, without one everything is sent at once; a finite rate is
-    Poisson, as the clients behind these tables draw it. Latencies whose TPOT counts the first token are left out.
-    Prefill and decode workers that stand apart become pools of the chips that each has.
+    A rate of ``inf`` with a concurrency is a closed loop, and so is one that would send everything ``SOON``; ``inf``
+    without a concurrency sends everything at once; a finite rate is Poisson, as the clients behind these tables draw
+    it. Latencies whose TPOT counts the first token are left out. Prefill and decode workers that stand apart become
+    pools of the chips that each has.
 
     Raises:
         TraceError: a cell that is no number.
@@ -48,7 +59,9 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         chips, tensor, pipeline = cells.count("n_gpus"), cells.several("tp"), cells.several("pp")
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
-        groups = _attention_groups(cells)
+        flags = dict(_FLAG.findall(cells.text("server_args") or ""))
+        groups = _attention_groups(cells, flags)
+        expert = groups if groups and "enable-expert-parallel" in flags else expert
         pools = _pools(cells)
         replicas = chips // per_replica if chips and tensor and not expert else None
         yield MeasuredRun(
@@ -64,7 +77,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             data_parallel_attention=None if pools else groups,
             replicas=replicas if tensor and replicas and replicas > 1 and not pools else None,
             weights_dtype=cells.text("weight_precision"),
-            kv_cache_dtype=_kv_dtype(cells),
+            kv_cache_dtype=_kv_dtype(cells) or flags.get("kv-cache-dtype", "auto").removeprefix("auto") or None,
             process=process,
             request_rate=rate,
             max_concurrency=cells.count("max_concurrency") if process == "closed-loop" else None,
@@ -78,7 +91,27 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             settings=_settings(cells) | ({"pools": pools} if pools else {}),
             measured=measured,
             unusable=_unusable(cells),
+            **_limits(cells, flags),
         )
+
+
+def _limits(cells: Cells, flags: dict[str, str]) -> dict[str, Any]:
+    """Limits of the engine that its command names.
+
+    Raises:
+        TraceError: a limit that is no number above zero.
+    """
+    found: dict[str, Any] = {}
+    for flag, name in _LIMITS.items():
+        if flag in flags:
+            whole = name != "gpu_memory_utilization"
+            try:
+                found[name] = int(flags[flag]) if whole else float(flags[flag])
+            except ValueError:
+                found[name] = 0
+            if not 0 < found[name] <= (10**9 if whole else 1):
+                raise TraceError(f"{cells.place}: server_args: --{flag} '{flags[flag][:40]}' is no such limit")
+    return found
 
 
 def _settings(cells: Cells) -> dict[str, object]:
@@ -103,9 +136,13 @@ def _arrivals(cells: Cells) -> tuple[str | None, float | None]:
             return "closed-loop", None
         return (None, None) if word is None else ("burst", None)
     try:
-        return "poisson", cells.positive("request_rate_rps")
+        rate = cells.positive("request_rate_rps")
     except TraceError:
         return None, None
+    requests, duration = cells.count("num_requests"), cells.positive("duration_s")
+    if concurrency is not None and requests and rate and duration and requests / rate < SOON * duration:
+        return "closed-loop", None
+    return "poisson", rate
 
 
 def _tokens(cells: Cells, name: str, share: float | None) -> TokenCounts | None:
@@ -124,8 +161,13 @@ def _kv_dtype(cells: Cells) -> str | None:
     return "fp8" if told or nvidia else None
 
 
-def _attention_groups(cells: Cells) -> int | None:
-    """Attention groups of one chip each, where attention is data-parallel: as many as the chips that share experts."""
+def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
+    """Attention groups of one chip each, where attention is data-parallel: as many as the chips that share experts.
+
+    vLLM's ``--data-parallel-size`` says so too where it takes up every chip named.
+    """
+    if "enable-expert-parallel" in flags and flags.get("data-parallel-size") == str(cells.count("n_gpus")):
+        return cells.count("n_gpus")
     asked = (cells.text("dp_attention") or "false").lower()
     return None if asked in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
 
@@ -163,6 +205,8 @@ def _unusable(cells: Cells) -> str | None:
     drafts = ("spec_num_draft_tokens", "spec_num_steps")
     if cells.text("spec_method") is not None and not any(cells.count(name) for name in drafts):
         return "speculation whose draft depth is not recorded"
+    if cells.text("spec_method") is None and cells.positive("accept_length") is not None:
+        return "speculation of which only the acceptance length is recorded"
     if cells.count("input_len") is None or cells.count("output_len") is None:
         return "lengths are those of a data set"
     mode = (cells.text("length_mode") or "").lower()

@@ -248,6 +248,21 @@ def test_what_a_run_says_stands_over_the_scenario():
     assert run_scenario(dataclasses.replace(closed_loop(4), speculation="none"), base).speculation is None
 
 
+@pytest.mark.parametrize(
+    ("groups", "told", "share"), [(8, None, 0.7675), (2, None, 0.9), (None, None, 0.9), (8, 0.85, 0.85)]
+)
+def test_sglang_keeps_memory_for_data_parallel_attention(groups, told, share):
+    """(143,155 MiB - 33,280) / 143,155 of an H200: what its runs of GLM-5.2 without a share show."""
+    facts = {
+        "framework": "sglang",
+        "chip": "h200-sxm",
+        "data_parallel_attention": groups,
+        "gpu_memory_utilization": told,
+    }
+    engine = run_scenario(dataclasses.replace(closed_loop(4), **facts), BASE).engine
+    assert engine.gpu_memory_utilization == pytest.approx(share, abs=0.011)
+
+
 def test_rates_that_follow_one_another():
     run = MeasuredRun("a", "here", process="constant", stages=((2.0, 5.0), (20.0, 1.0)), input_tokens=64,
                       output_tokens=8, measured={"mean_ttft_ms": 10.0})  # fmt: skip
