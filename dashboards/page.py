@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from dashboards.theme import BASIS_WORDS, dark_template, light_template
-from simulator.tables import Table
+from simulator.tables import LONG_WORDS, Table
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 """plotly.js without maps and three dimensions, as its makers build and minify it: a third of the whole."""
@@ -139,8 +139,8 @@ def grid(*cards: str) -> str:
 
 
 def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
-    """The place of every figure, by id; it has its height before it is drawn, so that nothing moves. A map scrolls
-    sideways on a narrow screen, so that its numbers stay readable."""
+    """The place of every figure, by id; it has its height before it is drawn, so that nothing moves. A map, or what
+    stands beside long names, scrolls sideways on a narrow screen, so that it stays readable."""
     return {
         name: f'<section class="card plot"><div class="scroll"><div class="figure{_wide(figure)}" id="{name}" '
         f'style="min-height: {figure.layout.height or 420}px"></div></div></section>'
@@ -149,7 +149,9 @@ def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
 
 
 def _wide(figure: go.Figure) -> str:
-    return " wide" if any(trace.type == "heatmap" for trace in figure.data) else ""
+    names = [y for trace in figure.data if trace.y is not None for y in trace.y if isinstance(y, str)]
+    maps = any(trace.type == "heatmap" for trace in figure.data)
+    return " wide" if maps or any(len(name) > LONG_WORDS for name in names) else ""
 
 
 def figures_json(figures: Mapping[str, go.Figure]) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _STYLE = (
     "<style>.forerun table{border-collapse:collapse;margin:.4em 0}.forerun td,.forerun th{padding:.1em .8em .1em 0;"
-    "text-align:right}.forerun td:first-child,.forerun th:first-child,.forerun table.words td,.forerun table.words th"
-    "{text-align:left}.forerun .faint,.forerun .aside{opacity:.65}.forerun .strong{font-weight:600}"
+    "text-align:right}.forerun td:first-child,.forerun th:first-child,.forerun .words{text-align:left}"
+    ".forerun .faint,.forerun .aside{opacity:.65}.forerun .strong{font-weight:600}"
     ".forerun .good{color:light-dark(#176c36,#6fd68f)}.forerun .bad{color:light-dark(#b3261e,#ff9a92)}</style>"
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -17,6 +19,8 @@ UNBROKEN = 16
 """Characters up to which all cells of a column stand on one line in a terminal: no number is broken over two."""
 LONG_WORDS = 28
 """Characters from which a cell may break its line on a page."""
+_FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
+"""How a cell with a figure begins."""
 Tone = Literal["", "good", "bad", "faint", "strong"]
 _RICH_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 
@@ -48,7 +52,7 @@ class Table:
 
     ``rich()`` is for a terminal, ``markdown()`` for a file, ``html()`` for a page (a ``<table>`` in a ``div.scroll``
     without its title, which belongs to the card or heading around it), ``to_arrow()`` for a data frame. The first
-    column labels the rows; the others hold figures and align right unless ``left`` is set.
+    column labels the rows; of the others those with figures align right, those of words alone left.
 
     >>> print(Table("Latency (ms)", ("", "mean", "p99"), [("TTFT", 12.5, 80.25)]).markdown())
     |   | mean | p99 |
@@ -60,8 +64,6 @@ class Table:
     columns: Sequence[str]
     """Headings; where all are empty the table shows none."""
     rows: Sequence[Sequence[Value]]
-    left: bool = False
-    """Whether all columns hold words."""
     shown: int | None = None
     """Rows that a terminal shows and a page does not fold; None for all. Data frames and Markdown have every row."""
     name: str = ""
@@ -77,8 +79,14 @@ class Table:
         """Rows beyond ``shown``."""
         return 0 if self.shown is None else max(0, len(self.rows) - self.shown)
 
-    def rich(self) -> RichTable:
-        """The table for a terminal."""
+    def words(self, index: int) -> bool:
+        """Whether a column holds words alone, or a text that may break its line: it aligns left."""
+        known = [text for row in self.rows if (text := cell_text(row[index])) != ABSENT]
+        words = bool(known) and not any(map(_FIGURE.match, known))
+        return index == 0 or words or any(len(text) > LONG_WORDS for text in known)
+
+    def rich(self, width: int | None = None) -> RichTable:
+        """The table for a terminal; where it is wider than ``width`` characters, headings take several lines."""
         from rich import box
         from rich.table import Table as RichTable
 
@@ -94,17 +102,22 @@ class Table:
             caption=f"and {self.hidden:,} more: --json FILE has them all" if self.hidden else None,
             caption_justify="left",
         )
+        widest = [max((len(cell_text(row[i])) for row in self.rows[: self.shown]), default=0)
+                  for i in range(len(self.columns))]  # fmt: skip
+        wide = width is not None and sum(max(len(c), w) + 2 for c, w in zip(self.columns, widest, strict=True)) > width
         for index, column in enumerate(self.columns):
-            left = self.left or index == 0 or not self.headed
-            short = all(len(cell_text(row[index])) <= UNBROKEN for row in self.rows[: self.shown])
-            table.add_column(_plain(column), justify="left" if left else "right", overflow="fold", no_wrap=short)
+            left = not self.headed or self.words(index)
+            longest = max([widest[index], *map(len, column.split())])
+            heading = "\n".join(textwrap.wrap(column, longest)) if wide else column
+            short = widest[index] <= UNBROKEN
+            table.add_column(_plain(heading), justify="left" if left else "right", overflow="fold", no_wrap=short)
         for row in self.rows[: self.shown]:
             table.add_row(*map(_rich_cell, row))
         return table
 
     def markdown(self) -> str:
         """The table in Markdown, every row of it."""
-        rules = [" --- " if self.left or index == 0 else " ---: " for index in range(len(self.columns))]
+        rules = [" --- " if self.words(index) else " ---: " for index in range(len(self.columns))]
         head = "|".join(f" {markdown_text(column) or ' '} " for column in self.columns)
         lines = ["|".join(f" {markdown_text(cell_text(cell)) or ' '} " for cell in row) for row in self.rows]
         return "\n".join(f"|{line}|" for line in (head, "|".join(rules), *lines))
@@ -113,20 +126,21 @@ class Table:
         """The table as HTML without its title; rows beyond ``shown`` are folded. Empty text without rows."""
         if not self.rows:
             return ""
-        kind = ' class="words"' if self.left else ""
-        head = "".join(f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in self.columns)
+        kind = "" if self.headed else ' class="pairs"'
+        words = [index > 0 and self.words(index) for index in range(len(self.columns))]
+        head = "".join(map(_html_heading, self.columns, words))
         head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
-        lines = ["<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows]
+        lines = ["<tr>" + "".join(map(_html_cell, row, words)) + "</tr>" for row in self.rows]
         shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
-        named = f' tabindex="0" role="region" aria-label="{escape(self.title or "table")}"'
 
-        def part(rows: Sequence[str]) -> str:
+        def part(rows: Sequence[str], which: str = "") -> str:
+            named = f' tabindex="0" role="region" aria-label="{escape(self.title or "table")}{which}"'
             return f'<div class="scroll"{named}><table{kind}>{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
         table = part(shown)
         if not more:
             return table
-        rest = part(more)
+        rest = part(more, ", the rest")
         return f"{table}<details><summary>{len(more):,} more</summary>{rest}</details>"
 
     def to_arrow(self) -> pa.Table:
@@ -140,7 +154,7 @@ class Table:
 
 def pairs(title: str, rows: Iterable[tuple[str, Value]], name: str = "") -> Table:
     """A table without headings: labels on the left, values on the right."""
-    return Table(title, ("", ""), list(rows), left=True, name=name)
+    return Table(title, ("", ""), list(rows), name=name)
 
 
 def faint(row: Sequence[Value]) -> list[Value]:
@@ -200,18 +214,27 @@ def _rich_cell(cell: Value) -> Text:
     return text.append(f" {cell.aside}", style="dim not bold") if cell.aside else text
 
 
-def cell_class(cell: Value) -> str:
-    """Names by which a style sheet finds a cell: its tone, and ``long`` where its words may break the line."""
+def cell_class(cell: Value, words: bool = False) -> str:
+    """Names by which a style sheet finds a cell: its tone, ``long`` where its words may break the line, and ``words``
+    in a column of them."""
     long = "long" if len(cell_text(cell)) > LONG_WORDS else ""
-    return f"{cell.tone if isinstance(cell, Cell) else ''} {long}".strip()
+    return " ".join(filter(None, (cell.tone if isinstance(cell, Cell) else "", long, "words" if words else "")))
 
 
-def _html_cell(cell: Value) -> str:
-    named = f' class="{cell_class(cell)}"' if cell_class(cell) else ""
+def _html_heading(name: str, words: bool) -> str:
+    return f'<th scope="col"{_named("words" if words else "")}>{escape(name)}</th>' if name else "<td></td>"
+
+
+def _html_cell(cell: Value, words: bool) -> str:
+    named = _named(cell_class(cell, words))
     if not isinstance(cell, Cell):
         return f"<td{named}>{escape(cell_text(cell))}</td>"
     aside = f' <span class="aside">{escape(cell.aside)}</span>' if cell.aside else ""
     return f"<td{named}>{escape(cell.text)}{aside}</td>"
+
+
+def _named(classes: str) -> str:
+    return f' class="{classes}"' if classes else ""
 
 
 def number(value: Any, digits: int = 4) -> str:

@@ -121,7 +121,7 @@ def coverage_table(rows: Iterable[Banded], by: Callable[[Banded], str], title: s
         for (name, metric), own in sorted(groups.items())
     ]
     columns = ("runs", "figure", "n", "inside", "width (median)", "measured over predicted (median)")
-    return Table(title, columns, lines, left=True, name="coverage")
+    return Table(title, columns, lines, name="coverage")
 
 
 def coverage_page(rows: list[Banded], version: str) -> str:

@@ -179,29 +179,30 @@ def table(shown: Table) -> Component:
     """A table as data on a page, without its title; rows beyond ``shown.shown`` are folded. None without rows."""
     if not shown.rows:
         return None
-    rows = [html.Tr(list(map(_cell, row))) for row in shown.rows]
-    head = (
-        [html.Thead(html.Tr([html.Th(column, scope="col") if column else html.Td() for column in shown.columns]))]
-        if shown.headed
-        else []
-    )
+    words = [index > 0 and shown.words(index) for index in range(len(shown.columns))]
+    rows = [html.Tr(list(map(_cell, row, words))) for row in shown.rows]
+    head = [html.Thead(html.Tr(list(map(_heading, shown.columns, words))))] if shown.headed else []
 
-    def part(lines: Sequence[Component]) -> Component:
-        named: Any = {"aria-label": shown.title or "table"}
-        plain = html.Table([*head, html.Tbody(list(lines))], className="plain words" if shown.left else "plain")
+    def part(lines: Sequence[Component], which: str = "") -> Component:
+        named: Any = {"aria-label": f"{shown.title or 'table'}{which}"}
+        plain = html.Table([*head, html.Tbody(list(lines))], className="plain" if shown.headed else "plain pairs")
         return html.Div(plain, className="scroll", tabIndex=0, role="region", **named)
 
     first, rest = rows[: shown.shown], rows[len(rows) - shown.hidden :]
     if not shown.hidden:
         return part(first)
-    return html.Div([part(first), html.Details([html.Summary(f"{shown.hidden:,} more"), part(rest)])])
+    return html.Div([part(first), html.Details([html.Summary(f"{shown.hidden:,} more"), part(rest, ", the rest")])])
 
 
-def _cell(value: Value) -> Component:
+def _heading(column: str, words: bool) -> Component:
+    return html.Th(column, scope="col", className="words" if words else "") if column else html.Td()
+
+
+def _cell(value: Value, words: bool) -> Component:
     if not isinstance(value, Cell):
-        return html.Td(cell_text(value), className=cell_class(value))
+        return html.Td(cell_text(value), className=cell_class(value, words))
     aside = [html.Span(f" {value.aside}", className="aside")] if value.aside else []
-    return html.Td([value.text, *aside], className=cell_class(value))
+    return html.Td([value.text, *aside], className=cell_class(value, words))
 
 
 def table_card(shown: Table) -> Component:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simulator.errors import ForerunError
 from simulator.metrics.run_folder import Run, load_run
@@ -32,6 +32,7 @@ LARGEST_LOG_BYTES = 16 * 2**20
 LOGS = "logs"
 """Folder of a session's uploaded logs."""
 MEASURED_SUFFIXES = (".csv", ".json", ".jsonl")
+T = TypeVar("T")
 OWN_FILES = ("summary.json", "trace.json", "plan.json", "replay.json", "compare.json", "sweep.json", "tune.json")
 RUN_FILES = ("requests.parquet", "steps.parquet")
 SESSION = "this session"
@@ -86,9 +87,7 @@ class Served:
             ForerunError: no such run, or a faulty one.
             OSError: it cannot be read.
         """
-        folder = self.runs().get(label)
-        if folder is None:
-            raise ForerunError(f"run: no run '{label[:120]}' in the served folders")
+        folder = _labelled(self.runs(), "run", "run", label)
         return _load(folder, (folder / "summary.json").stat().st_mtime_ns)
 
     def plans(self) -> dict[str, Path]:
@@ -102,9 +101,7 @@ class Served:
             ForerunError: no such plan, or not one.
             OSError: it cannot be read.
         """
-        path = self.plans().get(label)
-        if path is None:
-            raise ForerunError(f"plan: no capacity plan '{label[:120]}' in the served folders")
+        path = _labelled(self.plans(), "plan", "capacity plan", label)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
@@ -119,16 +116,8 @@ class Served:
 
     def measured(self) -> dict[str, tuple[Path, bool]]:
         """Files of measured serving runs or engine steps by label, and whether they hold steps."""
-        found: dict[str, tuple[Path, bool]] = {}
-        for label, path in self._files():
-            if len(found) > MOST_TRACES:
-                break
-            if path.name.endswith(MEASURED_SUFFIXES) and path.name not in OWN_FILES:
-                stat = path.stat()
-                kind = _measured_kind(path, stat.st_mtime_ns) if stat.st_size <= LARGEST_MEASURED_BYTES else None
-                if kind is not None:
-                    found[label] = path, kind == "steps"
-        return found
+        found = self._tables(MEASURED_SUFFIXES, LARGEST_MEASURED_BYTES, _measured_kind)
+        return {name: (path, _measured_kind(path, path.stat().st_mtime_ns) == "steps") for name, path in found.items()}
 
     def measured_file(self, label: str) -> tuple[Path, bool]:
         """The file of measured runs or steps with this label, and whether it holds steps.
@@ -136,20 +125,12 @@ class Served:
         Raises:
             ForerunError: no such file.
         """
-        found = self.measured().get(label)
-        if found is None:
-            raise ForerunError(f"file: no measured runs or steps '{label[:120]}' in the served folders")
-        return found
+        return _labelled(self.measured(), "file", "measured runs or steps", label)
 
     def traces(self) -> dict[str, Path]:
         """Kernel traces by label, the shipped sample first."""
         found = {SAMPLE_TRACE: _sample("kernels-cpu.csv")}
-        for label, path in self._files():
-            if len(found) > MOST_TRACES:
-                break
-            if path.name.endswith(TRACE_SUFFIXES) and path.name not in RUN_FILES and _is_trace(path):
-                found[label] = path
-        return found
+        return found | self._tables(TRACE_SUFFIXES, LARGEST_TRACE_BYTES, _recognised)
 
     def trace(self, label: str) -> Path:
         """The kernel trace with this label.
@@ -157,24 +138,14 @@ class Served:
         Raises:
             ForerunError: no such trace.
         """
-        path = self.traces().get(label)
-        if path is None:
-            raise ForerunError(f"trace: no kernel trace '{label[:120]}' in the served folders")
-        return path
+        return _labelled(self.traces(), "trace", "kernel trace", label)
 
     def logs(self) -> dict[str, Path]:
         """Logs of requests by label: those uploaded in this session first, the samples, those of the served folders."""
         uploaded = sorted((self.session / LOGS).glob("*"), key=lambda path: -path.stat().st_mtime)
         found = {f"{SESSION}/{path.name}": path for path in uploaded}
         found |= {name: sample_path(name) for name in sample_names()}
-        for label, path in self._files():
-            if len(found) > MOST_TRACES:
-                break
-            if path.name.endswith(LOG_SUFFIXES) and path.name not in RUN_FILES:
-                stat = path.stat()
-                if stat.st_size <= LARGEST_LOG_BYTES and _is_log(path, stat.st_mtime_ns):
-                    found[label] = path
-        return found
+        return found | self._tables(LOG_SUFFIXES, LARGEST_LOG_BYTES, _is_log)
 
     def log(self, label: str) -> Path:
         """The log of requests with this label.
@@ -182,10 +153,7 @@ class Served:
         Raises:
             ForerunError: no such log.
         """
-        path = self.logs().get(label)
-        if path is None:
-            raise ForerunError(f"log: no log of requests '{label[:120]}' in the served folders")
-        return path
+        return _labelled(self.logs(), "log", "log of requests", label)
 
     def chip(self, name: str) -> str:
         """What to load for the name of a chip: a catalogue name as it is, the sample's machine as its file."""
@@ -212,6 +180,18 @@ class Served:
                 found[os.path.dirname(label) or path.parent.name] = path
         return found
 
+    def _tables(self, suffixes: tuple[str, ...], largest: int, holds: Callable[[Path, int], object]) -> dict[str, Path]:
+        """Files of the served folders by label whose content is of the kind asked for; not those that runs write."""
+        found: dict[str, Path] = {}
+        for label, path in self._files():
+            if len(found) > MOST_TRACES:
+                break
+            if path.name.endswith(suffixes) and path.name not in (*RUN_FILES, *OWN_FILES):
+                stat = path.stat()
+                if stat.st_size <= largest and holds(path, stat.st_mtime_ns):
+                    found[label] = path
+        return found
+
     def _files(self) -> Iterator[tuple[str, Path]]:
         """Files below the served folders with their labels, bounded in depth and number; links are not followed."""
         seen = 0
@@ -231,6 +211,17 @@ class Served:
                         yield prefix + (inside / name).as_posix(), path
 
 
+def _labelled(known: Mapping[str, T], field: str, what: str, label: str) -> T:
+    """What has this label among those known.
+
+    Raises:
+        ForerunError: nothing has.
+    """
+    if label not in known:
+        raise ForerunError(f"{field}: no {what} '{label[:120]}' in the served folders")
+    return known[label]
+
+
 def _sample(name: str) -> Path:
     return Path(str(files("traces") / "samples" / name))
 
@@ -238,14 +229,6 @@ def _sample(name: str) -> Path:
 @lru_cache(maxsize=4)
 def _load(folder: Path, _modified_ns: int) -> Run:
     return load_run(folder)
-
-
-def _is_trace(path: Path) -> bool:
-    try:
-        stat = path.stat()
-    except OSError:
-        return False
-    return stat.st_size <= LARGEST_TRACE_BYTES and _recognised(path, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)

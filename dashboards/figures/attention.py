@@ -337,16 +337,15 @@ def attention_map_data(
 
 def attention_map_figure(data: AttentionMapData) -> go.Figure:
     """A heat map with the speedup in every cell; 1 is neutral."""
-    figure = gain_map(
-        [tokens(context) for context in data.contexts],
-        [f"{rate:.1%}" for rate in data.hit_rates],
-        data.speedup,
-        "speedup",
-        "%{x} tokens, %{y} hits: %{z:.3f} x<extra></extra>",
-    )
-    figure.update_xaxes(title="context (tokens)", type="category", showgrid=False)
-    figure.update_yaxes(title="hit rate", type="category", showgrid=False)
+    hover = "%{x} tokens, %{y} hits: %{z:.3f} x<extra></extra>"
+    figure = _context_map(data.contexts, [f"{rate:.1%}" for rate in data.hit_rates], data.speedup, hover)
+    figure.update_yaxes(title="hit rate")
     return captioned(figure, "TP 4 x SP 2 over TP 8", f"reading: {data.reading}", data.basis, 420)
+
+
+def _context_map(contexts: Sequence[int], rows: Sequence[str], gain: FloatArray, hover: str) -> go.Figure:
+    figure = gain_map([tokens(context) for context in contexts], rows, gain, "speedup", hover)
+    return figure.update_xaxes(title="context (tokens)")
 
 
 PAYS = 1.02
@@ -404,10 +403,9 @@ def region_words(case: Mapping[str, Any], batch: int) -> str:
 def atlas_figure(data: AtlasData) -> go.Figure:
     """A heat map with the gain of every layout at every context; 1 is neutral."""
     hover = "%{y}, %{x} tokens: %{z:.3f} x (%{customdata[0]:.2f} to %{customdata[1]:.2f})<extra></extra>"
-    figure = gain_map([tokens(context) for context in data.contexts], data.layouts, data.speedup, "speedup", hover)
+    figure = _context_map(data.contexts, data.layouts, data.speedup, hover)
     figure.update_traces(customdata=np.dstack((data.low, data.high)))
-    figure.update_xaxes(title="context (tokens)", type="category", showgrid=False)
-    figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
+    figure.update_yaxes(autorange="reversed")
     return captioned(figure, data.title, data.caption, data.basis, 140 + 24 * len(data.layouts))
 
 

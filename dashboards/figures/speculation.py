@@ -14,9 +14,11 @@ from simulator.speculation import load_curve
 from simulator.studies.draft_pool import WAYS
 from simulator.studies.tune.grid import SpeculationGrid
 
+LEAST_SCALE_ROWS = 4
+
 
 def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: str) -> go.Figure:
-    """The cells, without axis titles.
+    """The cells, without axis titles; a colour bar where it has the height for its figures.
 
     Args:
         x, y: of the columns and rows.
@@ -25,11 +27,12 @@ def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: s
         hover: Plotly's hover template.
     """
     low, high = min(0.5, float(np.nanmin(gain))), max(1.5, float(np.nanmax(gain)))
-    return go.Figure(
+    figure = go.Figure(
         go.Heatmap(
             x=x,
             y=y,
             z=gain,
+            showscale=len(y) >= LEAST_SCALE_ROWS,
             colorscale=gain_scale(low, 1.0, high),
             zmin=low,
             zmax=high,
@@ -42,6 +45,8 @@ def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: s
             hovertemplate=hover,
         )
     )
+    figure.update_xaxes(type="category", showgrid=False)
+    return figure.update_yaxes(type="category", showgrid=False)
 
 
 class SpeedupData(NamedTuple):
@@ -114,8 +119,8 @@ def speedup_figure(data: SpeedupData) -> go.Figure:
         "speed-up",
         f"K=%{{y}}, {data.axis} %{{x}}: %{{z:.3f}} x<extra></extra>",
     )
-    figure.update_xaxes(title=data.axis, type="category", showgrid=False)
-    figure.update_yaxes(title="draft tokens K", dtick=1, showgrid=False)
+    figure.update_xaxes(title=data.axis)
+    figure.update_yaxes(title="draft tokens K", dtick=1)
     return captioned(figure, "Speed-up of decoding", data.caption, data.basis, 420)
 
 

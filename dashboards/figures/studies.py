@@ -178,7 +178,7 @@ def race_figure(data: RaceData) -> go.Figure:
             hovertemplate="pattern: %{x:.1f} %",
         )
     figure.add_vline(x=0.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
-    figure.update_xaxes(title="latency over that of the best fixed K in hindsight (%)")
+    figure.update_xaxes(title="latency over the best fixed K (%)")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_layout(showlegend=False)
     caption = "one dot a traffic pattern; left of 0 beats every fixed K"

@@ -54,7 +54,7 @@ def workloads_curves(json_file: JsonOption = None) -> int:
         for row in curves
     ]
     columns = ("name", "task", "temperature", "K up to", "level", "decay")
-    emit(curves, json_file, Table("Acceptance curves", columns, lines, left=True))
+    emit(curves, json_file, Table("Acceptance curves", columns, lines))
     return 0
 
 

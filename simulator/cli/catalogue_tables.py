@@ -82,7 +82,7 @@ def chip_tables(chip: Chip) -> list[Any]:
     if chip.price is not None and chip.price.usd_per_hour is not None:
         limits.append(("Price", f"${number(chip.price.usd_per_hour)} per hour"))
     sources = [[name, source.kind, source.date, source.reference] for name, source in chip.sources.items()]
-    found = Table("Sources", ("numbers", "kind", "date", "reference"), sources, left=True)
+    found = Table("Sources", ("numbers", "kind", "date", "reference"), sources)
     return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs("", limits), found]
 
 
@@ -195,7 +195,7 @@ def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[Any
     """The shipped traces and the readable formats."""
     rows = [[row["name"], row["title"], row["licence"]] for row in samples]
     return [
-        Table("Sample traces", ("name", "what", "licence"), rows, left=True),
+        Table("Sample traces", ("name", "what", "licence"), rows),
         Text("Formats read: " + ", ".join(formats)),
     ]
 

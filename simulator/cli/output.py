@@ -147,7 +147,7 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
     for index, part in enumerate(human if isinstance(human, list | tuple) else (human,)):
         if index:
             printer.print()
-        printer.print(part.rich() if isinstance(part, Table) else part)
+        printer.print(part.rich(printer.width) if isinstance(part, Table) else part)
 
 
 def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:

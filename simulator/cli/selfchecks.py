@@ -77,14 +77,19 @@ def selfcheck(
             check = Selfcheck(TINY if tiny else FULL, folder, threads, seed, dtype, bar.update)
             document = check.run() | {"folder": None if out is None else str(out)}
         if out is not None:
-            from dashboards.checks import check_html, write_check
+            from dashboards.checks import write_check
 
-            page = check_html(
-                "Selfcheck", "This machine's own engine beside its prediction", _said(document), _tables(document)
-            )
-            write_check(out, "selfcheck.json", document, page)
+            write_check(out, "selfcheck.json", document, page_of(document))
         emit(document, json_file, _tables(document))
     return 1 if _broken(document, limits) else 0
+
+
+def page_of(document: dict[str, Any]) -> str:
+    """The page of a check as text."""
+    from dashboards.checks import check_html
+
+    says = "This machine's own engine beside its prediction"
+    return check_html("Selfcheck", says, _said(document), _tables(document))
 
 
 def _limits(given: list[str]) -> dict[str, float]:

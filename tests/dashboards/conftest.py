@@ -1,5 +1,6 @@
 """A run folder made by hand: a queue in front of two replicas, with speculation, an SLO and one failed request."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_kernels import attention_rows, gemm_rows, measured
 
 import simulator
+from dashboards.attention_report import atlas_html
+from dashboards.checks import write_check, write_errors
+from dashboards.report import write_report
+from dashboards.study_report import study_html
+from hwprofiles import KernelLibrary
+from simulator.cli import main
+from simulator.cli.selfchecks import LABELS, METHODS, page_of
+from simulator.metrics.files import write_text_atomically
 from simulator.metrics.replications import combine_replications
 from simulator.metrics.run_folder import Run, load_run, write_run
 from simulator.metrics.slo import slo_limits
 from simulator.metrics.summary import slo_report, summarise
 from simulator.metrics.usage import bottleneck_shares, kv_cache_section
+from simulator.replay.validation import ErrorRow
 from simulator.serving.records import (
     EngineCounters,
     GapCounts,
@@ -23,7 +34,10 @@ from simulator.serving.records import (
     StepRecords,
 )
 from simulator.step_rows import StepTotals
+from simulator.studies.alspec import atlas_gains, atlas_layouts
+from simulator.studies.compare.comparison import CompareResult
 from simulator.studies.paired import HIGHER_IS_BETTER
+from traces.kernels import concatenate
 
 SCENARIO: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -238,3 +252,106 @@ def comparison():
         "basis": "calibrated",
         "notes": ["a remark"],
     }
+
+
+LLAMA_CPP: dict[str, Any] = {
+    "engine": {"framework": "llama.cpp", "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 8192},
+    "speculation": {
+        "method": "draft-model",
+        "num_speculative_tokens": 3,
+        "draft": {"model": "qwen2.5-0.5b", "weights_dtype": "q8_0"},
+        "acceptance": {"alpha": 0.75},
+    },
+}
+
+
+def service(**changes: Any) -> simulator.Scenario:
+    """A trickle of short requests to one replica that drafts."""
+    data = {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "h100-sxm"},
+        "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}},
+        "workload": {
+            "arrivals": {"process": "poisson", "request_rate": 4.0},
+            "input_tokens": 256,
+            "output_tokens": 24,
+            "num_requests": 24,
+        },
+    }
+    return simulator.Scenario.model_validate(data | changes)
+
+
+def write_alspec(folder: Path) -> None:
+    """A run with attention-level speculation, and the page of its atlas."""
+    n150 = service(
+        hardware={"chip": "n150", "tensor_parallel": 2, "speculative_parallel": 2},
+        weights_dtype="bfp8",
+        attention_speculation={"hit_rate": 0.875, "window_tokens": 128},
+        speculation=None,
+    )
+    simulator.simulate(n150).save(folder / "alspec")
+    cases = [case for group in atlas_layouts(["n150"], ["llama-3.1-8b"], [4]) for case in atlas_gains(group)]
+    write_text_atomically(folder / "alspec" / "atlas.html", atlas_html(cases))
+
+
+def write_replays(folder: Path) -> None:
+    """Replays of kernels made up from the physics, of a run's own steps, and of served runs of one's own columns."""
+    generator = np.random.default_rng(0)
+    table = concatenate([gemm_rows(200, generator), attention_rows(50, generator)])
+    made = measured(table, "h100-sxm", "sglang", 0.05)
+    simulator.replay_kernels(made, KernelLibrary("h100-sxm", "sglang")).save(folder / "replay-kernels")
+    folder.joinpath("service.json").write_text(json.dumps(service().model_dump(mode="json", exclude_unset=True)))
+    simulator.simulate(service()).save(folder / "measured")
+    served = folder / "runs.csv"
+    row = "llama-3.1-8b,h100-sxm,vllm,{0},256,24,{1},40,9,200,400"
+    names = "model,chip,framework,max_concurrency,input_tokens,output_tokens,num_requests"
+    rows = "\n".join(row.format(n, 4 * n) for n in (1, 2, 4))
+    served.write_text(f"{names},mean_ttft_ms,mean_tpot_ms,mean_e2el_ms,output_throughput\n{rows}\n")
+    for kind, file in (("steps", folder / "measured" / "steps.parquet"), ("requests", served)):
+        command = ["replay", kind, str(file), "--scenario", str(folder / "service.json")]
+        assert main([*command, "--out", str(folder / f"replay-{kind}")]) == 0
+
+
+def write_checks(folder: Path) -> None:
+    """The pages of ``validate`` and ``selfcheck``, of figures made up."""
+    kinds = {
+        "mean_ttft_ms": ("requests", "serving/of a service with a long name.csv", "datasheet"),
+        "gemm": ("kernels", "gemm bf16, h100-sxm, vllm", "calibrated"),
+        "attention_decode": ("kernels", "attention_decode bf16, h100-sxm", "extrapolated"),
+    }
+    rows = [
+        ErrorRow(kind, name, metric if kind == "requests" else "seconds", 9, 7.5, 6.0, -1.0, basis, "some", True)
+        for metric, (kind, name, basis) in kinds.items()
+    ]
+    write_errors(folder / "validate", rows)
+    figures = {name: {"predicted": 41.5, "measured": 40.25, "error_percent": 3.1} for name in LABELS}
+    document = {
+        "comparisons": [{"speculation": name, "figures": figures} for name in METHODS],
+        "machine": {"device": "An Example Of A Long Processor Name @ 3.00GHz", "clock": "cpu", "threads": 1}
+        | {"dtype": "fp32", "drift_percent": 4.0, "wall_over_clock": 1.02},
+        "batches": {"equal": 40, "steps": 41},
+        "host": {"step_s": 0.0003},
+        "calibration": {"rows": 90, "families": [{"family": "attention_decode", "held_out_mape": 7.0}]},
+        "folder": None,
+    }
+    write_check(folder / "selfcheck", "selfcheck.json", document, page_of(document))
+
+
+@pytest.fixture(scope="session")
+def every_report(tmp_path_factory: pytest.TempPathFactory, comparison: dict[str, Any]) -> dict[str, Path]:
+    """A page of every kind that commands and studies write, by name."""
+    folder = tmp_path_factory.mktemp("reports")
+    write_report(write_hand_made_run(folder / "run", replications=2))
+    write_small_plan(folder / "plan")
+    folder.joinpath("compare").mkdir()
+    folder.joinpath("compare", "report.html").write_text(study_html(CompareResult(comparison)))
+    simulator.tune(service(), batch=[1, 8, 64], context=[512, 4096], tokens=[1, 3]).save(folder / "tune")
+    desktop = service(model="qwen2.5-7b", weights_dtype="q4_k_m", hardware={"chip": "rtx-4090"}, **LLAMA_CPP)
+    simulator.tune_machine(desktop, measured=["100"], tokens=[2], p_min=[0.0]).save(folder / "tune-machine")
+    simulator.race(service(), patterns=2, requests=8, jobs=1).save(folder / "race")
+    axes = {"engine.max_num_seqs": (1, 4, 64), "engine.max_num_batched_tokens": (512, 2048)}
+    simulator.sweep(service(), vary=axes, jobs=1).save(folder / "sweep")
+    write_alspec(folder)
+    write_replays(folder)
+    write_checks(folder)
+    return {str(path.relative_to(folder)): path for path in sorted(folder.glob("*/*.html"))}

@@ -4,17 +4,20 @@ import shutil
 
 import pytest
 
-from dashboards.checks import write_errors
 from dashboards.report import write_report
-from dashboards.study_report import study_html
-from simulator.replay.validation import ErrorRow
-from simulator.studies.compare.comparison import CompareResult
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-CUT_CAPTIONS = """[...document.querySelectorAll('.figure .gtitle')].filter(e =>
-    e.getBoundingClientRect().right > e.closest('.figure').getBoundingClientRect().right + 1).map(e => e.textContent)"""
+DRAWN = "[...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
+CUT = """[...document.querySelectorAll(
+    'h2, .tile *, header *, .figure :is(.gtitle, .xtitle, .ytitle, .legendtext, .ytick text, .xtick text)'
+)].filter(e => {
+    const own = e.getBoundingClientRect(), room = e.closest('.figure, .card, .tile, header').getBoundingClientRect();
+    return own.width && (own.right > room.right + 1 || own.left < room.left - 1
+        || own.bottom > room.bottom + 1 || own.top < room.top - 1);
+}).map(e => e.textContent)"""
+"""Words of a figure, a heading or a tile that leave the place they stand in."""
 
 
 @pytest.fixture(scope="module")
@@ -48,40 +51,16 @@ def test_report_draws_and_fits(browser, run_folder, tmp_path, width, scheme):
     page.close()
 
 
-def errors_page(folder):
-    names = (
-        "serving/of a service with a long name.csv",
-        "gemm bf16, h100-sxm, vllm",
-        "attention_decode bf16, h100-sxm",
-    )
-    metrics = ("mean_ttft_ms", "seconds", "seconds")
-    rows = [
-        ErrorRow("kernels" if metric == "seconds" else "requests", name, metric, 9, 7.5, 6.0, -1.0, basis, "some", True)
-        for name, metric, basis in zip(names, metrics, ("datasheet", "calibrated", "extrapolated"), strict=True)
-    ]
-    write_errors(folder, rows)
-
-
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory, write_plan, comparison):
-    """A report of every kind of page there is, by name."""
-    folder = tmp_path_factory.mktemp("reports")
-    write_plan(folder / "plan")
-    errors_page(folder / "errors")
-    (folder / "compare").mkdir()
-    (folder / "compare" / "report.html").write_text(study_html(CompareResult(comparison)))
-    return {"plan": 1, "errors": 1, "compare": 3}, folder
-
-
-@pytest.mark.parametrize("width", [390, 1024, 1440])
-def test_every_kind_of_report_fits(browser, reports, width):
-    figures, folder = reports
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    for name, count in figures.items():
-        file = folder / name / "report.html"
-        assert file.stat().st_size < 1.5e6
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1024, "light"), (1440, "dark")])
+def test_every_kind_of_report_fits(browser, every_report, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    complaints = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    for name, file in every_report.items():
+        assert file.stat().st_size < 1.5e6, name
         page.goto(file.as_uri())
-        page.wait_for_function(f"document.querySelectorAll('.figure .main-svg').length >= {count}")
+        page.wait_for_function(DRAWN)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        assert page.evaluate(CUT_CAPTIONS) == [], name
+        assert page.evaluate(CUT) == [], name
+    assert complaints == []
     page.close()

@@ -39,7 +39,7 @@ def with_new_metric(monkeypatch):
 
     def more(document):
         table = serving(document)
-        return Table(table.title, table.columns, [*table.rows, (LABEL, VALUE)], table.left, name=table.name)
+        return Table(table.title, table.columns, [*table.rows, (LABEL, VALUE)], name=table.name)
 
     monkeypatch.setattr(tables, "serving_table", more)
 

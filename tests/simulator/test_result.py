@@ -57,6 +57,21 @@ def test_a_table_in_a_terminal_shows_its_words_as_they_are(capsys):
     assert "z" not in out.split("Odd <b>")[1].split("and 1 more")[0].split("\n", 2)[2]
 
 
+def test_words_align_left_figures_right_and_wide_tables_keep_their_last_column():
+    names = ("run", *(f"mean of something measured {index}" for index in range(6)), "worst")
+    table = Table("", names, [("one", *range(6), "a word"), ("two", *range(6), "-")])
+    assert [table.words(index) for index in (0, 1, 7)] == [True, False, True]
+    from rich.console import Console
+
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(table.rich(console.width))
+    last = captured.get().rstrip().splitlines()[-1]
+    assert "a word" in captured.get()
+    assert all(len(line) <= 100 for line in captured.get().splitlines())
+    assert last.split() == ["two", *map(str, range(6)), "-"]
+
+
 def test_values_of_a_table_reach_a_data_frame():
     frame = ODD.to_arrow()
     assert frame.column_names == ["name", "a|b", "*n*"]

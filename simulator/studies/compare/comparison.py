@@ -641,4 +641,4 @@ def _crossover_table(document: dict[str, Any]) -> Table:
          f"{number(row['low'], 3)} .. {number(row['high'], 3)}"]
         for row in (crossover["all"] if crossover is not None else ())
     ]  # fmt: skip
-    return Table("Crossover", ("variant", "pays", "at", "95 % interval"), rows, left=True, name="crossover")
+    return Table("Crossover", ("variant", "pays", "at", "95 % interval"), rows, name="crossover")

@@ -350,12 +350,12 @@ def _failing_table(title: str, rows: list[Document], name: str) -> Table:
         [Cell(names[0], aside=f"and {len(names) - 1} more" if len(names) > 1 else ""), reason]
         for reason, names in named.items()
     ]
-    return Table(title, ("layout", "reason"), lines, left=True, shown=SHOWN, name=name)
+    return Table(title, ("layout", "reason"), lines, shown=SHOWN, name=name)
 
 
 def _command_table(rows: list[Document]) -> Table:
     lines = [[row["layout"], engine, command] for row in rows for engine, command in (row["flags"] or {}).items()]
-    return Table("Launch commands of one replica", ("layout", "engine", "command"), lines, True, 2, "commands")
+    return Table("Launch commands of one replica", ("layout", "engine", "command"), lines, shown=2, name="commands")
 
 
 def plan_document(plan: Plan) -> Document:

@@ -473,9 +473,9 @@ def _pattern_table(document: Mapping[str, Any]) -> Table:
     title = f"Patterns on which {winner} falls furthest behind"
     columns = ("", "traffic", "best fixed", "regret", "of off")
     ranked = [row for _, row in sorted(rows, key=lambda one: one[0])]
-    return Table(title, columns, ranked, left=True, shown=5, name="patterns")
+    return Table(title, columns, ranked, shown=5, name="patterns")
 
 
 def _emit_table(document: Mapping[str, Any]) -> Table:
     rows: list[list[Value]] = [["vllm", document["emit"]["vllm"]]]
-    return Table("To paste", ("engine", "speculative config"), rows, True, 2, "commands")
+    return Table("To paste", ("engine", "speculative config"), rows, shown=2, name="commands")

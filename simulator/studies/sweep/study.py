@@ -100,7 +100,8 @@ class SweepResult(StudyResult):
     @property
     def marks(self) -> Sequence[str]:
         """Design, and runs per point."""
-        return f"{self.document['design']} design", f"{self.document['replications']} runs per point"
+        runs = self.document["replications"]
+        return f"{self.document['design']} design", f"{runs} run{'s' * (runs != 1)} per point"
 
     @property
     def files(self) -> dict[str, str]:

@@ -247,7 +247,7 @@ class TuneResult(TunedResult):
         """Batches down and contexts across, what it takes to break even at the mean context, and the flags."""
         found = [_grid_table(self.document), _mean_table(self.document)]
         flags = [[self.document["engine"], self.flags]] if self.flags else []
-        return [*found, *([Table("Flags", ("engine", "flags"), flags, left=True, name="flags")] if flags else ())]
+        return [*found, *([Table("Flags", ("engine", "flags"), flags, name="flags")] if flags else ())]
 
 
 def _grid_table(document: Document) -> Table:

@@ -473,7 +473,7 @@ class MachineResult(TunedResult):
         if self.document["measured"]:
             found.append(_measured_table(self.document))
         if self.flags:
-            found.append(Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]], left=True, name="flags"))
+            found.append(Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]], name="flags"))
         return found
 
 
