@@ -22,7 +22,7 @@ from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, CompletionBody, body_of, usage_of
 from simulator.serve.counters import Counters
-from simulator.serve.live import SLOTS, Delivery, LiveFleet
+from simulator.serve.live import SLOTS, Delivery, LiveFleet, rehearse
 from simulator.serve.pace import Pace
 from simulator.serve.tokens import Token, block_hashes, filler, filler_tokens
 from simulator.workload import generate_requests
@@ -250,6 +250,13 @@ class Server:
                 del self._under_way[slot]
                 self.counters.finished["abort"] += 1
                 self.fleet.cancel(slot)
+
+    def rehearse(self) -> None:
+        """Do once what takes long the first time: prices, metrics; nor is what stands then looked through again."""
+        rehearse(self._build)
+        self.counters.exposition()
+        gc.collect()
+        gc.freeze()
 
     def stop(self) -> None:
         """End what is under way with an error: the server goes."""
@@ -541,8 +548,6 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
             lifespan="on",
             timeout_graceful_shutdown=1,
         )
-        server.counters.exposition()  # imports what it needs now, not while tokens wait
-        gc.collect()
-        gc.freeze()  # nor is what stands looked through again then
+        server.rehearse()
         ready(f"http://{host}:{listener.getsockname()[1]}")
         Stopping(config).run(sockets=[listener])

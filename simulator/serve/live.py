@@ -27,6 +27,9 @@ SLOTS = 1 << 16
 """Requests that can be under way at once. A slot is used again when all others have been; the draws of acceptance go by
 its number, and so repeat after as many requests."""
 
+MOST_REHEARSED = 4096
+"""Events of a rehearsal's round: a fleet whose replicas all fail does not end it."""
+
 
 class Delivery(NamedTuple):
     """Tokens of a request that leave the engine at one moment."""
@@ -261,3 +264,25 @@ class LiveFleet:
         log.preemptions[slot] = log.draft_tokens[slot] = 0
         del self._hashes.slots[slot]
         self._free.append(slot)
+
+
+def rehearse(build: Build) -> None:
+    """Serve made-up requests, so that the tables in which prices are looked up stand before anybody waits for a token:
+    making them as they are asked for would hold streams up for up to a tenth of a second at a time.
+
+    Args:
+        build: whose tables; runs of it are the same after as before.
+    """
+    limits = build.main.limits
+    fleet = LiveFleet(build, slots=limits.max_num_seqs + 1)
+    room = (limits.num_blocks - limits.watermark_blocks) * limits.block_size
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len or room, room) - 2
+    prompts = [longest >> power for power in range(longest.bit_length()) if longest >> power]
+    for requests in (*([(prompt, 2)] for prompt in prompts), [(1, 1 + row) for row in range(1, limits.max_num_seqs)]):
+        for prompt, answer in requests:
+            if build.fleet.refusal(prompt, answer) is None:
+                fleet.submit(prompt, answer, at_s=fleet.now)
+        for _ in range(MOST_REHEARSED):
+            if not fleet.under_way or fleet.next_s == inf:
+                break
+            fleet.advance(fleet.next_s)

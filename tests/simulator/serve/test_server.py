@@ -236,10 +236,12 @@ def samples(text: str) -> dict[str, float]:
     return found
 
 
-def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path):
-    trace = io.StringIO()
+@pytest.mark.parametrize("policy", ["fixed", "ema"])
+def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path, policy):
+    trace, speculation = io.StringIO(), SPECULATION | {"policy": policy}
 
     async def talk(client, server):
+        server.rehearse()
         bodies = [
             {"prompt": "the same words to begin " * 10 + f"and {one}", "max_tokens": 5 + one, "ignore_eos": True}
             for one in range(30)
@@ -247,10 +249,10 @@ def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path):
         await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
         return samples((await client.get("/metrics")).text)
 
-    found = ask(talk, trace=trace, speculation=SPECULATION)
+    found = ask(talk, trace=trace, speculation=speculation)
     file = tmp_path / "came.jsonl"
     file.write_text(trace.getvalue(), encoding="utf-8")
-    run = simulate(scenario_of(speculation=SPECULATION, workload={"trace": str(file)}), 0)
+    run = simulate(scenario_of(speculation=speculation, workload={"trace": str(file)}), 0)
     expected = run.document["summary"]
     assert found["vllm:request_success_total"] == expected["completed"] == 30
     assert found["vllm:prompt_tokens_total"] == expected["total_input_tokens"]
