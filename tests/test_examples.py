@@ -70,12 +70,18 @@ def test_studies(script, arguments, words, output_of):
     assert words in output_of(script, *arguments).splitlines()[-1]
 
 
-def test_attention_level_speculation(output_of, tmp_path):
+def test_attention_level_speculation(output_of, tmp_path, project_root):
     page = tmp_path / "alspec.html"
     text = output_of("alspec_n150.py", "--output", page)
     assert "1.59x over TP 8 (published: 1.65x) and cuts attention overhead 4.9x (published: 5x)" in text
     assert "Other plausible parameters give 1.02x to 1.61x" in text
     assert "Today's kernels have left 1.22x of it (1.16 to 1.25)" in text
+    best = re.search(r"The best S is (\d+) at lambda 0.02, (\d+) at lambda 0.05, (\d+) at lambda 0.1,", text)
+    assert best is not None
+    assert 64 < int(best[3]) < 2048, "an optimum inside"
+    theory = (project_root / "docs" / "theory" / "attention-speculation.md").read_text(encoding="utf-8")
+    said = f"{best[3]} at lambda 0.1 to 0.3, where few layers fail, {best[2]} at 0.05 and {best[1]} at 0.02"
+    assert said in " ".join(theory.split())
     assert "TP 8 wins at 1K (1.10x); at 87.5% hits two groups pay from 19.4K tokens on (17.3K to 113K)" in text
     assert "consistency, not validation" in page.read_text(encoding="utf-8")
 

@@ -85,7 +85,12 @@ def test_predictions_of_random_kernels_end_with_a_result_or_one_line(capsys):
 
 def test_every_field_of_the_schema_is_drawn():
     """But for those that name files. A section that is drawn counts with what it holds."""
-    sections = {"hardware": "HardwareConfig", "engine": "EngineConfig", "workload": "WorkloadConfig"}
+    sections = {
+        "hardware": "HardwareConfig",
+        "engine": "EngineConfig",
+        "workload": "WorkloadConfig",
+        "attention_speculation": "AttentionSpeculationConfig",
+    }
     seen = {name: set() for name in sections}
     for seed in range(4000):
         data = scenario_of(seed)

@@ -58,6 +58,7 @@ PARTS: dict[str, list[Any]] = {
         {"chip": "h100-sxm", "tensor_parallel": 2},
         {"chip": "h100-sxm", "pipeline_parallel": 2},
         {"chip": "a100-sxm-80gb", "replicas": 3},
+        {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2},
     ],
     "engine": [
         {"max_num_seqs": 4},
@@ -106,6 +107,13 @@ PARTS: dict[str, list[Any]] = {
         {"name": "goodput"},
         {"name": "ema"},
         {"name": "batch-table", "table": [[1, 2, 3], [3, 10000, 1]]},
+    ],
+    "attention_speculation": [
+        {"hit_rate": 0.8},
+        {"task": "gsm8k", "lambda": 0.05, "window_tokens": 512, "prefill": "replicated"},
+        {"hit_rate": 0.6, "verification": "per-request", "batch_correlation": 0.5},
+        {"hit_rate_by_context": [[64, 0.9], [4096, 0.5]], "verification": "every-query", "reading": "pipelined"},
+        {"hit_rate": 0.7, "hits": "drawn", "layer_correlation": 0.2, "token_correlation": 0.6, "sync_s": 2e-5},
     ],
     "tree": [{"branching": [3, 2, 1]}, {"nodes": 12}],
     "sessions": [{"turns": 4, "think_time_s": 0.01, "block_tokens": 48}],
@@ -168,6 +176,8 @@ def scenario_of(seed: int) -> dict[str, Any]:
     for section, share in LIKELY.items():
         if rng.random() < share:
             data[section] = copy.deepcopy(rng.choice(PARTS[section]))
+    if "speculative_parallel" in data["hardware"]:
+        data["attention_speculation"] = copy.deepcopy(rng.choice(PARTS["attention_speculation"]))
     if any(pool.get("role") == "prefill" for pool in data.get("pools", {}).values()) and rng.random() < 0.5:
         data["kv_transfer"] = copy.deepcopy(rng.choice(PARTS["kv_transfer"]))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):

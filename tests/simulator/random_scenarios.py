@@ -30,6 +30,15 @@ ARRIVALS = (
 )
 
 
+HIT_RATES = (
+    {"hit_rate": 0.0},
+    {"hit_rate": 0.5},
+    {"hit_rate": 1.0},
+    {"task": "gsm8k"},
+    {"hit_rate_by_context": [[64, 0.9], [512, 0.4]]},
+)
+
+
 @st.composite
 def workloads(draw):
     return {
@@ -52,6 +61,23 @@ def engines(draw, *schedulers, swaps=True):
         "framework": draw(st.sampled_from(["vllm", "sglang", "trtllm", "generic"])),
         "cuda_graphs": draw(st.booleans()),
         "preemption": draw(st.sampled_from(["recompute", "swap"])) if swaps and scheduler == "vllm-v1" else "recompute",
+    }
+
+
+@st.composite
+def attention_speculations(draw):
+    """Hit rates with every way to verify a batch, to wait and to draw; some are refused."""
+    verification = draw(st.sampled_from(["joint", "every-query", "per-request"]))
+    return {
+        **draw(st.sampled_from(HIT_RATES)),
+        "lambda": draw(st.sampled_from([0.05, 0.1, 0.3])),
+        "window_tokens": draw(st.sampled_from([16, 128, 2048])),
+        "reading": draw(st.sampled_from(["next-attention", "same-layer", "pipelined"])),
+        "prefill": draw(st.sampled_from(["context-parallel", "replicated"])),
+        "verification": verification,
+        "batch_correlation": draw(st.sampled_from([0.0, 0.5, 1.0])) if verification != "joint" else 0.0,
+        **draw(st.sampled_from([{}, {"hits": "drawn", "layer_correlation": 0.2, "token_correlation": 0.6}])),
+        **draw(st.sampled_from([{}, {"send_s": 0.0, "verify_s": 1e-5, "sync_s": 1e-3, "skip_launch_s": 1e-6}])),
     }
 
 
@@ -85,8 +111,7 @@ def scenarios(draw):
     if staged and data["speculation"] is not None:
         data["speculation"] = TOKEN_SPECULATION[1]
     if "speculative_parallel" in layout:
-        reading = draw(st.sampled_from(["next-attention", "same-layer", "pipelined"]))
-        data["attention_speculation"] = {"hit_rate": draw(st.sampled_from([0.0, 0.5, 1.0])), "reading": reading}
+        data["attention_speculation"] = draw(attention_speculations())
     return data
 
 
