@@ -71,6 +71,8 @@ NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
 _CACHE_ENTRIES = 100_000
+SCORE_BYTES, SCORE_PASSES = 4.0, 4.0
+"""Without FlashAttention scores are written, read and written by the softmax, and read (``build_attn_mha``)."""
 LANE_FLOPS = 256.0
 """Two operations in each of a core's 128 lanes per cycle."""
 LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY)
@@ -119,6 +121,7 @@ class KernelLibrary:
             are what the ``int4`` sets were fitted on. (The one set of Marlin kernels on MXFP4, of 896 experts and 63 us
             a launch, makes gpt-oss as served 18 % slower than it is; under ``int4`` it is 2 % off.)
         corrected: whether the profile's learned corrections are put on top of physics.
+        flash: whether attention keeps its scores on the chip (FlashAttention); else they pass through memory.
 
     Raises:
         ProfileError: no such chip or library, or a damaged file of corrections.
@@ -132,7 +135,9 @@ class KernelLibrary:
         static_scales: bool = False,
         marlin: bool = False,
         corrected: bool = CORRECTED,
+        flash: bool = True,
     ) -> None:
+        self.flash = flash
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
         known = sorted({*LIBRARIES, *self.chip.kernels})
         if library not in known:
@@ -337,7 +342,16 @@ class KernelLibrary:
             (seqs, q_tokens, pairs, kv_tokens),
             lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
         )
-        return self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
+        time = self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
+        return self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
+
+    def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
+        """Attention in three kernels that hand each other so many scores of a head through memory, in fp32: products
+        with the keys, softmax in place, products with the values."""
+        if self.flash:
+            return time
+        extra = self.elementwise(SCORE_PASSES * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
+        return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
     def _corrected_prefill(
         self, shape: AttentionShape, time: KernelTime, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
@@ -374,7 +388,8 @@ class KernelLibrary:
                 (seqs, q_len, kv_tokens),
                 lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
             )
-        return self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, warm)
+        time = self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, warm)
+        return self._with_scores(shape, time, q_len * kv_tokens)
 
     def _corrected_decode(
         self,
@@ -420,7 +435,8 @@ class KernelLibrary:
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
             xp = functions_of(pairs)
             time = prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens)
-            return self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens).seconds
+            time = self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
+            return self._with_scores(shape, time, q_tokens * kv_tokens / seqs).seconds
 
         return seconds
 
@@ -444,7 +460,8 @@ class KernelLibrary:
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
             xp = functions_of(kv_tokens)
             time = decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens)
-            return self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, False).seconds
+            time = self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, False)
+            return self._with_scores(shape, time, q_len * kv_tokens).seconds
 
         return seconds
 

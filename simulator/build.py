@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hwprofiles import Chip, KernelLibrary, Link, ProfileError, dtype_bytes, load_chip, load_link, weakest
+from hwprofiles.dtypes import GGUF_BLOCKS
 from simulator.assumptions import Assumptions, Factors
 from simulator.drafting import (
     DrafterFactory,
@@ -17,6 +18,7 @@ from simulator.drafting import (
     drafting_notes,
     drafting_rule,
     lookahead_tokens,
+    verified_survival,
 )
 from simulator.errors import ForerunError
 from simulator.llm import Architecture, MoeMlp, load_architecture
@@ -33,7 +35,7 @@ from simulator.serving import (
 )
 from simulator.serving.fleet.config import Role
 from simulator.serving.rules import SCHEDULERS
-from simulator.speculation import AcceptanceSampler, PolicyFactory, borrowed_acceptance, draft_survival, sampler_of
+from simulator.speculation import AcceptanceSampler, PolicyFactory, borrowed_acceptance, sampler_of
 from simulator.speculation.proposal import proposal
 from simulator.timing import (
     Deployment,
@@ -51,7 +53,9 @@ from simulator.timing import (
     step_timer,
     usual_steps,
 )
-from simulator.timing.framework import Framework
+from simulator.timing.config import LayerShare
+from simulator.timing.framework import LOCAL_FRAMEWORKS, Framework
+from simulator.timing.mixed_chips import Elsewhere, HostKernels, SlowestKernels
 
 if TYPE_CHECKING:
     from simulator.speculation.attention_level.overlap import DeviceGroups
@@ -244,6 +248,7 @@ def _replicas(
     target = _target(scenario, architecture, machine)
     most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
     drafting = _drafting(scenario, target, most_seqs, seed, make_drafter)
+    target = replace(target, elsewhere=_elsewhere(scenario, target, assumed))
     drafter = drafting.drafter
     if drafting.drafted:
         graphs = machine.framework.for_engine(engine.max_num_seqs, drafting.drafted + 1, engine.cuda_graph_sizes)
@@ -254,8 +259,8 @@ def _replicas(
     timer = _timer(scenario, target, drafter, groups, machine.link, largest_step)
     rule = None
     if speculation is not None and drafter is not None:
-        rule = drafting_rule(speculation, timer, make_policy)
-        timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter)
+        rule = drafting_rule(speculation, timer, make_policy, seed)
+        timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafter, machine.framework.name)
     if rule is not None and hardware.pipeline_parallel > 1:
         raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
     borrowed = borrowed_acceptance(speculation, scenario.model)
@@ -283,6 +288,65 @@ def _replicas(
         hits=None if groups is None else groups.drawn(seed, most_seqs),
     )
     return replace(pool, notes=tuple(_notes(scenario, architecture, pool, drafter, borrowed)))
+
+
+def _elsewhere(scenario: Scenario, target: Deployment, assumed: Assumptions) -> tuple[Elsewhere, ...]:
+    """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too.
+
+    Raises:
+        ForerunError: more layers than the model has, experts that it lacks or that do not fit, or no link.
+    """
+    hardware, architecture = scenario.hardware, target.architecture
+    shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (_in_turn(scenario) - 1)
+    if not shares:
+        return ()
+    chips = []
+    for number, share in enumerate(shares):
+        with at_field(f"hardware.layers_on.{number}.chip"):
+            chips.append(target.chip if share.chip == hardware.chip else assumed.chip(load_chip(share.chip)))
+    counts = _layer_counts(architecture, shares, [chip.memory.capacity_bytes for chip in chips], target.chip)
+    found = []
+    for share, chip, layers in zip(shares, chips, counts, strict=True):
+        name = hardware.pipeline_link or hardware.link or target.chip.links.host or "pcie4-x16"
+        with at_field("hardware.pipeline_link"):
+            link = assumed.link(load_link(name))
+        assert link is not None
+        kernels = target.kernels if chip is target.chip else _kernels(scenario, chip, target.framework, assumed)
+        if chip.kind == "cpu":
+            kernels = HostKernels(kernels, target.kernels, link)
+        found.append(Elsewhere(chip, kernels, layers, link, share.part == "experts"))
+    return tuple(found)
+
+
+def _in_turn(scenario: Scenario) -> int:
+    """Equal cards that a step passes one after the other, with nothing else in flight: llama.cpp's split by layers."""
+    local = scenario.engine.framework in LOCAL_FRAMEWORKS
+    return scenario.hardware.pipeline_parallel if local else 1
+
+
+def _layer_counts(
+    architecture: Architecture, shares: Sequence[LayerShare], capacities: Sequence[float], own: Chip
+) -> list[int]:
+    """Layers of every share: as asked, else what is left by memory.
+
+    Raises:
+        ForerunError: more than there are, or experts that there are not.
+    """
+    layers = architecture.num_layers
+    free = [place for place, share in enumerate(shares) if share.layers is None]
+    asked = sum(share.layers or 0 for share in shares if share.part == "layers")
+    memory = sum(capacities[place] for place in free) + own.memory.capacity_bytes
+    counts = [share.layers or round((layers - asked) * capacities[i] / memory) for i, share in enumerate(shares)]
+    whole = sum(count for count, share in zip(counts, shares, strict=True) if share.part == "layers")
+    if whole >= layers or max(counts) > layers or min(counts) < 1:
+        raise ForerunError(
+            f"hardware.layers_on: {architecture.name} has {layers} layers, of which hardware.chip runs one at least; "
+            f"others would run {whole}"
+        )
+    experts = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
+    if not experts and any(share.part == "experts" for share in shares):
+        raise ForerunError(f"hardware.layers_on: {architecture.name} has no experts; remove part: experts")
+    return counts
 
 
 def _device_groups(scenario: Scenario, target: Deployment) -> DeviceGroups | None:
@@ -319,11 +383,31 @@ def _machine(scenario: Scenario, assumed: Assumptions) -> _Machine:
         framework = framework.sorting(load_architecture(scenario.model).vocab_size)
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
     framework = framework.scheduled(engine.async_scheduling)
-    scales, marlin = framework.static_activation_scales, _runs_marlin(scenario, chip)
-    kernels = assumed.kernels(
-        chip, framework.kernel_library, engine.flash_decoding, scales, marlin, engine.kernel_correction
-    )
+    kernels = _kernels(scenario, chip, framework, assumed)
+    others = []
+    for number, name in enumerate(hardware.tensor_chips):
+        with at_field(f"hardware.tensor_chips.{number}"):
+            others.append(load_chip(name))
+    if any(other.memory.capacity_bytes < chip.memory.capacity_bytes for other in others):
+        raise ForerunError("hardware.tensor_chips: name the card with the least memory hardware.chip")
+    if others:
+        kernels = SlowestKernels([kernels, *(_kernels(scenario, other, framework, assumed) for other in others)])
     return _Machine(chip, link, framework, kernels)
+
+
+def _kernels(scenario: Scenario, chip: Chip, framework: Framework, assumed: Assumptions) -> KernelLibrary:
+    """The engine's kernels on a chip."""
+    engine = scenario.engine
+    scales, marlin = framework.static_activation_scales, _runs_marlin(scenario, chip)
+    return assumed.kernels(
+        chip,
+        framework.kernel_library,
+        engine.flash_decoding,
+        scales,
+        marlin,
+        engine.kernel_correction,
+        engine.flash_attention,
+    )
 
 
 def _target(scenario: Scenario, architecture: Architecture, machine: _Machine) -> Deployment:
@@ -358,7 +442,7 @@ def _drafting(
     with at_field("speculation.draft"):
         drafter = (make_drafter or build_drafter)(DraftRequest(speculation, proposed, target, most_seqs, largest_step))
     assert speculation.acceptance is not None
-    sampler = sampler_of(speculation.acceptance, draft_survival(speculation), seed)
+    sampler = sampler_of(speculation.acceptance, verified_survival(speculation), seed)
     return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
 
@@ -372,7 +456,7 @@ def _memory(scenario: Scenario, target: Deployment, drafting: _Drafting) -> Memo
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=min(engine.max_num_seqs * (drafting.drafted + 1), engine.max_num_batched_tokens),
         num_kv_blocks=engine.measured_pages,
-        pipeline_parallel=scenario.hardware.pipeline_parallel,
+        pipeline_parallel=1 if target.elsewhere else scenario.hardware.pipeline_parallel,
         max_num_seqs=engine.max_num_seqs,
         drafted=drafting.drafted,
     )
@@ -401,7 +485,7 @@ def _timer(
     largest_step: int,
 ) -> ModelTimer:
     hardware = scenario.hardware
-    if hardware.pipeline_parallel == 1:
+    if hardware.pipeline_parallel == 1 or target.elsewhere:
         own = StepTimer(target, largest_step, groups.of_timer) if groups else step_timer(target, largest_step)
         return ModelTimer(own, drafter)
     with at_field("hardware.pipeline_link"):
@@ -460,7 +544,9 @@ def _notes(
         )
     if pool.groups is not None:
         yield from pool.groups.notes
-    if scenario.hardware.pipeline_parallel > 1:
+    if scenario.hardware.layers_on or scenario.hardware.tensor_chips:
+        yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"
+    if scenario.hardware.pipeline_parallel > _in_turn(scenario):
         yield "pipeline: batches in flight are simulated one by one, as many as there are stages"
 
 
@@ -525,7 +611,24 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
             raise ForerunError(
                 f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {found} here"
             )
-    if hardware.pipeline_parallel > 1 and not scenario.engine.rules.pipelines:
+    field = next((name for name in ("layers_on", "tensor_chips") if getattr(hardware, name)), None)
+    if field is not None and scenario.engine.framework not in LOCAL_FRAMEWORKS:
+        raise ForerunError(
+            f"hardware.{field}: unlike chips share a model under engine.framework: llama.cpp "
+            f"(got {scenario.engine.framework})"
+        )
+    if not scenario.engine.flash_attention:
+        if scenario.engine.framework not in LOCAL_FRAMEWORKS:
+            raise ForerunError(
+                f"engine.flash_attention: {scenario.engine.framework} has no attention without it; leave it true, or "
+                f"choose engine.framework: llama.cpp"
+            )
+        if scenario.kv_cache_dtype in GGUF_BLOCKS:
+            raise ForerunError(
+                f"engine.flash_attention: llama.cpp needs it for a cache in {scenario.kv_cache_dtype}; "
+                f"leave it true, or set kv_cache_dtype: fp16"
+            )
+    if hardware.pipeline_parallel > _in_turn(scenario) and not scenario.engine.rules.pipelines:
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.pipelines)
         raise ForerunError(
             f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: {able} "
@@ -536,7 +639,7 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
             "hardware.speculative_parallel: two device groups hold whole layers; leave pipeline_parallel and "
             "attention_data_parallel at 1"
         )
-    if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1:
+    if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1 and not hardware.layers_on:
         raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
 
 

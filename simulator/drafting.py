@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
+import numpy as np
+
 from hwprofiles import KernelLibrary, load_chip, load_link
 from simulator.errors import ForerunError
 from simulator.llm import (
@@ -21,8 +23,17 @@ from simulator.llm import (
     usual_head,
 )
 from simulator.serving import DraftingRule
-from simulator.speculation import DraftConfig, PolicyFactory, Proposal, SpeculationConfig, policy_factory
+from simulator.speculation import (
+    DraftConfig,
+    PolicyFactory,
+    Proposal,
+    SpeculationConfig,
+    draft_survival,
+    policy_factory,
+)
 from simulator.speculation.config import named
+from simulator.speculation.gate import DRAFT_GATE, USUAL_P_MIN, FloatArray, Gated, gate_policies, gated
+from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
 from simulator.timing import (
     ACTIVATION_BYTES,
@@ -141,6 +152,8 @@ def _policy_notes(config: SpeculationConfig) -> tuple[str, ...]:
     policy = named(config.policy)
     if config.method == "none" or policy.name == "fixed":
         return ()
+    if policy.name == DRAFT_GATE:
+        return ("a gate's confidences are taken to be calibrated; the drafts of a batch end at the same position",)
     follows = policy.while_off == "follow"
     idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
     return (
@@ -159,7 +172,7 @@ def _lookup_notes(config: SpeculationConfig) -> tuple[str, ...]:
 
 
 def drafting_rule(
-    config: SpeculationConfig, timer: ModelTimer, make_policy: PolicyFactory | None = None
+    config: SpeculationConfig, timer: ModelTimer, make_policy: PolicyFactory | None = None, seed: int = 0
 ) -> DraftingRule | None:
     """The policy of a scenario; None where K never changes.
 
@@ -167,8 +180,19 @@ def drafting_rule(
         config: the ``speculation`` section.
         timer: prices the steps that a policy weighs against each other.
         make_policy: a policy of one's own.
+        seed: of what passes a gate.
+
+    Raises:
+        ForerunError: a gate over a drafter that has no passes to look at.
     """
     policy, most = named(config.policy), config.depth
+    if policy.name == DRAFT_GATE and make_policy is None:
+        if not isinstance(timer.drafter, SequentialDrafter):
+            raise ForerunError(
+                f"speculation.policy: draft-gate looks at each pass of a drafter on the target's chips; "
+                f"{config.method} has none"
+            )
+        return DraftingRule(gate_policies(chain_behind(config), seed), most, follows=True)
     none = (0,) * len(timer.windows)
 
     @lru_cache(maxsize=PRICED_STEPS)
@@ -196,10 +220,25 @@ def drafting_rule(
     return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
 
 
-def adjusted_drafter(config: SpeculationConfig, drafter: Drafter) -> AdjustedDrafter:
+def adjusted_drafter(config: SpeculationConfig, drafter: Drafter, framework: str) -> AdjustedDrafter:
     """The drafter under the scenario's policy."""
     policy = named(config.policy)
-    return AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0)
+    look_s = method_overhead(framework, config.method).gate_s if policy.name == DRAFT_GATE else None
+    return AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
+
+
+def chain_behind(config: SpeculationConfig) -> Gated:
+    """A chain behind the scenario's gate; as it is without one."""
+    policy = named(config.policy)
+    p_min = 0.0 if policy.name != DRAFT_GATE else USUAL_P_MIN if policy.p_min is None else policy.p_min
+    return gated(conditional_rates(draft_survival(config).tolist()), p_min)
+
+
+def verified_survival(config: SpeculationConfig) -> FloatArray:
+    """Chance that at least 1, 2, ... of the tokens that are verified are accepted."""
+    if named(config.policy).name != DRAFT_GATE:
+        return draft_survival(config)
+    return np.cumprod(chain_behind(config).kept)
 
 
 def build_drafter(request: DraftRequest) -> Drafter:

@@ -387,9 +387,12 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
     transfer = data["kv_transfer"] if isinstance(data.get("kv_transfer"), dict) else {}
     pools = data["pools"].values() if isinstance(data.get("pools"), dict) else ()
+    hardware = data["hardware"] if isinstance(data.get("hardware"), dict) else {}
+    shares = hardware["layers_on"] if isinstance(hardware.get("layers_on"), list) else []
     parts = [pool.get(part) for pool in pools if isinstance(pool, dict) for part in ("hardware", "engine")]
     for holder, key in (
         *((part, key) for part in parts for key in ("chip", "link", "pipeline_link", "host_link")),
+        *((share, "chip") for share in shares),
         (transfer, "link"),
         (data.get("engine"), "host_link"),
         (data, "model"),

@@ -20,15 +20,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import chip_names
+from hwprofiles import chip_names, load_chip
 from hwprofiles.dtypes import dtype_bytes, shares_of
+from simulator import simulate
 from simulator.build import build_alone
 from simulator.errors import ForerunError
+from simulator.metrics import summarise
 from simulator.metrics.document import forerun_version
 from simulator.scenario import Scenario, scenario_from
+from simulator.speculation.gate import gated
 from simulator.speculation.level_decay import fit_lengths
 from simulator.studies.steady_state.prices import decode_steps
-from simulator.studies.tune.machine import Prices, fit_machine, gated
+from simulator.studies.tune.machine import Prices, fit_machine
 from simulator.timing import ModelTimer
 
 FloatArray = NDArray[np.float64]
@@ -318,26 +321,53 @@ RIG_QUANTS = {
 
 
 def rigs(folder: Path, model: str) -> Iterator[Rig]:
-    """Rigs of equal cards whose weights lie on them whole."""
+    """Rigs whose weights lie on their cards whole; of unlike cards the one with the least memory stands first."""
     for row in rows_of(folder, "qwen38_mtp_configs.csv"):
-        cards = row["chips"].split("+")
-        chip, baseline = chip_of(cards[0]), _number(row["baseline_tok_s"])
-        if chip is None or len(set(cards)) > 1 or row["offload"] != "full" or baseline is None:
+        found = [chip_of(card) for card in row["chips"].split("+")]
+        cards = sorted((name for name in found if name), key=lambda name: load_chip(name).memory.capacity_bytes)
+        baseline = _number(row["baseline_tok_s"])
+        if len(cards) < len(found) or row["offload"] != "full" or baseline is None:
             continue
         tensor = len(cards) if row["split"] == "tensor" else 1
         hardware: dict[str, object] = {"tensor_parallel": tensor, "pipeline_parallel": len(cards) // tensor}
+        if len(set(cards)) > 1:
+            others = {"tensor_chips": cards[1:]} if tensor > 1 else {"layers_on": [{"chip": one} for one in cards[1:]]}
+            hardware |= {"pipeline_parallel": 1} | others
         if len(cards) > 1:
             hardware["link"] = "pcie4-x16"
         if row["power_limit_w"]:
             hardware["power_limit_w"] = float(row["power_limit_w"])
         kv = {"q4_0": "q4_0", "q8_0": "q8_0"}.get(row["kv_type"], "bf16")
-        plain = local_scenario(chip, model, RIG_QUANTS.get(row["quant"], row["quant"].lower()), **hardware)
+        plain = local_scenario(cards[0], model, RIG_QUANTS.get(row["quant"], row["quant"].lower()), **hardware)
         values = {
             "kv_cache_dtype": kv,
             "engine.max_model_len": 8192,
             "speculation": {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.8}},
         }
         yield Rig(row["config_id"], row["chips"], plain.with_values(values), baseline)
+
+
+def stream_lines(folder: Path, model: str) -> Iterator[str]:
+    """One to four streams of long prompts on one rig, with three draft tokens and without, prompts included."""
+    rig = next((one for one in rigs(folder, model) if one.name == "q25"), None)
+    measured_at: dict[tuple[int, int], float] = {}
+    for row in rows_of(folder, "qwen38_mtp_sweeps.csv"):
+        if row["section_id"] == "2x5060ti_concurrency":
+            measured_at[int(row["streams"]), int(row["n_max"])] = float(row["aggregate_tok_s"])
+    if rig is None or not measured_at:
+        return
+    yield "| streams | measured gain of all | predicted |"
+    yield "|---:|---:|---:|"
+    for streams in (1, 2, 4):
+        rates = []
+        for drafted in (0, 3):
+            values: dict[str, object] = {"workload.num_requests": streams, "workload.input_tokens": 16_384}
+            values |= {"workload.output_tokens": ANSWER, "engine.max_model_len": 20_000, "engine.num_kv_blocks": 8192}
+            values |= {"engine.enable_prefix_caching": False, "speculation.method": "mtp" if drafted else "none"}
+            values |= {"speculation.num_speculative_tokens": 3, "speculation.acceptance": {"acceptance_length": 2.68}}
+            rates.append(summarise(simulate(rig.scenario.with_values(values)))["output_throughput"])
+        seen = measured_at[streams, 3] / measured_at[streams, 0]
+        yield f"| {streams} | {seen:.2f} | {rates[1] / rates[0]:.2f} |"
 
 
 def rig_lines(folder: Path, model: str) -> Iterator[str]:
@@ -466,6 +496,7 @@ def page(folders: Sequence[Path], model: str) -> str:
             ("A 27B hybrid model with MTP", rig_lines(folder, model)),
             ("The best n-max", sweep_lines(folder, model)),
             ("What a gate brings", gate_lines(folder, model)),
+            ("Several streams", stream_lines(folder, model)),
         ]
     parts.append(("Every step", step_lines(short)))
     lines = [HEAD.replace("VERSION", forerun_version())]

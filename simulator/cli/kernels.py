@@ -82,13 +82,13 @@ def measure(
             "--output", "--out", metavar="FILE", help="Kernel trace to write: .csv or .parquet.", show_default=False
         ),
     ],
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, rocm or mps (Metal).")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller shapes: about a minute.")] = False,
     families: Annotated[
         str, typer.Option(metavar="NAME,...", help="What to time.")
     ] = "gemm,attention_prefill,attention_decode,attention_verify,norm,memcpy",
     dtype: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="bf16, fp16, fp32; default: bf16,fp32, on CUDA bf16.")
+        str | None, typer.Option(metavar="NAME,...", help="bf16, fp16, fp32; default: bf16,fp32, on GPUs bf16.")
     ] = None,
     profile: Annotated[
         Path | None,
@@ -114,7 +114,7 @@ def measure(
             f"--profile {profile}: a .yaml file, and for --device cpu only (forerun chips list has GPUs)"
         )
     check_device(load_torch(), device)
-    formats = (dtype or ("bf16" if device == "cuda" else "bf16,fp32")).split(",")
+    formats = (dtype or ("bf16,fp32" if device == "cpu" else "bf16")).split(",")
     shapes = kernel_shapes(device, quick, families.split(","), formats, seed)
     with checked_outputs(None, json_file), writable_file(output), writable_file(profile or output):
         with Progress(json_file != "-", "measuring") as bar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 from simulator.errors import ForerunError
@@ -254,6 +254,8 @@ class MoeMlp:
     router_bias: bool = False
     shared_gate: bool = False
     """Whether a learned scalar gate scales the shared expert (Qwen2-MoE)."""
+    elsewhere: bool = field(default=False, kw_only=True)
+    """Whether another chip than the layer's own holds and runs the routed experts."""
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         """Router, routed experts (``copies`` of them), shared experts."""

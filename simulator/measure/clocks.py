@@ -20,6 +20,10 @@ BURST_S = 2e-4
 """Shorter warm kernels run several times per sample, so that reading the clock does not count."""
 CACHE_MULTIPLE = 3
 """Bytes that pass between two cold calls, in sizes of the last cache."""
+INFINITY_CACHE_BYTES = 256 << 20
+"""Largest of AMD's caches beyond L2 (MI300X; Radeon has up to 128 MiB), which no property of torch tells."""
+SYSTEM_CACHE_BYTES = 96 << 20
+"""Largest of Apple's system-level caches (M1 Ultra and later Ultras), which nothing tells."""
 MOST_COPIES = 1024
 """Operand copies a cold GPU kernel rotates over at most."""
 
@@ -115,16 +119,18 @@ class CpuClock:
 
 
 class CudaClock:
-    """Time per kernel inside a captured CUDA graph, by events around its replay.
+    """Time per kernel inside a captured CUDA graph, by events around its replay; HIP graphs where torch runs on ROCm.
 
-    Cold: the graph rotates over so many copies of the operands that each has left the L2 cache when its turn comes.
+    Cold: the graph rotates over so many copies of the operands that each has left the last cache when its turn comes.
     """
 
     device = "cuda"
 
     def __init__(self, torch: Any) -> None:
-        self._torch = torch
+        self._gpu = torch.cuda
         self._cache_bytes = int(torch.cuda.get_device_properties(0).L2_cache_size)
+        if on_rocm(torch):
+            self._cache_bytes = max(self._cache_bytes, INFINITY_CACHE_BYTES)
 
     def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing | None:
         """See :class:`Clock`."""
@@ -133,17 +139,18 @@ class CudaClock:
             return None
         calls = [make() for _ in range(copies)]
         rounds = max(1, 20 // copies)
-        graph = self._captured(calls, rounds)
+        replay = self._prepared(calls, rounds)
         launches = rounds * copies
-        graph.replay()
-        samples = [self._replay_seconds(graph) / launches]
+        replay()
+        samples = [self._seconds(replay) / launches]
         until = time.perf_counter() + budget_s
         while len(samples) < MIN_REPEATS or (len(samples) < MAX_REPEATS and time.perf_counter() < until):
-            samples.append(self._replay_seconds(graph) / launches)
+            samples.append(self._seconds(replay) / launches)
         return summarise(np.array(samples))
 
-    def _captured(self, calls: list[Call], rounds: int) -> Any:
-        cuda = self._torch.cuda
+    def _prepared(self, calls: list[Call], rounds: int) -> Callable[[], Any]:
+        """What runs all calls, ``rounds`` times one after the other."""
+        cuda = self._gpu
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())
         with cuda.stream(side):
@@ -156,13 +163,40 @@ class CudaClock:
             for _ in range(rounds):
                 for call in calls:
                     call()
-        return graph
+        replay: Callable[[], Any] = graph.replay
+        return replay
 
-    def _replay_seconds(self, graph: Any) -> float:
-        cuda = self._torch.cuda
-        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    def _seconds(self, replay: Callable[[], Any]) -> float:
+        gpu = self._gpu
+        start, end = gpu.Event(enable_timing=True), gpu.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        replay()
         end.record()
-        cuda.synchronize()
+        gpu.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
+
+
+class MetalClock(CudaClock):
+    """Time per kernel on Metal by events around many of them in one queue: there are no graphs to capture.
+
+    A kernel shorter than the host takes to encode it is timed as long as that.
+    """
+
+    device = "mps"
+
+    def __init__(self, torch: Any) -> None:
+        self._gpu = torch.mps
+        self._cache_bytes = SYSTEM_CACHE_BYTES
+
+    def _prepared(self, calls: list[Call], rounds: int) -> Callable[[], Any]:
+        def run() -> None:
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+
+        return run
+
+
+def on_rocm(torch: Any) -> bool:
+    """Whether torch's CUDA devices are AMD's."""
+    return bool(getattr(torch.version, "hip", None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any, NamedTuple
 
 from hwprofiles import load_chip
 from simulator.errors import ForerunError, install_hint
-from simulator.measure.clocks import CACHE_MULTIPLE, Clock
+from simulator.measure.clocks import CACHE_MULTIPLE, Clock, on_rocm
 from simulator.measure.operations import Call, make_call
 from simulator.measure.shapes import DTYPES, KernelShape
 
+DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "mps": "mps"}
+"""What can be timed, by torch's name of the device: ROCm's are CUDA devices to it."""
 FALLBACK_CACHE_BYTES = 32 << 20
 """Last cache of a CPU whose system does not tell."""
 PROBE_S = 0.3
@@ -76,7 +79,21 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
-    return " ".join(found.group(1).split()) if found else platform.processor() or platform.machine() or "CPU"
+    return " ".join(found.group(1).split()) if found else _told() or platform.processor() or platform.machine() or "CPU"
+
+
+def _told() -> str:
+    """What macOS calls its processor, such as Apple M3 Max; empty elsewhere."""
+    try:
+        words = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def device_name(torch: Any, device: str) -> str:
+    """What the device calls itself; Metal's GPU is part of the processor."""
+    return str(torch.cuda.get_device_name(0)) if DEVICES[device] == "cuda" else cpu_name()
 
 
 def last_cache_bytes(folder: Path = _CACHES) -> int:
@@ -219,7 +236,9 @@ def _plain(value: Any) -> Any:
 
 def check_device(torch: Any, device: str) -> None:
     """Raise ForerunError for a device that is not here."""
-    if device not in ("cpu", "cuda"):
-        raise ForerunError(f"--device: no '{device}'; cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ForerunError("--device cuda: torch sees no CUDA device here; --device cpu times the CPU")
+    if device not in DEVICES:
+        raise ForerunError(f"--device: no '{device}'; cpu, cuda, rocm or mps")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise ForerunError("--device mps: torch sees no Metal device here; --device cpu times the CPU")
+    if device in ("cuda", "rocm") and (not torch.cuda.is_available() or on_rocm(torch) != (device == "rocm")):
+        raise ForerunError(f"--device {device}: torch sees no {device.upper()} device here; --device cpu times the CPU")

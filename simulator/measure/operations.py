@@ -29,7 +29,7 @@ def make_call(torch: Any, shape: KernelShape, device: str, generator: Any) -> Ca
     Args:
         torch: the module.
         shape: of the kernel.
-        device: ``cpu`` or ``cuda``.
+        device: torch's name of it: ``cpu``, ``cuda`` or ``mps``.
         generator: a torch generator on that device, for the operands' values.
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[shape.dtype]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.measure.clocks import Clock, CpuClock, CudaClock, Timing
+from simulator.measure.clocks import Clock, CpuClock, CudaClock, MetalClock, Timing
 from simulator.measure.machine import (
     MachineLimits,
     check_device,
-    cpu_name,
+    device_name,
     last_cache_bytes,
     load_torch,
     probe,
@@ -28,6 +28,10 @@ BUDGET_S = {True: 0.06, False: 0.15}
 METHODS = {
     "cpu": "wall time per call, medians; cold: a buffer of three times the last cache is read before each call; warm: "
     "the same operands again; calls during which the system took a core away are dropped",
+    "mps": "events around many queued kernels, medians; cold: operands rotate over three times the largest system "
+    "cache; warm: the same operands again",
+    "rocm": "HIP graphs timed by events, medians; cold: operands rotate over three times the largest cache beyond L2; "
+    "warm: the same operands again",
     "cuda": "CUDA graphs timed by events, medians; cold: operands rotate over three times the L2 cache; warm: the same "
     "operands again",
 }
@@ -95,7 +99,7 @@ def measure(
 
     Args:
         shapes: kernels, in the order in which they are timed.
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda``, ``rocm`` or ``mps``.
         quick: fewer repeats.
         seed: of the operands' values.
         limits: also measure what this CPU can reach at most.
@@ -108,8 +112,9 @@ def measure(
     torch = load_torch()
     check_device(torch, device)
     torch.set_num_threads(threads or usable_cores())
-    clock: Clock = CudaClock(torch) if device == "cuda" else CpuClock(torch, last_cache_bytes())
-    name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
+    clocks = {"cuda": CudaClock, "rocm": CudaClock, "mps": MetalClock}
+    clock: Clock = clocks[device](torch) if device in clocks else CpuClock(torch, last_cache_bytes())
+    name = device_name(torch, device)
     provenance = {
         "device": device,
         "device_name": name,
@@ -124,7 +129,7 @@ def measure(
     complete, found = True, None
     with torch.inference_mode():
         try:
-            _warm_up(torch, device)
+            _warm_up(torch, clock.device)
             for done, shape in enumerate(shapes):
                 if progress is not None:
                     progress(done, len(shapes))
@@ -164,8 +169,8 @@ def _warm_up(torch: Any, device: str) -> None:
     values = torch.ones(1024, 1024, device=device)
     for _ in range(20):
         torch.mm(values, values)
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device != "cpu":
+        getattr(torch, device).synchronize()
 
 
 def measurement_document(measurement: Measurement) -> dict[str, Any]:

@@ -139,7 +139,10 @@ GRIDS = {
         1.6e10,
     ),
 }
-"""Sizes by device and ``--quick``."""  # fmt: skip
+for _quick in (True, False):
+    GRIDS["rocm", _quick] = GRIDS["cuda", _quick]
+    GRIDS["mps", _quick] = GRIDS["cuda", _quick]._replace(most_flops=1e12, most_bytes=2e9)
+"""Sizes by device and ``--quick``; of Apple's GPUs the smallest has a thirtieth of an H100's memory."""
 
 
 def kernel_shapes(
@@ -148,7 +151,7 @@ def kernel_shapes(
     """Everything to time, in random order, so that slow drifts of the machine do not look like effects of size.
 
     Args:
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda``, ``rocm`` or ``mps``.
         quick: fewer and smaller shapes.
         families: some of ``FAMILIES``.
         dtypes: some of ``DTYPES``.

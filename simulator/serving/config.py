@@ -55,6 +55,8 @@ class EngineConfig(Section):
     flash_decoding: bool = True
     """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
     are no more of them than sequences times KV heads."""
+    flash_attention: bool = True
+    """llama.cpp: whether attention keeps its scores on the chip; off (``--flash-attn off``), they go through memory."""
     kernel_correction: bool = CORRECTED
     """Whether kernel times carry the chip profile's learned correction, or are those of physics alone. A correction is
     learned on kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""

@@ -75,7 +75,9 @@ class TreeConfig(Section):
         return static.depth if static is not None else min(self.depth or 0, self.nodes or 0)
 
 
-PolicyName = Literal["fixed", "disable-above-batch", "batch-table", "goodput", "ema", "p-min", "entropy", "forerun"]
+PolicyName = Literal[
+    "fixed", "disable-above-batch", "batch-table", "goodput", "ema", "p-min", "entropy", "forerun", "draft-gate"
+]
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
 COMMON_FIELDS = ("name", "while_off", "switch_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
@@ -86,6 +88,7 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "p-min": ("least", "prior", "window"),
     "entropy": ("least", "prior", "window"),
     "forerun": ("prior", "window"),
+    "draft-gate": ("p_min",),
     "ema": ("candidates", "ema_alpha", "update_interval", "warmup_batches", "up_hysteresis", "down_hysteresis"),
 }
 """Policies, and the parameters that each takes beside those of all that change K."""
@@ -112,6 +115,9 @@ class PolicyConfig(Section):
     least: Share | None = None
     """p-min: chance of being accepted below which a position is not drafted; default 0.5. entropy: the same of AdaEDL's
     lower bound; default 0.3 (assumed)."""
+    p_min: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """draft-gate: a draft ends at the first token of which the drafter is less sure (llama.cpp's
+    ``--spec-draft-p-min``); default 0.75."""
     hysteresis: Annotated[float, Field(ge=0, lt=10, allow_inf_nan=False)] | None = None
     """goodput: share by which another K must be better before it replaces the present one; default 0.02 (assumed)."""
     interval: PositiveInt | None = None

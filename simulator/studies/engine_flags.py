@@ -7,12 +7,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from simulator.llm import published_repositories
+from hwprofiles import load_chip
+from simulator.llm import load_architecture, published_repositories
 from simulator.scenario import Scenario
+from simulator.speculation.config import named
+from simulator.speculation.gate import DRAFT_GATE, USUAL_P_MIN
 from simulator.speculation.methods import METHODS
+from simulator.timing.framework import LOCAL_FRAMEWORKS
 
-LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
-"""Engines of one machine, for which llama-server's command is written."""
 VLLM_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "compressed-tensors"}
 SGLANG_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "w8a8_int8"}
 KV_DTYPES = {"fp8": {"vllm": "fp8", "sglang": "fp8_e4m3"}}
@@ -28,7 +30,7 @@ def launch_flags(scenario: Scenario) -> dict[str, str]:
 def llama_command(scenario: Scenario) -> str:
     """``llama-server`` with the flags of 2026: slots, batches, the KV cache's format, the split over cards."""
     hardware, engine = scenario.hardware, scenario.engine
-    words = ["llama-server", "--model", f"{model_name(scenario)}.gguf", "--gpu-layers", "all"]
+    words = ["llama-server", "--model", f"{model_name(scenario)}.gguf", *_layers(scenario)]
     remarks: list[str] = []
     words += ["--parallel", str(engine.max_num_seqs), "--ubatch-size", str(engine.max_num_batched_tokens)]
     if engine.max_model_len is not None:
@@ -40,6 +42,8 @@ def llama_command(scenario: Scenario) -> str:
         remarks.append(f"no flag is known for kv_cache_dtype {kv}")
     if hardware.tensor_parallel > 1:
         words += ["--split-mode", "tensor"]
+    if not engine.flash_attention:
+        words += ["--flash-attn", "off"]
     speculation = scenario.speculation
     if speculation is not None and speculation.method != "none":
         method = METHODS[speculation.method].names.get("llama.cpp")
@@ -47,9 +51,29 @@ def llama_command(scenario: Scenario) -> str:
             remarks.append(f"llama.cpp has no {speculation.method}")
         else:
             words += [*method.split(), "--spec-draft-n-max", str(speculation.depth)]
+            policy = named(speculation.policy)
+            if policy.name == DRAFT_GATE:
+                words += ["--spec-draft-p-min", f"{USUAL_P_MIN if policy.p_min is None else policy.p_min:g}"]
     if isinstance(scenario.weights_dtype, str):
         remarks.insert(0, f"a file of type {scenario.weights_dtype}")
     return _line(words, remarks, scenario)
+
+
+def _layers(scenario: Scenario) -> list[str]:
+    """Which layers llama.cpp puts on cards, and how it divides them among unlike ones."""
+    layers = load_architecture(scenario.model).num_layers
+    whole = [share for share in scenario.hardware.layers_on if share.part == "layers"]
+    on_host = [share.layers or 0 for share in whole if load_chip(share.chip).kind == "cpu"]
+    words = ["--gpu-layers", str(layers + 1 - sum(on_host)) if all(on_host) and on_host else "all"]
+    for share in scenario.hardware.layers_on:
+        if share.part == "experts":
+            words += ["--n-cpu-moe", str(share.layers)]
+    cards = [share.layers for share in whole if load_chip(share.chip).kind != "cpu"]
+    if cards and all(cards):
+        split = [count or 0 for count in cards]
+        own = layers - sum(split) - sum(on_host)
+        words += ["--split-mode", "layer", "--tensor-split", ",".join(map(str, (*split, own)))]
+    return words
 
 
 def vllm_command(scenario: Scenario) -> str:

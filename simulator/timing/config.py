@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simulator.settings import PositiveInt, Section
 
 Chips = Annotated[int, Field(gt=0, le=4096)]
 """More than any one replica has been built of; tables grow with it."""
+
+
+class LayerShare(Section):
+    """Layers that another chip of the machine runs."""
+
+    chip: str
+    """Catalogue name or path of a chip profile: another card, or a CPU."""
+    layers: PositiveInt | None = None
+    """How many; default: as many as its share of the memory of all chips that run whole layers."""
+    part: Literal["layers", "experts"] = "layers"
+    """``layers``: whole ones, before those of ``hardware.chip`` (``--n-gpu-layers``, ``--tensor-split``). ``experts``:
+    those of the first layers, whose attention stays (``--n-cpu-moe``)."""
 
 
 class HardwareConfig(Section):
@@ -33,6 +45,12 @@ class HardwareConfig(Section):
     """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
     (NVIDIA's aiconfigurator measures 1.01 and 1.2) or ``zipf-ALPHA`` (popular experts by rank; smooth in the batch);
     default: what the model's catalogue entry says of it, else ``uniform``."""
+    layers_on: list[LayerShare] = Field(default_factory=list)
+    """llama.cpp: other chips of the machine that run some of the layers, one chip after the other. ``hardware.chip``
+    runs the rest, and the LM head."""
+    tensor_chips: list[str] = Field(default_factory=list)
+    """llama.cpp: the other ``tensor_parallel`` ranks where they are unlike ``chip``, which has the least memory. All
+    have equal shares, and the slowest sets the pace."""
     speculative_parallel: PositiveInt = 1
     """Device groups of attention-level speculation."""
     replicas: Annotated[int, Field(gt=0, le=10_000)] = 1
@@ -44,6 +62,23 @@ class HardwareConfig(Section):
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
     pipeline_link: str | None = None
     """Link between pipeline stages: catalogue name or path; default: the link between the chips of a stage."""
+
+    @model_validator(mode="after")
+    def _one_way_to_split(self) -> HardwareConfig:
+        for name in ("layers_on", "tensor_chips"):
+            others = ("pipeline_parallel", "expert_parallel", "attention_data_parallel", "speculative_parallel")
+            others += ("tensor_parallel",) if name == "layers_on" else ()
+            taken = next((other for other in others if getattr(self, other) > 1), None)
+            if getattr(self, name) and taken is not None:
+                raise ValueError(f"{name}: not modelled beside {taken}; leave that at 1")
+        if self.tensor_chips and len(self.tensor_chips) != self.tensor_parallel - 1:
+            raise ValueError(
+                f"tensor_chips: names the {self.tensor_parallel - 1} ranks beside chip (got {len(self.tensor_chips)})"
+            )
+        experts = [share for share in self.layers_on if share.part == "experts"]
+        if len(experts) > 1 or any(share.layers is None for share in experts):
+            raise ValueError("layers_on: give part: experts once, with how many layers' experts run there")
+        return self
 
     @property
     def chips_per_stage(self) -> int:

@@ -15,7 +15,7 @@ from hwprofiles.kernels.sparse import IndexShape, SparseShape
 from hwprofiles.library import MixingShape
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import PARTS, Architecture
-from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp, Tensor
+from simulator.llm.layers import Attention, Layer, LayerGroup, Mixer, MoeMlp, Tensor
 from simulator.llm.mixers import (
     BlockSparseAttention,
     CompressedAttention,
@@ -28,6 +28,7 @@ from simulator.llm.mixers import (
     SharedKvAttention,
 )
 from simulator.timing.framework import Framework, Passes
+from simulator.timing.mixed_chips import Elsewhere
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
 """Parts that quantised checkpoints leave in 16 bits (AutoGPTQ, AutoAWQ and llm-compressor defaults)."""
@@ -76,6 +77,10 @@ class Deployment:
     """Whether it holds the embedding."""
     last_stage: bool = True
     """Whether it holds the final norm and the LM head."""
+    elsewhere: tuple[Elsewhere, ...] = ()
+    """What other chips of the machine run, in the order of the layers."""
+    experts_at: Elsewhere | None = None
+    """Who runs the experts of layers that are marked so."""
 
     def __post_init__(self) -> None:
         _check_experts(self)
@@ -136,17 +141,40 @@ class Deployment:
         ends = list(accumulate(sizes))
         return tuple(
             replace(
-                self,
-                architecture=replace(
-                    self.architecture,
-                    layer_groups=self.architecture.layers_between(end - size, end),
-                    layer_order=(),
-                ),
+                self._layers(self.architecture.layers_between(end - size, end)),
                 first_stage=index == 0,
                 last_stage=index == count - 1,
             )
             for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
         )
+
+    @property
+    def homes(self) -> tuple[Deployment, ...]:
+        """The model's layers by the chip that runs them, in order, this one's last; itself where it runs them all."""
+        if not self.elsewhere:
+            return (self,)
+        first, found = 0, []
+        for place in self.elsewhere:
+            if not place.experts:
+                part = self._layers(self.architecture.layers_between(first, first + place.layers))
+                ends = {"first_stage": first == 0, "last_stage": False}
+                found.append(replace(part, chip=place.chip, kernels=place.kernels, link=place.link, **ends))
+                first += place.layers
+        groups, last = (), self.architecture.num_layers
+        experts = next((place for place in self.elsewhere if place.experts), None)
+        if experts is not None:
+            cut = min(last, first + experts.layers)
+            groups = tuple(_marked(group) for group in self.architecture.layers_between(first, cut))
+            first_own = cut
+        else:
+            first_own = first
+        own = self._layers((*groups, *self.architecture.layers_between(first_own, last)))
+        return (*found, replace(own, first_stage=first == 0, experts_at=experts))
+
+    def _layers(self, groups: tuple[LayerGroup, ...]) -> Deployment:
+        """Some of the layers, on the same chip."""
+        architecture = replace(self.architecture, layer_groups=groups, layer_order=())
+        return replace(self, architecture=architecture, elsewhere=())
 
     @property
     def compute_dtype(self) -> str:
@@ -414,6 +442,8 @@ class Deployment:
         total = 0.0
         for group in architecture.layer_groups:
             for tensor in group.layer.tensors(architecture.hidden_size):
+                if tensor.split == "expert" and runs_elsewhere(group.layer):
+                    continue
                 share = {"replicated": 1, "expert": self.group_chips}.get(tensor.split, self.tensor_parallel)
                 copies = self.expert_slots(tensor.copies) if tensor.split == "expert" else tensor.copies
                 elements = tensor.out_features * tensor.in_features * copies / share
@@ -442,6 +472,19 @@ class Deployment:
         elif tensor.split == "row":
             k = -(-k // self.tensor_parallel)
         return GemmSlice(tensor.name, n, k, self.weight_dtypes[tensor.part], tensor.split)
+
+
+def _marked(group: LayerGroup) -> LayerGroup:
+    """Layers whose experts, where they have any, run elsewhere."""
+    mlp = group.layer.feed_forward
+    if not isinstance(mlp, MoeMlp):
+        return group
+    return replace(group, layer=replace(group.layer, feed_forward=replace(mlp, elsewhere=True)))
+
+
+def runs_elsewhere(layer: Layer) -> bool:
+    """Whether another chip runs the experts of a layer."""
+    return isinstance(layer.feed_forward, MoeMlp) and layer.feed_forward.elsewhere
 
 
 def resolve_weight_dtypes(architecture: Architecture, asked: str | Mapping[str, str] | None) -> dict[str, str]:

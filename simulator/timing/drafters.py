@@ -642,19 +642,26 @@ class AdjustedDrafter:
         most: draft tokens of its full proposal (the depth, of a tree).
         follows: whether it runs one pass over the tokens of steps that draft nothing, so that its cache never lags.
         switch_s: host seconds of each change of the number of draft tokens.
+        look_s: of a gate, host seconds to look at what one pass proposes, of which the last may have ended the draft;
+            None: there is no gate.
     """
 
     drafter: Drafter
     most: int
     follows: bool = False
     switch_s: float = 0.0
+    look_s: float | None = None
     _by_tokens: dict[int, Drafter | None] = field(init=False, default_factory=dict)
 
     def parts(self, work: StepWork[Any], draft: DraftStep[Any], tokens: int) -> Iterator[Part]:
         """What it does in one step, or in each of many whose policy asks for ``tokens`` draft tokens."""
-        drafter = self._proposing(tokens)
+        passes = tokens if self.look_s is None else min(tokens + 1, self.most)
+        drafter = self._proposing(passes)
         if drafter is not None:
             yield from drafter.parts(work)
+        if self.look_s is not None:
+            drafting = drafting_sequences(work)
+            yield host_part(self.look_s * passes * drafting, drafting > 0)
         if np.any(draft.skipped_tokens):
             yield from self._adjustable().catch_up(draft)
         yield host_part(self.switch_s, draft.switched)

@@ -15,6 +15,9 @@ from forerun.yaml_files import parse
 from hwprofiles import Chip, Source
 from simulator.errors import ForerunError, did_you_mean
 
+LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
+"""Engines of one machine, for which llama-server's command is written."""
+
 
 class Passes(BaseModel):
     """Memory-bound kernels that an engine launches in a layer, where the measured kernels beside them hold none."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, weakest
+from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Link, weakest
 from hwprofiles.dtypes import VARIANT
 from hwprofiles.formulas import ARRAY
 from hwprofiles.kernels.moe import read_routing, slowest_rank_factor
@@ -65,6 +65,8 @@ class Call(NamedTuple):
     """Attention: the window of the layer."""
     wait_s: float = 0.0
     """Collectives: what each waits for the last of its ranks, in seconds."""
+    library: KernelLibrary | None = None
+    """Kernels of the chip that runs it, where it is another than the layer's."""
 
 
 class Kernel(NamedTuple):
@@ -240,7 +242,7 @@ PARAMETERS = {
 
 def price(call: Call, library: KernelLibrary) -> Kernel:
     """What one call takes and rests on."""
-    sizes = call.sizes
+    sizes, library = call.sizes, call.library or library
     if call.op == "collective":
         taken = library.collective(**sizes)
         message = sizes["message_bytes"]
@@ -374,7 +376,19 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
         moved = tokens * elements * deployment.activation_bytes
         yield Call(name, "elementwise", {"bytes_moved": moved, "launches": launches * present})
     if isinstance(layer.feed_forward, MoeMlp) and deployment.attention_data_parallel == 1:
-        yield expert_call(deployment, layer.feed_forward, tokens, query_len)
+        experts = expert_call(deployment, layer.feed_forward, tokens, query_len)
+        if layer.feed_forward.elsewhere and deployment.experts_at is not None:
+            yield experts._replace(library=deployment.experts_at.kernels)
+            yield hand_over(deployment, tokens, deployment.experts_at.link, times=2)
+        else:
+            yield experts
+
+
+def hand_over(deployment: Deployment, tokens: IntArray, link: Link, times: int = 1) -> Call:
+    """The residual stream of ``tokens`` tokens on its way to another chip of the machine."""
+    message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
+    sizes = {"op": "send_recv", "message_bytes": message, "world_size": 2, "link": link}
+    return Call("hand-over", "collective", sizes, times)
 
 
 def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tuple[str, float, int]]:
@@ -552,22 +566,26 @@ class MixingKind(NamedTuple):
     place: int
     """Of that window among those of a step's work."""
     layers: int
+    kernels: KernelLibrary
+    """Of the chip that runs them."""
     one_pass: bool = False
     """Whether one kernel takes the prompt chunks and the single queries of a batch."""
 
 
 def mixing_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> list[MixingKind]:
-    """What mixes the tokens of a model on one chip."""
-    kernels = deployment.kernels
+    """What mixes the tokens of a model's layers, by the chip that runs them."""
     return [
         MixingKind(
             shape,
             window,
             0 if isinstance(shape, RecurrentShape) else windows.index(window),
             layers,
+            kernels,
             isinstance(shape, AttentionShape) and kernels.one_pass(shape),
         )
-        for (shape, window), layers in deployment.mixing_layers.items()
+        for home in deployment.homes
+        for kernels in (home.kernels,)
+        for (shape, window), layers in home.mixing_layers.items()
     ]
 
 

@@ -12,6 +12,8 @@ from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import DraftMemory, RemoteDrafter
 from simulator.timing.kernels import LOGIT_BYTES
 
+ANY = 1 << 40
+"""Pages of a chip whose layers cache nothing."""
 NEARLY_AS_MANY = 1.25
 """Below this ratio of the commoner to the rarer kind of layer a group has as many layers as the commoner."""
 
@@ -187,7 +189,7 @@ def plan_memory(
             max_num_seqs=max_sampled if max_num_seqs is None else max_num_seqs,
             drafted=drafted,
         )
-        for stage in deployment.stages(pipeline_parallel)
+        for stage in (deployment.homes if deployment.elsewhere else deployment.stages(pipeline_parallel))
     ]
     fullest = min(stages, key=lambda plan: (plan.num_blocks, -plan.weight_bytes - plan.draft_weight_bytes))
     per_token = sum(plan.replica_kv_bytes_per_token for plan in stages)
@@ -224,7 +226,7 @@ def _plan_stage(
         page = hybrid.caching_groups * hybrid.group_bytes + (draft.kv_bytes_per_token if draft else 0.0) * page_tokens
     left -= states
     left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
-    pages = int(left // page) if left > 0 else 0
+    pages = (int(left // page) if page else ANY) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
         pages = num_kv_blocks * block_size // page_tokens
     blocks = deployment.attention_data_parallel * pages * (page_tokens // block_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from simulator.timing.kernels import (
     cell_tokens,
     elsewhere_s,
     embedding_calls,
+    hand_over,
     head_calls,
     layer_calls,
     mixing_calls,
@@ -201,6 +202,8 @@ class StepTimer:
     asked_windows: tuple[int | None, ...] = field(init=False)
     longest_asked: int = field(init=False)
     """How many of the longest decoding sequences a step's time depends on."""
+    _homes: tuple[Deployment, ...] = field(init=False)
+    """The model's layers by the chip that runs them."""
     _kinds: list[MixingKind] = field(init=False)
     _attention: list[AttentionPrices] = field(init=False, default_factory=list)
     """Seconds of each kind; made when single steps are asked for."""
@@ -224,14 +227,19 @@ class StepTimer:
 
     def __post_init__(self) -> None:
         deployment, framework = self.deployment, self.deployment.framework
-        architecture, library = deployment.architecture, deployment.kernels
+        architecture = deployment.architecture
+        self._homes = deployment.homes
         self.asked_windows = self.windows
         self.windows = self.windows or attention_windows(architecture)
         self._kinds = mixing_kinds(deployment, self.windows)
-        full = [one.shape for one in self._kinds if one.window is None and isinstance(one.shape, AttentionShape)]
-        ends_alone = any(library.alone_seconds(shape, np.inf) for shape in full)
+        full = [
+            (one.shape, one.kernels)
+            for one in self._kinds
+            if one.window is None and isinstance(one.shape, AttentionShape)
+        ]
+        ends_alone = any(library.alone_seconds(shape, np.inf) for shape, library in full)
         self.longest_asked = (
-            max(1, round(max(float(library.alone_sequences(shape)) for shape in full)))
+            max(1, round(max(float(library.alone_sequences(shape)) for shape, library in full)))
             if (ends_alone)
             else int(any(kind.one_pass for kind in self._kinds))
         )
@@ -288,23 +296,26 @@ class StepTimer:
         seen, everyone, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
-        mixing = {(kind.shape, kind.window): list(self._mixing_kernels(kind, seen)) for kind in self._kinds}
         together = self._together(seen)
 
-        def priced(calls: Iterator[Call], times: int = 1) -> Iterator[Kernel]:
+        def priced(calls: Iterable[Call], home: Deployment, times: int = 1) -> Iterator[Kernel]:
             for call in calls:
-                yield price(call, deployment.kernels)._replace(times=times * call.times)
+                yield price(call, home.kernels)._replace(times=times * call.times)
 
         def listed() -> Iterator[Kernel]:
-            yield from priced(embedding_calls(deployment, padded))
-            for group in deployment.architecture.layer_groups:
-                layer = group.layer
-                yield from priced(layer_calls(deployment, layer, padded, together), group.count)
-                for kind in () if layer.mixer is None else deployment.mixing(layer.mixer):
-                    for kernel in mixing[kind]:
-                        yield kernel._replace(times=group.count)
-                yield from priced(reduction_calls(deployment, layer, padded), group.count)
-            yield from priced(head_calls(deployment, logit_rows))
+            for home in self._homes:
+                kinds = [kind for kind in self._kinds if kind.kernels is home.kernels]
+                mixing = {(kind.shape, kind.window): list(self._mixing_kernels(kind, seen)) for kind in kinds}
+                yield from priced(embedding_calls(home, padded), home)
+                for group in home.architecture.layer_groups:
+                    layer = group.layer
+                    yield from priced(layer_calls(home, layer, padded, together), home, group.count)
+                    for kind in () if layer.mixer is None else home.mixing(layer.mixer):
+                        for kernel in mixing[kind]:
+                            yield kernel._replace(times=group.count)
+                    yield from priced(reduction_calls(home, layer, padded), home, group.count)
+                yield from priced(self._leaving(home, padded), home)
+            yield from priced(head_calls(deployment, logit_rows), deployment)
 
         even = self._even(everyone, tokens)
         for kernel in listed():
@@ -316,7 +327,8 @@ class StepTimer:
             shared = np.maximum(everyone, self._padded[tokens])
             for group in deployment.architecture.layer_groups:
                 if isinstance(group.layer.feed_forward, MoeMlp):
-                    yield from priced(shared_expert_calls(deployment, group.layer.feed_forward, shared), group.count)
+                    calls = shared_expert_calls(deployment, group.layer.feed_forward, shared)
+                    yield from priced(calls, deployment, group.count)
 
     def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
         """The sum of the kernels of many steps; ``host_s`` holds the wait for launches outside captured graphs.
@@ -368,12 +380,18 @@ class StepTimer:
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
 
-    def layer_costs(self, layer: Layer, tokens: IntArray, query_len: int = 1) -> Costs:
+    def layer_costs(self, layer: Layer, tokens: IntArray, query_len: int = 1, home: Deployment | None = None) -> Costs:
         """One layer apart from attention itself, for each token count in ``tokens``, collectives included; no experts
-        where attention groups share them."""
-        one = _sum(layer_calls(self.deployment, layer, tokens, query_len), self.deployment, len(tokens))
-        one.add(_sum(reduction_calls(self.deployment, layer, tokens), self.deployment, len(tokens)))
+        where attention groups share them. ``home``: the part of the model that it belongs to."""
+        home = home or self.deployment
+        one = _sum(layer_calls(home, layer, tokens, query_len), home, len(tokens))
+        one.add(_sum(reduction_calls(home, layer, tokens), home, len(tokens)))
         return one
+
+    def _leaving(self, home: Deployment, tokens: IntArray) -> Iterator[Call]:
+        """What leaves a chip for the one that runs the next layers."""
+        if home is not self._homes[-1] and home.link is not None:
+            yield hand_over(home, tokens, home.link)
 
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
         """The same with decode attention priced by another overlap, and all tables shared that it does not change."""
@@ -417,9 +435,11 @@ class StepTimer:
             padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
             distinct, inverse = np.unique(padded, return_inverse=True)
             total = Costs.zeros(len(distinct))
-            for group in deployment.architecture.layer_groups:
-                total.add(self.layer_costs(group.layer, distinct, query_len), group.count)
-            total.add(_sum(embedding_calls(deployment, distinct), deployment, len(distinct)))
+            for home in self._homes:
+                for group in home.architecture.layer_groups:
+                    total.add(self.layer_costs(group.layer, distinct, query_len, home), group.count)
+                for calls in (embedding_calls(home, distinct), self._leaving(home, distinct)):
+                    total.add(_sum(calls, home, len(distinct)))
             return total.rows(inverse)
 
         return costs
@@ -457,7 +477,7 @@ class StepTimer:
     def _mixing_kernels(self, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """What mixes the tokens of one layer of a kind, as far as it is not hidden behind the rest of the layer."""
         for call in mixing_calls(kind, work):
-            kernel = price(call, self.deployment.kernels)
+            kernel = price(call, kind.kernels)
             if self._overlap is not None and call.op == "attention_decode":
                 yield from self._exposed(kernel, kind, work)
             else:
@@ -493,8 +513,8 @@ class StepTimer:
     def _attention_prices(self) -> list[AttentionPrices]:
         """Functions and tables of every kind of attention."""
         if not self._attention:
-            library = self.deployment.kernels
             for kind in self._kinds:
+                library = kind.kernels
                 prefill = library.prefill_seconds(kind.shape)
                 overlapped = None
                 if self._overlap is not None and isinstance(kind.shape, AttentionShape):
@@ -545,9 +565,8 @@ class StepTimer:
         """Seconds of all layers per key of ``StepWork.beyond_kv``."""
         found = self._alone.get((seqs, query_len))
         if found is None:
-            alone = self.deployment.kernels.alone_seconds
             found = sum(
-                kind.layers * float(alone(kind.shape, seqs, query_len))
+                kind.layers * float(kind.kernels.alone_seconds(kind.shape, seqs, query_len))
                 for kind in self._kinds
                 if kind.window is None and isinstance(kind.shape, AttentionShape)
             )

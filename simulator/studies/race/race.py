@@ -22,6 +22,7 @@ from simulator.scenario import Scenario
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.config import POLICY_FIELDS, named
+from simulator.speculation.gate import DRAFT_GATE
 from simulator.speculation.policies import MARGIN, Forerun
 from simulator.studies.race.patterns import (
     Pattern,
@@ -140,7 +141,7 @@ def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ForerunError: an unknown name.
     """
-    known = [name for name in POLICY_FIELDS if name != FIXED]
+    known = [name for name in POLICY_FIELDS if name not in (FIXED, DRAFT_GATE)]
     for name in names:
         if ":" not in name and name not in known:
             hint = did_you_mean(name, known)

@@ -24,10 +24,9 @@ from simulator.metrics.document import forerun_version, jsonable, scenario_docum
 from simulator.result import Summary
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
-from simulator.speculation.config import CONCENTRATION
+from simulator.speculation.gate import gated
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_lengths
 from simulator.speculation.methods import names_in
-from simulator.studies.engine_flags import LOCAL_FRAMEWORKS
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice, draft_choices
@@ -35,6 +34,7 @@ from simulator.studies.tune.document import TunedResult
 from simulator.studies.tune.tuning import axis_values
 from simulator.tables import Cell, Table, Value, number
 from simulator.timing import ModelTimer
+from simulator.timing.framework import LOCAL_FRAMEWORKS
 from traces.llama_cpp import LocalRate, read_llama_cpp
 
 FloatArray = NDArray[np.float64]
@@ -53,40 +53,6 @@ P_MINS = (0.0, 0.6, 0.75)
 LOCAL_ENGINE = "llama.cpp"
 LEVEL = 1.645
 """Standard deviations of a 90 % interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """What a gate makes of a chain: for every number of draft tokens its chance, and the tokens of a verify step."""
-
-    chances: FloatArray
-    """[0..n] That so many tokens are drafted and verified."""
-    length: float
-    """Mean tokens of a verify step, the bonus token included."""
-
-
-def gated(rates: Sequence[float], p_min: float) -> Gated:
-    """Chain of draft tokens that ends early at the first one of which the drafter is less sure than ``p_min``.
-
-    The drafter's confidence is calibrated and beta-distributed around each position's acceptance, as in grown trees.
-
-    Args:
-        rates: conditional acceptance of each position.
-        p_min: in [0, 1); 0 = the chain is never cut.
-    """
-    if p_min <= 0.0:
-        chances = np.zeros(len(rates) + 1)
-        chances[-1] = 1.0
-        return Gated(chances, 1.0 + float(np.cumprod(rates).sum()))
-    from scipy.special import betainc
-
-    means = np.clip(np.asarray(rates, dtype=np.float64), 1e-6, 1.0 - 1e-6)
-    first, second = means * CONCENTRATION, (1.0 - means) * CONCENTRATION
-    passed = 1.0 - betainc(first, second, p_min)
-    accepted = means * (1.0 - betainc(first + 1.0, second, p_min))
-    reached = np.concatenate(([1.0], np.cumprod(passed)))
-    chances = reached * np.concatenate((1.0 - passed, [1.0]))
-    return Gated(chances, 1.0 + float(np.cumprod(accepted).sum()))
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from simulator.errors import ForerunError
-from simulator.measure import KernelShape, measure, record
-from simulator.measure.clocks import MIN_REPEATS, CudaClock
+from simulator.measure import KernelShape, clocks, measure, record
+from simulator.measure.clocks import MIN_REPEATS, CudaClock, MetalClock
 from simulator.measure.machine import check_device
 
 L2_BYTES = 1 << 20
@@ -35,6 +35,8 @@ class Gpu:
             CUDAGraph=lambda: SimpleNamespace(calls=[], replay=None),
             Event=self._event,
         )
+        self.mps = SimpleNamespace(Event=self._event, synchronize=lambda: None)
+        self.version = SimpleNamespace(hip=None)
 
     def kernel(self, operand_bytes):
         """A call on operands of its own."""
@@ -111,22 +113,46 @@ def test_operands_too_small_to_be_cold_are_not_timed():
     assert gpu.made == 0
 
 
-def test_a_measurement_on_a_gpu_says_what_it_left_out(monkeypatch):
+def test_metal_queues_kernels_where_there_are_no_graphs(monkeypatch):
+    monkeypatch.setattr(clocks, "SYSTEM_CACHE_BYTES", L2_BYTES)
     gpu = Gpu()
+    size = L2_BYTES // 3
+    cold = MetalClock(gpu).time(lambda: gpu.kernel(size), size, False, 0.0)
+    assert cold.median_s == pytest.approx(MISS_S)
+    assert gpu.made * size > 3 * L2_BYTES
+    assert MetalClock(gpu).time(lambda: gpu.kernel(size), size, True, 0.0).median_s == pytest.approx(HIT_S)
+    assert gpu.ran_eagerly > MIN_REPEATS
+
+
+def test_cold_operands_leave_amds_infinity_cache_too(monkeypatch):
+    monkeypatch.setattr(clocks, "INFINITY_CACHE_BYTES", 4 * L2_BYTES)
+    gpu = Gpu()
+    gpu.version.hip = "6.4"
+    CudaClock(gpu).time(lambda: gpu.kernel(L2_BYTES), L2_BYTES, False, 0.0)
+    assert gpu.made > 3 * 4
+
+
+@pytest.mark.parametrize(("device", "named"), [("cuda", "cuda"), ("rocm", "cuda"), ("mps", "mps")])
+def test_a_measurement_on_a_gpu_says_what_it_left_out(monkeypatch, device, named):
+    gpu = Gpu()
+    for size in ("INFINITY_CACHE_BYTES", "SYSTEM_CACHE_BYTES"):
+        monkeypatch.setattr(clocks, size, L2_BYTES)
+    gpu.version.hip = "6.4" if device == "rocm" else None
 
     def make(torch, shape, device, generator):
-        assert device == "cuda"
+        assert device == named
         if shape.sizes.get("m") == 4096:
             raise gpu.OutOfMemoryError
         return gpu.kernel(shape.operand_bytes)
 
     monkeypatch.setattr(record, "load_torch", lambda: gpu)
     monkeypatch.setattr(record, "check_device", lambda torch, device: None)
+    monkeypatch.setattr(record, "device_name", lambda torch, device: "A GPU")
     monkeypatch.setattr(record, "make_call", make)
     monkeypatch.setitem(record.BUDGET_S, True, 0.0)
     shapes = [KernelShape("gemm", "gemm", "bf16", False, {"m": m, "n": 1024, "k": 1024}) for m in (16, 4096)]
     shapes.append(KernelShape("memcpy", "elementwise", "bf16", False, {"bytes_moved": 1024}))
-    found = measure(shapes, "cuda", quick=True)
+    found = measure(shapes, device, quick=True)
     assert [shape for shape, _ in found.rows] == shapes[:1]
     assert found.skipped == {"gemm: not enough memory": 1, "memcpy: too small for cold operands": 1}
     assert found.complete
@@ -136,9 +162,20 @@ def test_a_measurement_on_a_gpu_says_what_it_left_out(monkeypatch):
     assert "thread" not in table.word("source").names[0]
 
 
-def test_a_machine_without_a_gpu_is_told_so():
+@pytest.mark.parametrize("device", ["cuda", "rocm", "mps"])
+def test_a_machine_without_a_gpu_is_told_so(device):
     gpu = Gpu()
     gpu.cuda.is_available = lambda: False
-    with pytest.raises(ForerunError, match="--device cuda"):
-        check_device(gpu, "cuda")
+    gpu.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False))
+    with pytest.raises(ForerunError, match=f"--device {device}"):
+        check_device(gpu, device)
     check_device(gpu, "cpu")
+
+
+def test_cards_of_amd_are_not_taken_for_nvidias():
+    gpu = Gpu()
+    gpu.cuda.is_available = lambda: True
+    gpu.version.hip = "6.4"
+    check_device(gpu, "rocm")
+    with pytest.raises(ForerunError, match="--device cuda: torch sees no CUDA device"):
+        check_device(gpu, "cuda")

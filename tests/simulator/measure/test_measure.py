@@ -23,7 +23,7 @@ def torch():
     return pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "rocm", "mps"])
 @pytest.mark.parametrize("quick", [True, False])
 def test_shapes_are_rows_of_the_canonical_trace_without_repeats(device, quick):
     shapes = kernel_shapes(device, quick, FAMILIES, ["bf16"], 0)
@@ -138,7 +138,7 @@ def test_nothing_imports_torch_before_something_is_timed(torch, project_root):
     [
         (["--output", "x.txt"], ".csv or .parquet"),
         (["--output", "x.csv", "--profile", "y.txt"], ".yaml"),
-        (["--output", "x.csv", "--device", "tpu"], "cpu or cuda"),
+        (["--output", "x.csv", "--device", "tpu"], "cpu, cuda, rocm or mps"),
         (["--output", "x.csv", "--families", "gem"], "did you mean 'gemm'"),
     ],
 )

@@ -9,7 +9,8 @@ import simulator as fr
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
-from simulator.studies.tune.machine import fit_machine, gated, tune_machine
+from simulator.speculation.gate import gated
+from simulator.studies.tune.machine import fit_machine, tune_machine
 
 DATA = {
     "model": "qwen2.5-7b",

@@ -1,0 +1,122 @@
+"""Machines of unlike chips: which chip runs which layers, and kernels that several of them run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hwprofiles import Chip, KernelLibrary, KernelTime, Link
+
+STREAMED_ROWS = 32
+"""Rows from which a card computes the products of weights that lie in host memory, which it copies first.
+
+Source: ``ggml_backend_cuda_device_offload_op`` of llama.cpp (``min_batch_size``); ``--no-op-offload`` turns it off."""
+
+
+class Elsewhere(NamedTuple):
+    """Layers that another chip runs: whole ones, before those of the deployment's own chip, or the experts of its
+    first ones."""
+
+    chip: Chip
+    kernels: KernelLibrary
+    layers: int
+    link: Link
+    experts: bool = False
+
+
+class HostKernels(KernelLibrary):
+    """Kernels of a host's cores, beside a card that fetches the weights of products of many rows and computes those.
+
+    Args:
+        host: kernels of the host.
+        card: kernels of the card.
+        link: between them.
+    """
+
+    def __init__(self, host: KernelLibrary, card: KernelLibrary, link: Link) -> None:
+        super().__init__(host.chip, host.library, corrected=host.corrected, flash=host.flash)
+        self._card, self._link = card, link
+
+    def gemm(self, m: Any, n: Any, k: Any, dtype: str = "bf16") -> KernelTime:
+        """See :class:`KernelLibrary`."""
+        return self._either(m, super().gemm(m, n, k, dtype), lambda: self._card.gemm(m, n, k, dtype))
+
+    def moe(self, **sizes: Any) -> KernelTime:
+        """See :class:`KernelLibrary`."""
+        return self._either(sizes["tokens"], super().moe(**sizes), lambda: self._card.moe(**sizes))
+
+    def light_seconds(self, time: KernelTime, dtype: str = "") -> Any:
+        """The less of what host and card could take at their peaks."""
+        return np.minimum(super().light_seconds(time, dtype), self._card.light_seconds(time, dtype))
+
+    def _either(self, rows: Any, own: KernelTime, on_card: Callable[[], KernelTime]) -> KernelTime:
+        """The host's time of few rows; of many, the card's after the operands have crossed the link."""
+        if np.max(rows, initial=0) < STREAMED_ROWS:
+            return own
+        far = on_card()
+        copied = far.bytes / self._link.bandwidth_bytes_per_s
+        far = far._replace(seconds=far.seconds + copied, memory_s=far.memory_s + copied)
+        return _choose(np.asarray(rows) >= STREAMED_ROWS, far, own)
+
+
+class SlowestKernels(KernelLibrary):
+    """Kernels that unlike chips run side by side on equal shares: each lasts as long as the slowest of them.
+
+    Args:
+        libraries: of the chips, the deployment's own first.
+    """
+
+    def __init__(self, libraries: Sequence[KernelLibrary]) -> None:
+        first = libraries[0]
+        super().__init__(first.chip, first.library, corrected=first.corrected, flash=first.flash)
+        self._all = tuple(libraries)
+
+    def prefill_seconds(self, shape: Any) -> Callable[..., Any]:
+        """See :class:`KernelLibrary`."""
+        return _slowest_of([one.prefill_seconds(shape) for one in self._all])
+
+    def decode_seconds(self, shape: Any) -> Callable[..., Any]:
+        """See :class:`KernelLibrary`."""
+        return _slowest_of([one.decode_seconds(shape) for one in self._all])
+
+
+def _slowest_of(formulas: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    def seconds(*sizes: Any) -> Any:
+        found = np.max([formula(*sizes) for formula in formulas], axis=0)
+        return found if np.ndim(found) else float(found)
+
+    return seconds
+
+
+def _slowest(name: str) -> Callable[..., KernelTime]:
+    """The method ``name`` of every library, whichever takes longest."""
+
+    def method(self: SlowestKernels, *sizes: Any, **named: Any) -> KernelTime:
+        first, *others = (getattr(one, name)(*sizes, **named) for one in self._all)
+        for other in others:
+            first = _choose(np.asarray(other.seconds > first.seconds), other, first)
+        return first
+
+    method.__doc__ = "See :class:`KernelLibrary`."
+    return method
+
+
+SPREAD = (
+    "gemm",
+    "moe",
+    "attention_prefill",
+    "attention_decode",
+    "elementwise",
+    "recurrent_prefill",
+    "recurrent_decode",
+)
+"""Kernels that every rank of a tensor-parallel group runs on its share."""
+for _name in SPREAD:
+    setattr(SlowestKernels, _name, _slowest(_name))
+
+
+def _choose(first: Any, one: KernelTime, other: KernelTime) -> KernelTime:
+    found = (np.where(first, a, b) for a, b in zip(one, other, strict=True))
+    return KernelTime(*(value if value.ndim else value.item() for value in found))

@@ -1,0 +1,60 @@
+"""llama.cpp with --flash-attn off: scores go through memory."""
+
+import numpy as np
+import pytest
+
+from hwprofiles import AttentionShape, KernelLibrary
+from simulator import simulate
+from simulator.build import build_alone
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.studies.engine_flags import llama_command
+
+SHAPE = AttentionShape(32, 8, 128, 128, 4096.0, "bf16")
+
+
+def scenario(flash=True, **changes):
+    data = {
+        "model": "llama-3.1-8b",
+        "weights_dtype": "q4_k_m",
+        "hardware": {"chip": "rtx-4090"},
+        "engine": {"framework": "llama.cpp", "max_num_seqs": 2, "max_num_batched_tokens": 512, "max_model_len": 8192}
+        | {"flash_attention": flash},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 3000, "output_tokens": 8, "num_requests": 2},
+    }
+    return scenario_from(data, "flash").with_values(changes)
+
+
+@pytest.mark.parametrize("context", [512, 4096, 32768])
+def test_scores_pass_four_times_in_two_further_kernels(context):
+    fused, apart = (KernelLibrary("rtx-4090", "llama.cpp", flash=flash) for flash in (True, False))
+    passes = apart.elementwise(4 * 4 * 32 * 3 * context, 2)
+    sizes = {"seqs": 1, "q_len": 3, "kv_tokens": context}
+    one, more = (kernels.attention_decode(SHAPE, **sizes) for kernels in (fused, apart))
+    assert more.seconds - one.seconds == pytest.approx(passes.seconds)
+    assert more.bytes - one.bytes == passes.bytes
+    assert apart.decode_seconds(SHAPE)(1, 3, context) == pytest.approx(more.seconds)
+    prompt = {"seqs": 1, "q_tokens": 512, "pairs": 512 * (context - 256), "kv_tokens": context}
+    assert apart.attention_prefill(SHAPE, **prompt).seconds > fused.attention_prefill(SHAPE, **prompt).seconds
+    prices = apart.prefill_seconds(SHAPE)(1, 512, prompt["pairs"], context)
+    assert prices == pytest.approx(apart.attention_prefill(SHAPE, **prompt).seconds)
+
+
+def test_a_run_without_it_is_slower_and_equal_in_both_engines():
+    fast, exact = (simulate(scenario(False, **{"engine.stepping": one})) for one in ("fast", "exact-steps"))
+    assert np.array_equal(fast.requests.finished_s, exact.requests.finished_s)
+    assert fast.requests.finished_s.max() > simulate(scenario()).requests.finished_s.max()
+    assert "--flash-attn off" in llama_command(scenario(False))
+    assert "--flash-attn" not in llama_command(scenario())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_cache_dtype": "q8_0"}, "llama.cpp needs it for a cache in q8_0"),
+        ({"engine.framework": "vllm"}, "vllm has no attention without it"),
+    ],
+)
+def test_what_has_no_such_switch_is_refused(changes, words):
+    with pytest.raises(ForerunError, match=words):
+        build_alone(scenario(False, **changes))
