@@ -7,7 +7,7 @@ a clock: ``Pace`` (``simulator.serve.pace``) does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any, NamedTuple
@@ -97,33 +97,6 @@ class _Log(RunLog):
                 made.forget()
 
 
-class _Watched:
-    """An engine that writes down which requests got tokens; everything else is the engine's own."""
-
-    def __init__(self, engine: Any, out: list[Delivery]) -> None:
-        object.__setattr__(self, "_engine", engine)
-        object.__setattr__(self, "_out", out)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._engine, name, value)
-
-    def commit(self) -> None:
-        """Hand out the tokens of the step that is planned."""
-        batches = (scheduler.running for scheduler in _groups(self._engine.scheduler))
-        before = [(sequence, sequence.generated_tokens) for batch in batches for sequence in batch]
-        self._engine.commit()
-        self._tell(before, self._engine.end)
-
-    def _tell(self, before: Iterable[tuple[Any, int]], now: float) -> None:
-        for sequence, had in before:
-            if sequence.generated_tokens != had:
-                ended = sequence.generated_tokens >= sequence.output_tokens
-                self._out.append(Delivery(sequence.index, sequence.generated_tokens - had, now, ended))
-
-
 def _groups(scheduler: Any) -> Sequence[Any]:
     """The schedulers of a replica's attention groups; most have one."""
     found: Sequence[Any] = getattr(scheduler, "groups", (scheduler,))
@@ -165,8 +138,7 @@ class LiveFleet:
         self._env = _Environment()
         self._run = FleetRun(build.fleet, self.log, [], self._env)
         self._out: list[Delivery] = []
-        for replica in self._run.replicas:
-            replica.engine = _Watched(replica.engine, self._out)  # type: ignore[assignment]
+        self._run.steps.watch = self._watched
         self._free = deque(range(slots))
         self.totals = Totals()
 
@@ -247,6 +219,16 @@ class LiveFleet:
                 )
                 return
         log.output_tokens[slot] = 1
+
+    def _watched(self, engine: Any) -> None:
+        """Hand out the tokens of the step that an engine has planned, and write down which requests got some."""
+        batches = (scheduler.running for scheduler in _groups(engine.scheduler))
+        before = [(sequence, sequence.generated_tokens) for batch in batches for sequence in batch]
+        engine.commit()
+        for sequence, had in before:
+            if sequence.generated_tokens != had:
+                ended = sequence.generated_tokens >= sequence.output_tokens
+                self._out.append(Delivery(sequence.index, sequence.generated_tokens - had, engine.end, ended))
 
     def _step_to(self, to_s: float) -> None:
         env = self._env

@@ -3043,8 +3043,8 @@ class Engine:
             self.gaps.add(self._seconds, self._gaps)
         if self.counted:
             self.log.exact_steps += 1
-        if self.handover is not None:
-            self.handover.blocks_freed(self)
+        if self.handover is not None and self.handover.full:
+            self.handover.call()
         if self._draft is not None:
             self.drafting.tokens = self._draft.tokens
             if not self.drafting.rests(self._draft.tokens):
@@ -3430,14 +3430,27 @@ class PipelinedEngine(Engine):
 @cython.final
 @cython.cclass
 class Lockstep:
-    """Engines that share simulated time, and the step that each has planned: the next to end first, of equals the one
-    that was planned first.
+    """Engines behind one router in simulated time: each runs by itself to the next moment at which others could see
+    it. Of the steps that are planned the next to end comes first, of equals the one that was planned first.
 
     Args:
-        engines: of all replicas.
+        env: simulated time, a ``Timeline``.
+        phase: of an instant in which replicas plan: the last.
+        engines: of all replicas; at rest, with feeds that a router fills.
     """
 
+    watch = cython.declare(object, visibility="public")
+    """Asked to commit the step of an engine where somebody looks at each; None: nobody does."""
+    _env: Any
+    _phase: Any
     _engines: list[Any]
+    _rests: cython.longlong[::1]
+    """Whether each waits for something to do."""
+    _due: list[Any]
+    """Those that plan at the end of this instant."""
+    _called: cython.bint
+    _armed_s: cython.double
+    """When to look at what is planned."""
     _ends: cython.double[::1]
     _numbers: cython.longlong[::1]
     _tells: cython.longlong[::1]
@@ -3446,21 +3459,119 @@ class Lockstep:
     _size: cython.longlong
     _count: cython.longlong
 
-    def __init__(self, engines: list[Any]) -> None:
+    def __init__(self, env: Any, phase: int, engines: list[Any]) -> None:
         count = len(engines)
-        self._engines = engines
+        self.watch = None
+        self._env, self._phase, self._engines = env, phase, engines
+        self._rests = array("q", [1]) * count
+        self._due = []
+        self._called = False
+        self._armed_s = INFINITE
         self._ends = array("d", [0.0]) * count
         self._numbers, self._tells, self._heap = (array("q", [0]) * count for _ in range(3))
         self._size = self._count = 0
 
-    @property
-    def next_s(self) -> float:
-        """When the next step ends; inf for none."""
-        next_s: float = self._ends[self._heap[0]] if self._size else INFINITE
-        return next_s
+    @cython.ccall
+    def wake(self, index: cython.longlong, at_s: cython.double = 0.0) -> None:
+        """Let a replica that waits look again, at a time to come or now."""
+        engine: Engine
+        if not self._rests[index]:
+            return
+        now: cython.double = self._env.now
+        if at_s > now:
+            self._env.call(self.wake, index, at_s - now)
+            return
+        self._rests[index] = 0
+        engine = self._engines[index]
+        engine.now = engine.seen = max(engine.now, now)
+        self._due.append(index)
+        self._call()
+
+    def stop(self, index: int) -> None:
+        """A replica has failed: it does nothing until ``resume``."""
+        kept = [place for place in np.asarray(self._heap)[: self._size].tolist() if place != index]
+        self._size = 0
+        for place in kept:
+            self._push(place)
+        self._due = [due for due in self._due if due != index]
+        self._rests[index] = 0
+
+    def resume(self, index: int) -> None:
+        """A replica is back."""
+        self._rests[index] = 1
+        self.wake(index)
+
+    @cython.cfunc
+    def _call(self) -> None:
+        """Plan in this instant, after everything else."""
+        if not self._called:
+            self._called = True
+            self._env.call(self.plan, None, 0.0, self._phase)
 
     @cython.ccall
-    def add(self, index: cython.longlong) -> None:
+    def plan(self, _: Any = None) -> None:
+        """Decide on the next step of every replica that is due."""
+        engine: Engine
+        index: cython.longlong
+        now: cython.double = self._env.now
+        self._called = False
+        due, self._due = self._due, []
+        for index in due:
+            engine = self._engines[index]
+            if self._begins(engine, now):
+                self._add(index)
+                continue
+            self._rests[index] = 1
+            if engine.coming_s[0] < INFINITE:  # a request has yet to pass the front end
+                self._env.call(self.wake, index, max(0.0, engine.coming_s[0] - now))
+        self._go()
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _begins(self, engine: Engine, now: cython.double) -> cython.bint:
+        """Decide on a step, ``now`` or as early as the engine can; False when there is nothing to do."""
+        while True:
+            engine.collect(engine.seen)
+            if engine.begin(engine.now):
+                return True
+            now = max(engine.now, now)
+            if engine.seen >= now:
+                return False
+            # No step runs over which the next one was decided.
+            engine.now = engine.seen = now
+
+    @cython.cfunc
+    def _go(self) -> None:
+        """Run the steps that nobody can see, and come back for the first that somebody can."""
+        self._run(self._env.peek())
+        if self._size and self._ends[self._heap[0]] < self._armed_s:
+            self._armed_s = self._ends[self._heap[0]]
+            self._env.call(self.commit, self._armed_s, max(0.0, self._armed_s - self._env.now))
+
+    @cython.ccall
+    def commit(self, armed_s: cython.double) -> None:
+        """Hand out the tokens of the steps that end in this instant."""
+        engine: Engine
+        index: cython.longlong
+        if armed_s != self._armed_s:
+            return
+        self._armed_s = INFINITE
+        # What was planned may be gone with a replica that failed.
+        if self._size and self._ends[self._heap[0]] <= armed_s:
+            for index in self._take():
+                engine = self._engines[index]
+                if engine.planned and self.watch is None:
+                    engine.commit()
+                elif engine.planned:
+                    self.watch(engine)
+                self._due.append(index)
+        if self._env.peek() <= self._env.now:  # something else happens in this instant, and planning comes last
+            self._call()
+        else:
+            self.plan()
+
+    @cython.cfunc
+    def _add(self, index: cython.longlong) -> None:
         """An engine has planned a step."""
         engine: Engine = self._engines[index]
         # An engine without a step has run out of work; others must hear of that too.
@@ -3513,8 +3624,8 @@ class Lockstep:
             return self._ends[one] < self._ends[other]
         return self._numbers[one] < self._numbers[other]
 
-    @cython.ccall
-    def take(self) -> list[int]:
+    @cython.cfunc
+    def _take(self) -> list[int]:
         """Take out the steps that end next, all at the same time."""
         found: list[int] = [self._pop()]
         while self._size and self._ends[self._heap[0]] == self._ends[found[0]]:
@@ -3531,15 +3642,8 @@ class Lockstep:
             or (self._size > 2 and self._ends[self._heap[2]] == next_s)
         )
 
-    def drop(self, index: int) -> None:
-        """An engine has failed."""
-        kept = [place for place in np.asarray(self._heap)[: self._size].tolist() if place != index]
-        self._size = 0
-        for place in kept:
-            self._push(place)
-
-    @cython.ccall
-    def run(self, horizon: cython.double) -> None:
+    @cython.cfunc
+    def _run(self, horizon: cython.double) -> None:
         """Run the steps that end before ``horizon``, up to the first that others must hear of."""
         engine: Engine
         index: cython.longlong
@@ -3553,9 +3657,9 @@ class Lockstep:
                 engine.commit()
                 engine.collect(engine.seen)
                 engine.begin(engine.now)
-                self.add(index)
+                self._add(index)
                 continue
-            found: list[int] = self.take()
+            found: list[int] = self._take()
             tells = False
             for index in found:
                 tells |= self._tells[index]
@@ -3570,4 +3674,4 @@ class Lockstep:
                 engine = self._engines[index]
                 engine.collect(engine.seen)
                 engine.begin(engine.now)
-                self.add(index)
+                self._add(index)

@@ -60,11 +60,13 @@ class DueRequests:
         self.next_s = array("d", [inf])
         """One number: when the next one is seen; inf for none."""
 
-    def add(self, request: int, now: float) -> None:
-        """A request is sent at ``now``."""
-        self._times_s.append(self.pass_by(request, now))
+    def add(self, request: int, now: float) -> float:
+        """A request is sent at ``now``; returns when it is seen."""
+        seen_s = self.pass_by(request, now)
+        self._times_s.append(seen_s)
         self._requests.append(request)
         self.next_s[0] = self._times_s[0]
+        return seen_s
 
     def pass_by(self, request: int, now: float) -> float:
         """Let the front end work on a request that is sent at ``now`` and not kept here; returns when it is through."""
@@ -193,8 +195,8 @@ class RoutedFeed:
         """Requests handed over and not yet ended."""
         self.prefix_cache: Callable[[], Any] = lambda: None
         """The replica's prefix cache as it is now."""
-        self.wake: Callable[[], None] = lambda: None
-        """Lets the replica look again where it waits for something to do."""
+        self.wake: Callable[[float], None] = lambda at_s: None
+        """Lets the replica look again, at a time or now, where it waits for something to do."""
         self.down = False
         """Whether the replica has failed and is not back yet."""
         self.closed = False
@@ -217,9 +219,8 @@ class RoutedFeed:
 
     def put(self, request: int) -> None:
         """Hand over a request now."""
-        self._due.add(request, self._env.now)
         self.outstanding += 1
-        self.wake()
+        self.wake(self._due.add(request, self._env.now))
 
     def take(self, now: float) -> Sequence[int]:
         """Requests handed over and seen by ``now``."""

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simulator.errors import ForerunError, StalledError
-from simulator.serving.clock import Timeline
+from simulator.serving.clock import PLAN, Timeline
 from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.fleet.faults import Faults, break_down
 from simulator.serving.fleet.pool import Pool
-from simulator.serving.fleet.replica import Replica, StepLoop
+from simulator.serving.fleet.replica import Replica
 from simulator.serving.fleet.router import Router
 from simulator.serving.fleet.routing import policy
 from simulator.serving.fleet.transfer import KvLink, Transfers
@@ -128,9 +128,9 @@ class FleetRun:
         self.router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
         self.feeds = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
-        self._steps = StepLoop(env, self.replicas)
+        self.steps = self.replicas[0].lockstep(env, PLAN, [replica.engine for replica in self.replicas])
         for index, feed in enumerate(self.feeds):
-            feed.wake = partial(self._steps.wake, index)
+            feed.wake = partial(self.steps.wake, index)
         roles = [pool.role for pool in fleet.replicas]
         if self._transfers is not None:
             decode = [feed for feed, role in zip(self.feeds, roles, strict=True) if role == "decode"]
@@ -207,7 +207,7 @@ class FleetRun:
                 self._transfers.failed(index)
             handed_on = {sequence.index for sequence in replica.scheduler.held}
             lost = replica.lose(feed.lose())
-            self._steps.stop(index)
+            self.steps.stop(index)
             for sequence in lost:
                 self._resumed[sequence.index] = sequence.restarted()
                 if sequence.index not in handed_on:
@@ -217,9 +217,9 @@ class FleetRun:
 
         def recover() -> None:
             feed.down = False
-            self._steps.resume(index)
+            self.steps.resume(index)
             self.router.changed()
             if self._transfers is not None:
-                self._transfers.changed()
+                self._transfers.call()
 
         self._env.process(break_down(self._env, faults.of(index), fail, recover))

@@ -90,6 +90,7 @@ class Transfers:
         self._free_s: dict[int, float] = {}
         """When the link of each prefill replica is free."""
         self._called = False
+        self.full = False
 
     def start(self, feeds: Seq[RoutedFeed], decode: Iterable[RoutedFeed], replicas: Seq[Replica]) -> None:
         """Serve these replicas."""
@@ -105,12 +106,7 @@ class Transfers:
         """The KV of a prompt is complete and waits in ``source``."""
         self._feeds[source.index].left(sequence.index)
         self._waiting.append(_Journey(source, sequence, self._env.now))
-        self._call()
-
-    def blocks_freed(self, replica: Engine) -> None:
-        """A decode replica may have room for another."""
-        if self._waiting:
-            self._call()
+        self.call()
 
     def failed(self, index: int) -> None:
         """A replica is about to lose its caches: what it was to send is dropped, what it was to receive goes elsewhere.
@@ -126,11 +122,7 @@ class Transfers:
                 self._waiting.append(_Journey(journey.source, journey.sequence, journey.ready_s))
         self._waiting.sort(key=lambda journey: (journey.ready_s, journey.sequence.index))
         self._free_s.pop(index, None)
-        self._call()
-
-    def changed(self) -> None:
-        """A replica is back."""
-        self._call()
+        self.call()
 
     def _take_back(self, journey: _Journey) -> None:
         """Nothing of a journey has happened; what was reserved for it is free."""
@@ -140,9 +132,10 @@ class Transfers:
             if journey.incoming is not None:
                 self._replicas[journey.port.index].scheduler.cancel(journey.incoming)
             journey.port.left(journey.sequence.index)
-            journey.port.wake()
+            journey.port.wake(self._env.now)
 
-    def _call(self, _: object = None) -> None:
+    def call(self, _: object = None) -> None:
+        """Look again in this instant: a replica has room or is back, or a prompt has passed the front end."""
         if not self._called:
             self._called = True
             self._env.call(self._match, priority=ROUTE)
@@ -170,14 +163,14 @@ class Transfers:
             elif journey.port.index in full or not self._reserve(journey):
                 full.add(journey.port.index)
                 left.append(journey)
-        self._waiting = left
+        self._waiting, self.full = left, bool(full)
 
     def _announce(self, journey: _Journey, port: RoutedFeed) -> None:
         """The decode replica's front end gets the request; look again when it is through."""
         now = self._env.now
         journey.seen_s = port.announce(journey.sequence.index)
         if journey.seen_s > now:
-            self._env.call(self._call, delay=journey.seen_s - now)
+            self._env.call(self.call, delay=journey.seen_s - now)
             # The time by this clock, which may differ in the last bit.
             journey.seen_s = now + (journey.seen_s - now)
 
@@ -207,9 +200,9 @@ class Transfers:
         assert journey.incoming is not None
         self._moving.remove(journey)
         journey.source.scheduler.let_go(journey.sequence)
-        self._feeds[journey.source.index].wake()
+        self._feeds[journey.source.index].wake(self._env.now)
         self._replicas[journey.port.index].scheduler.arrive(journey.incoming, self._env.now)
         self._log.replica[journey.sequence.index] = journey.port.index
         self._log.transfers += 1
         self._log.transfer_s += self._env.now - journey.ready_s
-        journey.port.wake()
+        journey.port.wake(self._env.now)
