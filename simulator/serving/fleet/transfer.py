@@ -170,7 +170,7 @@ class Transfers:
         now = self._env.now
         journey.seen_s = port.announce(journey.sequence.index)
         if journey.seen_s > now:
-            self._env.call(self.call, delay=journey.seen_s - now)
+            self._env.call(self._match, delay=journey.seen_s - now, priority=ROUTE)
             # The time by this clock, which may differ in the last bit.
             journey.seen_s = now + (journey.seen_s - now)
 
