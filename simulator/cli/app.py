@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     ready_streams()
     gc.set_threshold(COLLECT_AFTER)
+    warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own
     try:
         refuse_empty(words)
         with unwound_by_sigterm():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import multiprocessing
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,14 @@ HOW_TO_BUILD = "python setup.py build_ext --inplace builds it where there is a C
 
 
 def engine_module(interpreted: bool = False) -> Any:
-    """The engine's classes: compiled where that was built from the source as it stands, unless told otherwise."""
-    found = None if interpreted else _compiled()[0]
+    """The engine's classes: compiled where that was built from the source as it stands, unless told otherwise.
+
+    Warns:
+        RuntimeWarning: nothing fits that is compiled.
+    """
+    found, reason = (None, None) if interpreted else _compiled()
+    if reason is not None and multiprocessing.parent_process() is None:
+        warnings.warn(reason, RuntimeWarning, stacklevel=2)  # Python shows the same one once
     return importlib.import_module("simulator.serving.engine") if found is None else found
 
 

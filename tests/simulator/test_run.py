@@ -150,7 +150,8 @@ def test_an_engine_that_is_not_compiled_says_so(monkeypatch):
     monkeypatch.setattr(engine_choice, "SOURCE_FILE", Path(__file__))
     engine_choice._compiled.cache_clear()
     reason = engine_choice.why_interpreted()
-    interpreted = simulate(scenario(engine={"scheduler": "prefill-first"}))
+    with pytest.warns(RuntimeWarning, match="setup.py build_ext --inplace"):
+        interpreted = simulate(scenario(engine={"scheduler": "prefill-first"}))
     monkeypatch.undo()
     engine_choice._compiled.cache_clear()
     assert reason is not None
