@@ -388,7 +388,11 @@ class SpeculationConfig(Section):
                 f"(trees: {', '.join(trees)})"
             )
         if self.acceptance is None:
-            raise ValueError(f"method '{self.method}' needs acceptance")
+            raise ValueError(
+                f"method '{self.method}' needs acceptance: what your engine counted ({{log: engine.log}}), a published "
+                "curve ({curve: NAME}; forerun workloads curves lists them), or rates such as "
+                "{conditional: [0.75, 0.7, 0.65]}"
+            )
         self._check_draft()
         self._check_depth(self.acceptance)
         if self.tree is not None and named(self.policy).name not in TREE_POLICIES:

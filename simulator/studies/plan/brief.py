@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from simulator.studies.paired import chance_words
@@ -34,6 +35,7 @@ def brief_document(plan: Plan) -> dict[str, Any] | None:
         "headroom": _headroom(plan, best),
         "a replica fails": _failure(plan, best),
         "twice the load": _growth(plan, best),
+        **_by_hour(plan, best),
         "how sure": _chance(best),
         "what would change it": _changes(plan, best),
         "rests on": BASIS[verdict.observation.basis],
@@ -98,6 +100,27 @@ def _growth(plan: Plan, best: Candidate) -> str:
     if grown.replicas == best.replicas:
         return "the same replicas hold it"
     return f"{grown.replicas} replicas ({_bill(grown)})"
+
+
+def _by_hour(plan: Plan, best: Candidate) -> dict[str, str]:
+    """What replicas that follow a profile save; empty without one."""
+    hours = plan.outlook.hours if plan.outlook is not None else ()
+    if not hours:
+        return {}
+    counts = [replicas for *_, replicas in hours]
+    mean, monthly = sum(counts) / len(counts), _monthly(best)
+    bill = "" if monthly is None else f", ${monthly * mean / best.layout.rented(best.replicas):,.0f} a month"
+    return {"by the hour": f"{min(counts)} to {max(counts)} replicas, {mean:.1f} in the mean{bill} if they follow"}
+
+
+def hours_table(hours: list[dict[str, Any]]) -> Table:
+    """Replicas that hold each hour of a profile, equal hours together."""
+    groups = [list(group) for _, group in groupby(hours, key=lambda hour: hour["replicas"])]
+    rows = [
+        (f"{group[0]['start_s'] / 3600:g} h", max(hour["request_rate"] for hour in group), group[0]["replicas"])
+        for group in groups
+    ]
+    return Table("Replicas by the hour", ("from", "highest req/s", "replicas"), rows, name="hours")
 
 
 def _changes(plan: Plan, best: Candidate) -> str:

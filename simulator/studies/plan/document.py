@@ -19,7 +19,7 @@ from simulator.result import StudyResult, Summary
 from simulator.scenario import is_log, scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
-from simulator.studies.plan.brief import brief_document, brief_table
+from simulator.studies.plan.brief import brief_document, brief_table, hours_table
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
 from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
 from simulator.studies.study_file import Source, StudyFile, study_of, study_of_log, yaml_text
@@ -266,8 +266,13 @@ class PlanResult(StudyResult):
             found.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
         found.append(_command_table(rows))
         if self.document["brief"] is not None:
-            found.append(brief_table(self.document["brief"]))
+            found += [brief_table(self.document["brief"]), hours_table(self.document.get("hours") or [])]
         return [table for table in found if table.rows] or found[:1]
+
+
+def _hours(plan: Plan) -> list[Document]:
+    hours = plan.outlook.hours if plan.outlook is not None else ()
+    return [dict(zip(("start_s", "request_rate", "replicas"), hour, strict=True)) for hour in hours]
 
 
 FAILING = {
@@ -380,6 +385,7 @@ def plan_document(plan: Plan) -> Document:
             "pareto": [candidate.name for candidate in pareto_front(plan)],
             "conclusion": conclusion(plan),
             "brief": brief_document(plan),
+            "hours": _hours(plan),
             "replications": plan.options.replications,
             "runs": plan.runs,
             "scenario": scenario_document(plan.study.scenario),

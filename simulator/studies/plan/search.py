@@ -109,6 +109,8 @@ class Outlook:
     """With one of its replicas down; None where it has but one."""
     doubled: Candidate | None
     """Its replicas for twice the load; None where none of those tried holds."""
+    hours: tuple[tuple[float, float, int], ...] = ()
+    """Where the rate follows a profile: start (s), highest rate (requests per second) and replicas of each hour."""
 
 
 GROWTH = 2.0
@@ -199,11 +201,31 @@ def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]
         raise ForerunError(
             "workload.arrivals: a plan needs a rate to hold: give rate, max_rate or trace, or a request_rate here"
         )
-    return load, rate * options.growth
+    profile = _profile(scenario)
+    return load, rate * options.growth * (1.0 if profile is None else max(factor for _, factor in profile))
+
+
+def _profile(scenario: Scenario) -> Sequence[tuple[float, float]] | None:
+    arrivals = scenario.workload.arrivals
+    return None if arrivals is None else arrivals.profile
+
+
+def highest_by_hour(profile: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Start (s) of each hour of a profile, or of each 24th part of one shorter than a day, and its highest factor over
+    the profile's highest.
+    """
+    at_s, factor = np.array(profile, dtype=np.float64).T
+    step = min(3600.0, at_s[-1] / 24)
+    starts = np.arange(0.0, at_s[-1] * (1 - 1e-9), step)
+    most = [max(np.interp([t, min(t + step, at_s[-1])], at_s, factor).max(),
+                factor[(at_s >= t) & (at_s <= t + step)].max(initial=0.0)) for t in starts]  # fmt: skip
+    return [(float(t), float(one / factor.max())) for t, one in zip(starts, most, strict=True)]
 
 
 def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[str]:
     notes = list(study.notes)
+    if _profile(study.scenario) is not None:
+        notes.append("workload.arrivals.profile: the rate planned for is that of its busiest moment")
     chips = {layout.scenario.hardware.chip for layout in usable}
     if not by_price and any(layout.usd_per_hour is not None for layout in usable):
         notes.append("not every chip has a price: layouts are ranked by their number of chips")
@@ -528,8 +550,24 @@ class CheapestFirst(_Search):
         for replicas in range(first, first + MORE_TRIED + 1):
             doubled = self._tried_at(layout, replicas, grown)
             if doubled.status == "meets":
-                return Outlook(one_less, doubled)
-        return Outlook(one_less, None)
+                break
+        return Outlook(one_less, doubled if doubled.status == "meets" else None, self._hours(best))
+
+    def _hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
+        """The fewest replicas of the best layout that hold the highest rate of each hour of a profile."""
+        profile = _profile(self._plan.study.scenario)
+        if profile is None:
+            return ()
+        rates = [(start, self._rate * share) for start, share in highest_by_hour(profile)]
+        held: dict[int, float] = {best.replicas: self._rate}
+        for replicas in range(1, best.replicas):
+            reach = (best.max_rate or self._rate) * replicas / best.replicas
+            within = sorted({rate for _, rate in rates if 0 < rate <= reach}, reverse=True)
+            held[replicas] = next(
+                (rate for rate in within if self._tried_at(best.layout, replicas, rate).status == "meets"), 0.0
+            )
+        least = [min(n for n, most in held.items() if rate <= most) if rate else 0 for _, rate in rates]
+        return tuple((start, rate, best.layout.rented(n)) for (start, rate), n in zip(rates, least, strict=True))
 
     def _tried_at(self, layout: Layout, replicas: int, rate: float) -> Candidate:
         load = self._load.long_enough(self._plan.study.scenario, rate, self._longest_wait_s)

@@ -113,7 +113,7 @@ def test_a_grown_tree_averages_over_steps():
         ("eagle", {"tree": {"name": "eagle-25", "depth": 3}}, "(got name, depth)"),
         ("eagle", {"tree": {"choices": [[0, 0]]}}, "hangs on [0]"),
         ("eagle", {"tree": "eagle-25", "acceptance": {"per_position": [0.5]}}, "the tree's depth is 5"),
-        ("eagle", {"num_speculative_tokens": 2, "acceptance": None}, "needs acceptance"),
+        ("eagle", {"num_speculative_tokens": 2, "acceptance": None}, "forerun workloads curves lists them"),
         ("eagle", {"num_speculative_tokens": 2, "draft": {"draft_vocab_size": 9}}, "no use for draft.draft_vocab_size"),
         ("ngram", {"num_speculative_tokens": 2, "draft": {"num_layers": 1}}, "no use for draft.num_layers"),
         ("draft-model", {"num_speculative_tokens": 2}, "needs draft: {model: ...}"),

@@ -16,7 +16,16 @@ from simulator.scenario import Scenario, load_scenario
 from simulator.studies.plan.document import plan, plan_document
 from simulator.studies.plan.layouts import layouts, search_axes
 from simulator.studies.plan.objectives import objective_of
-from simulator.studies.plan.search import Candidate, CheapestFirst, Plan, PlanOptions, hopeless, make_plan, overload
+from simulator.studies.plan.search import (
+    Candidate,
+    CheapestFirst,
+    Plan,
+    PlanOptions,
+    highest_by_hour,
+    hopeless,
+    make_plan,
+    overload,
+)
 from simulator.studies.plan.trials import find_highest_rate, highest_rate, judge, load_of, trial
 from simulator.studies.study_file import StudyFile, Variant, parse_vary, settings_name
 
@@ -355,3 +364,34 @@ def test_from_a_log_to_a_plan(tmp_path, capsys):
     assert "is a log of requests, not a scenario; forerun plan" in capsys.readouterr().err
     assert main(["plan", str(log), *quick_plan, "--map", "arrival"]) == 2
     assert "--map arrival: write WORD=COLUMN" in capsys.readouterr().err
+
+
+def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
+    profile = [(0, 0.2), (28_800, 0.3), (43_200, 2.0), (72_000, 1.6), (86_400, 0.2)]
+    workload = {
+        "arrivals": {"process": "poisson", "request_rate": 20.0, "profile": profile},
+        "input_tokens": 512,
+        "output_tokens": 64,
+        "num_requests": 200,
+    }
+    scenario = Scenario.model_validate(
+        {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": workload}
+    )
+    axes = {"hardware.tensor_parallel": (1,), "engine.max_num_batched_tokens": (2048,)}
+    slo = {"p99_ttft_ms": 300, "p99_tpot_ms": 12}
+    few = {"replications": 1, "requests": 200, "finalists": 1, "max_replicas": 8, "jobs": 1, "interval": False}
+    found = plan(scenario, slo=slo, vary=axes, **few)
+    hours, most = found.document["hours"], found.best["replicas"]
+    assert found.document["request_rate"] == 40
+    assert [hour["start_s"] for hour in hours] == [3600 * n for n in range(24)]
+    assert hours[0]["request_rate"] == pytest.approx(20 * (0.2 + 0.1 / 8))
+    assert max(hour["request_rate"] for hour in hours) == 40
+    by_rate = sorted((hour["request_rate"], hour["replicas"]) for hour in hours)
+    assert [n for _, n in by_rate] == sorted(n for _, n in by_rate)
+    assert (by_rate[0][1], by_rate[-1][1]) == (1, most)
+    assert most > 1
+    assert "by the hour" in found.document["brief"]
+    assert found.table("hours").rows[0][2] == 1
+    shorter = highest_by_hour([(0, 1.0), (240, 3.0)])
+    assert len(shorter) == 24
+    assert shorter[-1] == (230, 1.0)
