@@ -44,6 +44,8 @@ def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], A
         ("engine.host_link", load_link, engine.host_link),
         ("workload.trace", resolve, workload.trace),
     ]
+    found += [(f"hardware.layers_on.{i}.chip", load_chip, share.chip) for i, share in enumerate(hardware.layers_on)]
+    found += [(f"hardware.tensor_chips.{i}", load_chip, name) for i, name in enumerate(hardware.tensor_chips)]
     dtypes = scenario.weights_dtype
     if isinstance(dtypes, dict):
         found += [(f"weights_dtype.{part}", dtype_bytes, dtype) for part, dtype in dtypes.items()]

@@ -87,6 +87,8 @@ def unit_of(name: str) -> str:
 EXAMPLES = {
     "hardware.expert_routing": "power-law-1.2",
     "hardware.power_limit_w": "500",
+    "hardware.layers_on": "[{chip: cpu-ddr5-2ch, layers: 12}]",
+    "hardware.tensor_chips": "[rtx-5080]",
     "hardware.link": "nvlink4",
     "hardware.pipeline_link": "infiniband-ndr",
     "engine": "{framework: vllm, max_num_seqs: 128}",

@@ -59,6 +59,14 @@ def test_each_misspelt_name_is_told_with_its_field(path, value, meant):
     assert meant in text
 
 
+def test_other_chips_of_the_machine_are_looked_up_too():
+    for path, value in (("layers_on", [{"chip": "rtx-309"}]), ("tensor_chips", ["rtx-309"])):
+        ranks = {"hardware.tensor_parallel": 2} if path == "tensor_chips" else {}
+        wrong = scenario_from(tiny_data(), "unlike").with_values({f"hardware.{path}": value} | ranks)
+        with pytest.raises(ForerunError, match=rf"hardware\.{path}\.0.*'rtx-309'"):
+            check_names(wrong)
+
+
 def test_a_trace_that_is_not_there():
     workload = {"trace": "azure-conv-202"}
     with pytest.raises(ForerunError, match=r"workload\.trace: azure-conv-202: no such file.*azure-conv-2023"):
