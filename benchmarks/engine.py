@@ -4,7 +4,7 @@ Run: python benchmarks/engine.py [--cases REGEX] [--json FILE] [--mooncake TRACE
 
 CPU is user + system of the whole process, start-up and summary included; memory is its peak resident set. ``of
 asked`` is requests per CPU second over what is aimed at; with ``--growth`` each kind of work is run at 10,000, 30,000
-and 100,000 requests, one replica's work on 8 to 512 of them, and the exponents of CPU time, less start-up, are told.
+and 100,000 requests, and 8 to 512 replicas on 200 requests each; the exponents of CPU time, less start-up, are told.
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ ASKED = {
 GROWN = ("chat-busy-100000", "constant-busy-100000", "eagle3-spread-100000", "draft-model-100000", "grown-tree-20000")
 SIZES = (10_000, 30_000, 100_000)
 FLEETS = (8, 64, 512)
+EACH = 200
+"""Requests of each of their replicas: fewer to each would be more steps to a request, as batches never fill."""
 
 MOONCAKE = "mooncake-prefix-cache-100000"
 
@@ -180,7 +182,7 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
 
 
 def growth(results: dict[str, Any], folder: Path) -> None:
-    """Exponents of CPU time over requests at one load, and over replicas at 100,000 requests in all."""
+    """Exponents of CPU time over requests at one load, and over replicas that have as many requests each."""
     start = results["start-up"]["first_run_cpu_s"]
     cases = {name: CASES[name] for name in GROWN} | {"sessions-8-replicas": CASES["sessions-8-replicas-20000"]}
     for name, case in cases.items():
@@ -189,7 +191,7 @@ def growth(results: dict[str, Any], folder: Path) -> None:
             grown = case | {"workload": case["workload"] | {"num_requests": size}}
             spent.append(measure(grown, folder)["cpu_s"] - start)
         results[f"growth {name}"] = told(name, "requests", SIZES, spent)
-    spent = [measure(scenario(CHAT, SIZES[-1], 60.0 * n, replicas=n), folder)["cpu_s"] - start for n in FLEETS]
+    spent = [measure(scenario(CHAT, EACH * n, 60.0 * n, replicas=n), folder)["cpu_s"] - start for n in FLEETS]
     results["growth replicas"] = told("chat, least outstanding", "replicas", FLEETS, spent)
 
 
