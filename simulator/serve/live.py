@@ -260,7 +260,8 @@ def rehearse(build: Build) -> None:
     room = (limits.num_blocks - limits.watermark_blocks) * limits.block_size
     longest = min(limits.max_num_batched_tokens, limits.max_model_len or room, room) - 2
     prompts = [longest >> power for power in range(longest.bit_length()) if longest >> power]
-    for requests in (*([(prompt, 2)] for prompt in prompts), [(1, 1 + row) for row in range(1, limits.max_num_seqs)]):
+    batch = [(1, 1 + row % 256) for row in range(1, limits.max_num_seqs)]
+    for requests in (*([(prompt, 2)] for prompt in prompts), batch):
         for prompt, answer in requests:
             if build.fleet.refusal(prompt, answer) is None:
                 fleet.submit(prompt, answer, at_s=fleet.now)
