@@ -12,10 +12,9 @@ from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Bytes, Count, Flops, Hertz, NonNegative, Positive, Rate, Record, Source
 
 CLOCK_POWER = 2.0
-"""Power of the clock that a core's draw goes with, down from the top of its voltage curve. With the share below, a
-GeForce RTX 5090 taken from 600 to 400 W loses 5 % of plain decoding, as measured, and 9 % of verifying four draft
-tokens, where 18 % were (community A/B of llama.cpp, 2026): a governor that sees heavier kernels draw more lowers their
-clock further."""
+"""Power of the clock that a core's draw goes with, down from the top of its voltage curve. With the share below, as the
+clocks of a GeForce RTX 3090 were read under llama.cpp: 1,380 of 1,680 MHz at 290 of 388 W, 1,290 of 1,905 at 210 of
+354 W, and 1,350 of 1,710 at 250 of 381 W (prompts) (club-3090, docs/HARDWARE.md, 2026)."""
 UNCORE_SHARE = 0.25
 """Share of the TDP that no core clock lowers: memory, links, leakage (assumed)."""
 

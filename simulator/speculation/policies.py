@@ -32,10 +32,16 @@ prompts that it computes; drafting included."""
 
 SwitchSeconds = Callable[[int, int], float]
 """Seconds of a change of K by (sequences, tokens in all that the drafter has not seen)."""
+REMEMBERED, FORGET = 10.0, 30.0
+"""Drafts that a belief counts for at most while nothing is drafted, and steps after which 1/e of it is left: requests
+that nobody drafted for take the place of those that were seen, and a controller at rest has to look again."""
+PROMPTS_LAST = 0.125
+"""Share of its steps that a sequence shares with prompts where the present step has some: what a draft token saves is a
+mean of such steps and of steps that only decode. Set, with the three constants around it, on 40 searched patterns."""
 PRIOR_DRAFTS = 2.0
 """Drafts that a belief counts for beside those seen."""
 ENTROPY_WEIGHT = 0.4
-PATIENCE = 0.25
+PATIENCE = 0.2
 """Share of what a change costs by which the present K must have fallen behind."""
 MARGIN = 0.02
 """Share of the tokens that each draft token must gain beyond its price in a decode step: steps that compute prompts pay
@@ -216,6 +222,8 @@ class PositionRates:
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
         """Age what is known and add a step's drafts."""
+        if not drafted:
+            self._forget()
         for counts, kept in ((self._recent, exp(-1.0 / self.window)), (self._belief, exp(-0.05 / self.window))):
             for place, count in enumerate(counts):
                 count[0] *= kept
@@ -223,6 +231,13 @@ class PositionRates:
                 if place < drafted:
                     count[0] += sum(1 for tokens in accepted if tokens > place)
                     count[1] += sum(1 for tokens in accepted if tokens >= place)
+
+    def _forget(self) -> None:
+        """Requests that nobody drafted for take the place of those that were seen: a belief comes to weigh less."""
+        for count in self._belief:
+            kept = min(1.0, REMEMBERED / count[1]) * exp(-1.0 / FORGET) if count[1] > 0 else 1.0
+            count[0] *= kept
+            count[1] *= kept
 
     def conditional(self) -> list[float]:
         """The estimates, first position first: the belief of each, all times what the latest drafts say of its level.
@@ -334,7 +349,9 @@ class Forerun:
         seconds = [priced(self.step_seconds, batch, tokens) for tokens in choices]
         worth = min(one / tokens for one, tokens in zip(seconds, expected, strict=True))
         if batch.prompt_tokens:
+            alone = seconds[0]
             seconds = [priced(self.step_seconds, batch, tokens, batch.prompt_tokens) for tokens in choices]
+            worth *= 1.0 + PROMPTS_LAST * (seconds[0] / alone - 1.0)
         cost = self._cost(batch.seqs)
         lost = [one - worth * tokens for one, tokens in zip(seconds, expected, strict=True)]
         behind = [was + one for was, one in zip(self._behind, lost, strict=True)]

@@ -27,6 +27,18 @@ def test_compute_pays_for_a_limit_and_memory_does_not():
     assert one < 1.05
 
 
+@pytest.mark.parametrize(
+    ("draws", "clocks", "error"),
+    [((290, 388), (1380, 1680), 0.01), ((210, 354), (1290, 1905), 0.01), ((250, 381), (1350, 1710), 0.06)],
+)
+def test_clocks_fall_as_they_were_read_under_three_workloads(draws, clocks, error):
+    """RTX 3090 under llama.cpp: a dense model and a mixture that decode, prompts (club-3090, docs/HARDWARE.md)."""
+    whole = load_chip("rtx-3090")
+    whole = whole.model_copy(update={"power": whole.power.model_copy(update={"tdp_w": float(max(draws))})})
+    ratio = whole.at_power_limit(float(min(draws))).compute.clock_hz / whole.compute.clock_hz
+    assert ratio == pytest.approx(clocks[0] / clocks[1], abs=error)
+
+
 def test_a_fit_vouches_for_no_other_clock():
     capped = load_chip("h100-sxm").at_power_limit(500.0)
     whole = KernelLibrary("h100-sxm", "vllm").parameters("attention_decode")

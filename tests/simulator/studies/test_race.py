@@ -211,8 +211,19 @@ def test_drafts_must_be_worth_their_drafter_s_pass_over_prompts():
 
     policy = Forerun(PositionRates(1, prior=0.5), seconds, lambda seqs, skipped: 1.0)
     assert {policy.choose(Batch(4, 1000)) for _ in range(20)} == {1}
-    assert [policy.choose(Batch(4, 1000, 8192)) for _ in range(4)][-1] == 0
+    assert [policy.choose(Batch(4, 1000, 8192)) for _ in range(12)][-1] == 0
     assert [policy.choose(Batch(4, 1000)) for _ in range(20)][-1] == 1
+
+
+def test_a_controller_at_rest_looks_again():
+    """Acceptance that was nil, and of which nothing is seen any more, is no reason to rest for good."""
+    rates = PositionRates(2, prior=0.5)
+    for _ in range(300):
+        rates.observe(1, [0] * 8)
+    assert rates.conditional()[0] < 0.05
+    for _ in range(150):
+        rates.observe(0, [0] * 8)
+    assert rates.conditional()[0] > 0.4
 
 
 def test_rates_follow_a_change_of_acceptance_at_every_position():
