@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from simulator.settings import PositiveInt, Section
+from simulator.settings import PositiveInt, Replicas, Section
 
 Chips = Annotated[int, Field(gt=0, le=4096)]
 """More than any one replica has been built of; tables grow with it."""
@@ -53,7 +53,7 @@ class HardwareConfig(Section):
     have equal shares, and the slowest sets the pace."""
     speculative_parallel: PositiveInt = 1
     """Device groups of attention-level speculation."""
-    replicas: Annotated[int, Field(gt=0, le=10_000)] = 1
+    replicas: Replicas = 1
     """Independent copies of the whole engine behind one router."""
     power_limit_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Board power limit of every chip (``nvidia-smi -pl``), in watts: clocks, and so compute, fall, memory hardly does;

@@ -63,6 +63,7 @@ def test_speedup_lines_are_the_closed_form_inside_their_band():
 def test_sensitivity_shows_every_case_and_its_range():
     data = sensitivity_data(SET, 131072, 0.875)
     figure = sensitivity_figure(data)
+    assert max(len(case.name) for case in data.cases) <= 42, "a name stands in the figure on a phone without being cut"
     assert "1.02x to 1.61x" in figure.layout.title.text
     assert len(figure.data[0].x) == len(SET.cases)
     ends = np.array(figure.data[0].base) + np.array(figure.data[0].x)

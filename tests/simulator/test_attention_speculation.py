@@ -380,13 +380,13 @@ def test_requests_drawn_by_themselves_have_the_mean_of_the_closed_form():
     load = {"arrivals": {"process": "burst"}, "input_tokens": 8000, "output_tokens": 300, "num_requests": 8}
     block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": 0.4, "token_correlation": 0.0}
 
-    def steps(hits, stepping="fast"):
+    def steps(hits, stepping="fast", **fewer):
         own = {name: value for name, value in block.items() if hits == "drawn" or name != "token_correlation"}
         engine = ENGINE | {"max_num_batched_tokens": 8192, "stepping": stepping}
-        return simulate(scenario(own | {"hits": hits}, engine=engine, workload=load), 5).steps
+        return simulate(scenario(own | {"hits": hits}, engine=engine, workload=load | fewer), 5).steps
 
-    mean, found, oracle = steps("mean"), steps("drawn"), steps("drawn", "exact-steps")
-    assert_allclose(found.seconds, oracle.seconds, rtol=1e-9)
+    mean, found, oracle = steps("mean"), steps("drawn"), steps("drawn", "exact-steps", output_tokens=40)
+    assert_allclose(found.seconds[:40], oracle.seconds[:40], rtol=1e-9)  # until the first of the shorter answers ends
     decoding = (mean.prefill_seqs == 0) & (mean.decode_seqs == 8)
     apart = found.seconds[decoding] - mean.seconds[decoding]
     assert decoding.sum() > 200

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from simulator.serving.rules import AdmissionName, RoutingName
-from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section, Share
+from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Replicas, Section, Share
 
 Role = Literal["both", "prefill", "decode"]
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -83,9 +83,9 @@ class AutoscalerConfig(Section):
     """hpa: requests running or waiting, one of the two, or the share of KV blocks in use (0 to 1)."""
     target: PositiveFloat | None = None
     """hpa: what each replica should have of the metric."""
-    min_replicas: PositiveInt = 1
+    min_replicas: Replicas = 1
     """Fewest replicas that are kept."""
-    max_replicas: PositiveInt
+    max_replicas: Replicas
     """Most replicas that are started."""
     interval_s: PositiveSeconds = 15.0
     """Time from one look to the next (the HPA's 15 s; KEDA's ``pollingInterval`` is 30 s by default)."""

@@ -140,6 +140,7 @@ def test_a_rate_profile_gives_each_moment_its_rate():
     ("changes", "said"),
     [
         ({"max_replicas": 2, "min_replicas": 3}, "min_replicas"),
+        ({"max_replicas": 10_001}, "max_replicas: must be less than or equal to 10000"),
         ({"target": None}, "target"),
         ({"rule": "llm-d"}, "target"),
         ({"max_replicas": 1, "replicas": 2}, "hardware.replicas"),
