@@ -238,7 +238,8 @@ def verified_survival(config: SpeculationConfig) -> FloatArray:
     """Chance that at least 1, 2, ... of the tokens that are verified are accepted."""
     if named(config.policy).name != DRAFT_GATE:
         return draft_survival(config)
-    return np.cumprod(chain_behind(config).kept)
+    survival: FloatArray = np.cumprod(chain_behind(config).kept)
+    return survival
 
 
 def build_drafter(request: DraftRequest) -> Drafter:

@@ -66,8 +66,8 @@ class HardwareConfig(Section):
     @model_validator(mode="after")
     def _one_way_to_split(self) -> HardwareConfig:
         for name in ("layers_on", "tensor_chips"):
-            others = ("pipeline_parallel", "expert_parallel", "attention_data_parallel", "speculative_parallel")
-            others += ("tensor_parallel",) if name == "layers_on" else ()
+            others = ["pipeline_parallel", "expert_parallel", "attention_data_parallel", "speculative_parallel"]
+            others += ["tensor_parallel"] if name == "layers_on" else []
             taken = next((other for other in others if getattr(self, other) > 1), None)
             if getattr(self, name) and taken is not None:
                 raise ValueError(f"{name}: not modelled beside {taken}; leave that at 1")

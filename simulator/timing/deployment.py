@@ -157,10 +157,11 @@ class Deployment:
         for place in self.elsewhere:
             if not place.experts:
                 part = self._layers(self.architecture.layers_between(first, first + place.layers))
-                ends = {"first_stage": first == 0, "last_stage": False}
-                found.append(replace(part, chip=place.chip, kernels=place.kernels, link=place.link, **ends))
+                part = replace(part, first_stage=first == 0, last_stage=False)
+                found.append(replace(part, chip=place.chip, kernels=place.kernels, link=place.link))
                 first += place.layers
-        groups, last = (), self.architecture.num_layers
+        groups: tuple[LayerGroup, ...] = ()
+        last = self.architecture.num_layers
         experts = next((place for place in self.elsewhere if place.experts), None)
         if experts is not None:
             cut = min(last, first + experts.layers)

@@ -94,8 +94,9 @@ def _slowest(name: str) -> Callable[..., KernelTime]:
     """The method ``name`` of every library, whichever takes longest."""
 
     def method(self: SlowestKernels, *sizes: Any, **named: Any) -> KernelTime:
-        first, *others = (getattr(one, name)(*sizes, **named) for one in self._all)
-        for other in others:
+        times: list[KernelTime] = [getattr(one, name)(*sizes, **named) for one in self._all]
+        first = times[0]
+        for other in times[1:]:
             first = _choose(np.asarray(other.seconds > first.seconds), other, first)
         return first
 
