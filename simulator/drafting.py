@@ -238,7 +238,7 @@ def verified_survival(config: SpeculationConfig) -> FloatArray:
     """Chance that at least 1, 2, ... of the tokens that are verified are accepted."""
     if named(config.policy).name != DRAFT_GATE:
         return draft_survival(config)
-    survival: FloatArray = np.cumprod(chain_behind(config).kept)
+    survival: FloatArray = np.cumprod(chain_behind(config).kept, dtype=np.float64)
     return survival
 
 
