@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import multiprocessing
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,18 @@ def engine_module(interpreted: bool = False) -> Any:
         RuntimeWarning: nothing fits that is compiled.
     """
     found, reason = (None, None) if interpreted else _compiled()
-    if reason is not None and multiprocessing.parent_process() is None:
-        warnings.warn(reason, RuntimeWarning, stacklevel=2)  # Python shows the same one once
+    if reason is not None:
+        _warn(reason)
     return importlib.import_module("simulator.serving.engine") if found is None else found
+
+
+def _warn(reason: str) -> None:
+    """Say it once, and in no worker process; a run that fits imports nothing for it."""
+    import multiprocessing
+    import warnings
+
+    if multiprocessing.parent_process() is None:
+        warnings.warn(reason, RuntimeWarning, stacklevel=3)  # Python shows the same one once
 
 
 def why_interpreted() -> str | None:
