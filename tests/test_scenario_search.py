@@ -52,6 +52,10 @@ def test_studies_of_random_scenarios_end_with_a_result_or_one_line(command, tmp_
         if command in ("tune", "race", "draft-pool"):  # they are about a drafter on equal replicas
             data = {name: part for name, part in data.items() if name not in ("pools", "faults", "router")}
             data["speculation"] = PARTS["speculation"][seed % len(PARTS["speculation"])]
+        if command == "draft-pool" and seed % 2:  # on chips of its own, with what else was drawn
+            draft = {"model": "llama-3.2-1b", "chip": "h100-sxm"}
+            chain = {"method": "draft-model", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7}}
+            data |= {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "speculation": chain | {"draft": draft}}
         (tmp_path / "s.json").write_text(json.dumps(data), "utf-8")
         more = ["--store", str(tmp_path / f"{seed}.sweep")] if command == "sweep" else []
         code = main([command, str(tmp_path / "s.json"), *STUDIES[command].split(), *more])
