@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -108,13 +110,19 @@ def compute_own(_context: Context, values: Values) -> Shown:
     return {}, {"gain": gain_figure(GainData(title, values["model"], tuple(rows), both.basis))}
 
 
+@lru_cache(maxsize=64)
+def _fitting(chip: str, batch: int, tolerance: float, window: int) -> tuple[Mapping[str, Any], ...]:
+    """Layouts of the atlas with their gains where any context fits; kept, as pricing them takes seconds."""
+    levers = {"lambda": tolerance, "window_tokens": window, "speculation": None}
+    layouts = [{"chip": chip, "model": m, "chips": n} | levers for m, n in product(ATLAS_MODELS, ATLAS_GROUPS)]
+    priced = (case for one in layouts for case in atlas_gains([one], [batch]) if "gains" in case)
+    return tuple(case for case in priced if any(row["fits"] for row in case["gains"]))
+
+
 def compute_atlas(_context: Context, values: Values) -> Shown:
     """Every model of the atlas on the chosen chip, in groups of several sizes."""
     chip, batch = values["chip"], values["batch"]
-    levers = {"lambda": values["lambda"], "window_tokens": values["window"], "speculation": None}
-    layouts = [{"chip": chip, "model": m, "chips": n} | levers for m, n in product(ATLAS_MODELS, ATLAS_GROUPS)]
-    priced = [case for one in layouts for case in atlas_gains([one], [batch]) if "gains" in case]
-    found = [case for case in priced if any(row["fits"] for row in case["gains"])]
+    found = _fitting(chip, batch, values["lambda"], values["window"])
     if not found:
         raise ForerunError(f"{chip}: no model of the atlas fits with its KV at batch {batch}; choose a smaller one")
     names = [f"{case['model']} · {case['chips']}" for case in found]
