@@ -462,8 +462,14 @@ def layer_parts(layer: Layer) -> int:
 
 
 def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> Iterator[Call]:
-    """All-reduces of one layer: after attention, and after whatever of the MLP no other group shares."""
+    """All-reduces of one layer: after attention, and after whatever of the MLP no other group shares.
+
+    A norm over whole queries and keys, of which each chip has a part, adds up their sums of squares first (MiniMax;
+    vLLM's ``MiniMaxText01RMSNormTP``: one all-reduce of two 4-byte numbers a token).
+    """
     mlp, groups = layer.feed_forward, deployment.attention_data_parallel
+    if isinstance(layer.mixer, Attention) and layer.mixer.qk_norm == "vector":
+        yield from collective("query and key norms all-reduce", deployment, "all_reduce", 8 * tokens)
     once = groups > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size
     message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
     yield from collective("layer all-reduce", deployment, "all_reduce", message, layer_parts(layer) - once)

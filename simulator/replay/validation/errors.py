@@ -68,7 +68,15 @@ def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[E
         return (row.section, row.ships) not in anew
 
     kept = [row for row in recorded if stays(row)]
-    return sorted([*kept, *computed], key=lambda row: (SECTIONS.index(row.section), not row.ships))
+
+    def place(row: ErrorRow) -> tuple[int, bool, str]:
+        return (
+            SECTIONS.index(row.section),
+            not row.ships,
+            row.name if row.section == "requests" and not row.ships else "",
+        )
+
+    return sorted([*kept, *computed], key=place)
 
 
 def read_errors(path: Path) -> list[ErrorRow]:

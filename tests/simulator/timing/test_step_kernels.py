@@ -5,7 +5,7 @@ import pytest
 from golden.golden import scenarios
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_step import arrays, deployment
+from test_step import arrays, decode, deployment
 
 from simulator.build import build_alone
 from simulator.llm import architecture_names
@@ -105,6 +105,14 @@ def test_kernels_add_up_however_the_model_is_spread(layout):
 
 GOLDEN = scenarios()
 TIMERS = {}
+
+
+@pytest.mark.parametrize(("model", "chips", "seen"), [("minimax-m2", 8, 62), ("minimax-m2", 1, 0), ("qwen3-32b", 8, 0)])
+def test_norms_over_whole_queries_add_up_what_chips_have(model, chips, seen):
+    """MiniMax's norm is over all heads, of which a chip has some; norms over one head need no other chip."""
+    found = running(StepTimer(deployment(model, tensor_parallel=chips), 512).kernels(arrays(decode(8, 900))))
+    reduced = [one for one in found if one.name == "query and key norms all-reduce"]
+    assert sum(one.times for one in reduced) == seen
 
 
 def golden_timer(name):
