@@ -279,6 +279,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         message = "must be a mapping of fields"
     if problem["type"] == "too_short":
         message = "must not be empty"
+    if problem["type"] == "tuple_type":
+        message = "must be a list"
     value = problem["input"]
     if problem["type"] == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{path}: must be a whole number; write {value:.0f} (got {value!r})"

@@ -109,6 +109,7 @@ def ratio_of(logs: Sequence[float], level: float = LEVEL) -> Ratio:
     if len(logs) < 2:
         return Ratio(exp(centre), None, None)
     low, high = mean_interval(logs, level)
+    centre = min(max(centre, low), high)  # the mean of equal numbers may be one digit off them
     return Ratio(exp(centre), exp(low), exp(high))
 
 

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section
 
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3
 NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
-
-
 RatePoint = Annotated[tuple[float, float], Field(strict=False)]
+
+
+def _pairs(points: Any) -> Any:
+    """Refuse what is no list of pairs in words that say what a point is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points):
+        return points
+    raise ValueError("a list of points [seconds, factor on request_rate] expected, such as [[0, 0.5], [3600, 2]]")
 
 
 class ArrivalsConfig(Section):
@@ -33,7 +42,7 @@ class ArrivalsConfig(Section):
     """Shape of the gamma inter-arrival times: 1 is Poisson, smaller is burstier (CV = 1/sqrt(burstiness))."""
     max_concurrency: PositiveInt | None = None
     """Requests outstanding at once in a closed loop."""
-    profile: Annotated[tuple[RatePoint, ...], Field(strict=False)] | None = None
+    profile: Annotated[tuple[RatePoint, ...], Field(strict=False), BeforeValidator(_pairs)] | None = None
     """How the rate goes up and down: (seconds, factor on ``request_rate``) from 0 on, straight lines between, repeated
     after the last point."""
     rate_scale: PositiveFloat = 1.0

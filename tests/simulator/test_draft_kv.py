@@ -97,6 +97,15 @@ def test_the_target_itself_holds_no_weights_but_a_small_cache():
     assert other.draft_weights_bytes > 2e9
 
 
+def test_the_target_itself_on_chips_of_its_own_leaves_the_target_all_blocks():
+    """Its cache of fixed size takes no KV per token, by which its room was divided once."""
+    small = {"model": "llama-3.2-1b"}
+    own, other = (simulate(scenario("draft-model", draft=d | {"chip": "h100-sxm"})) for d in (ITSELF, small))
+    assert own.kv.num_blocks == other.kv.num_blocks
+    assert own.kv.draft_weights_bytes == 0
+    assert not own.requests.failed.any()
+
+
 @pytest.mark.parametrize("draft", [ITSELF, {"model": "llama-3.2-1b", "kv_tokens": 64}])
 @pytest.mark.parametrize("policy", ["fixed", {"name": "disable-above-batch", "batch": 6}])
 def test_fast_and_exact_stepping_agree(draft, policy):
