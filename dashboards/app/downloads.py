@@ -17,7 +17,7 @@ from dashboards.page import figure_cards, page_html
 COLUMNS = ("x", "y", "z", "base", "text")
 DTYPES = {"f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4"}
 """Formats in which Plotly packs numbers."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def figure_csv(spec: dict[str, Any]) -> str:

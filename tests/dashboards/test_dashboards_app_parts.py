@@ -203,6 +203,8 @@ def test_csv_has_every_point_and_no_formulas():
     assert rows[0] == ["trace", "x", "y", "z"]
     assert rows[1:3] == [["'=cmd()", "1.5", "3", ""], ["'=cmd()", "2.5", "4", ""]]
     assert rows[3:] == [["trace 1", "a", "1", "5.0"], ["trace 1", "b", "1", "6.0"]]
+    broken = figure_csv({"data": [{"name": "\n=cmd()", "x": [1], "y": [2]}]})
+    assert list(csv.reader(io.StringIO(broken)))[1][0] == "'\n=cmd()"
 
 
 def test_packed_columns_are_unpacked():

@@ -51,6 +51,12 @@ def test_load_curve_marks_the_crossing(comparison):
     assert load_curve_data(comparison | {"load_curves": None, "crossover": None}) is None
 
 
+def test_a_heading_of_a_report_stays_one_heading(comparison):
+    scenario = comparison["scenario"] | {"model": "llama\n# <b>mine</b>"}
+    text = study_markdown(CompareResult(comparison | {"scenario": scenario}, "forerun compare study.yaml"))
+    assert text.splitlines()[0].startswith("# llama \\# &lt;b>mine")
+
+
 def test_report_holds_all_that_a_reviewer_needs(comparison):
     result = CompareResult(comparison, "forerun compare study.yaml --seed 3")
     page, text = study_html(result), study_markdown(result)

@@ -100,6 +100,19 @@ def test_ten_days_at_full_load_keep_the_grid():
     assert all(np.array_equal(ends["fast", None], other) for other in ends.values())
 
 
+@pytest.mark.parametrize("start_s", [1e6, 9.5e8])
+def test_many_short_steps_far_out_keep_the_clock(tmp_path, start_s):
+    """260,000 steps of 2 ms that begin far out: their seconds are the time that they took, to the last bit."""
+    rows = "0,5,1\n" + f"{start_s!r},5,130000\n" * 2
+    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    data = tiny_data() | {"workload": {"trace": str(tmp_path / "trace.csv")}, "engine": {"max_num_seqs": 1}}
+    result = simulate(scenario_from(data, "far"), full_step_rows=0)
+    far = result.steps.start_s >= start_s
+    assert result.steps.steps[far].sum() > 250_000
+    end_s = math.fsum([result.steps.start_s[far][0], *result.steps.seconds[far]])
+    assert end_s == result.requests.finished_s.max()
+
+
 @pytest.mark.parametrize("rows", [0, 10, None])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_twelve_days_of_traffic_keep_the_invariants(rows, replicas):

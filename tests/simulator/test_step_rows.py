@@ -44,13 +44,14 @@ def test_sums_on_the_way_say_what_all_rows_say(changes, monkeypatch):
 
 def test_a_large_plain_run_without_step_records_ends_well(tmp_path, capsys, monkeypatch):
     """A row of many steps is not held against the peak as one step, nor is a sum of rows."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(simulator.run, "FULL_ROWS", 10)
     monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 64)
     data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
     data["workload"] = {"arrivals": {"process": "poisson", "request_rate": 40}, "input_tokens": 512}
     data["workload"] |= {"output_tokens": 256, "num_requests": 100}
     (tmp_path / "a.json").write_text(json.dumps(data))
-    code = main(["run", str(tmp_path / "a.json"), "--no-steps", "--no-interval", "--no-progress"])
+    code = main(["run", "a.json", "--no-steps", "--no-interval", "--no-progress"])
     assert code == 0, capsys.readouterr().err
 
 
