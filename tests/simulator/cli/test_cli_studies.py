@@ -1,8 +1,12 @@
 """``forerun compare`` and ``forerun sweep``: the contract's JSON, reports, and one line on bad input."""
 
 import json
+import os
+import signal
 
 import pytest
+
+from simulator.studies import runs
 
 VARY = ("--vary", "engine.max_num_seqs=2,64")
 QUICK = ("--replications", "2", "--jobs", "1", "--no-progress")
@@ -78,6 +82,25 @@ def test_compare_files(forerun, scenario_file, tmp_path):
     assert [variant["name"] for variant in document["variants"]] == ["chat", "other"]
     assert document["variants"][1]["speedup"]["mean_tpot_ms"]["ratio"] < 1
     assert document["variants"][1]["scenario"]["hardware"]["chip"] == "a100-sxm-80gb"
+
+
+def killed(scenario, seed, *rest):
+    """What a worker does for a run: seed 1 ends its process, as a lack of memory would."""
+    if seed == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real_document_of(scenario, seed, *rest)
+
+
+real_document_of = runs.run_document_of
+
+
+def test_a_dead_worker_costs_a_comparison_its_seed_alone(forerun, scenario_file, monkeypatch):
+    monkeypatch.setattr(runs, "run_document_of", killed)
+    options = ("--replications", "3", "--jobs", "2", "--no-progress", "--crossover", "none", "--no-sensitivity")
+    outcome = forerun("compare", scenario_file, *VARY, *options, "--no-interval", "--json", "-")
+    assert outcome.code == 0
+    notes = json.loads(outcome.out)["notes"]
+    assert any("seed 1 is left out of every variant" in note for note in notes)
 
 
 def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_file):
