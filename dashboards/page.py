@@ -151,7 +151,7 @@ def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
 def _wide(figure: go.Figure) -> str:
     names = [y for trace in figure.data if trace.y is not None for y in trace.y if isinstance(y, str)]
     maps = any(trace.type == "heatmap" for trace in figure.data)
-    return " wide" if maps or any(len(name) > LONG_WORDS for name in names) else ""
+    return " wide" if maps or any(len(line) > LONG_WORDS for name in names for line in name.split("<br>")) else ""
 
 
 def figures_json(figures: Mapping[str, go.Figure]) -> str:

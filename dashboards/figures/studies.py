@@ -27,7 +27,8 @@ FOREST_METRICS = (
 )
 VARIANT_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, GREY)
 TORNADO_ROWS = 12
-NO_EFFECT = 1e-6
+NO_EFFECT = 0.005
+"""Swing of a speedup that no bar would show."""
 CAPTION = "each assumed parameter alone"
 
 
@@ -291,7 +292,10 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
             font={"size": 12},
         )
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    asked = [load for curve in data.curves for load in curve.loads]
+    decades = positive and max(asked) > 10 * min(asked)
     figure.update_xaxes(type="log" if positive else "linear", title=_axis(data.path), tickformat=".3~g")
+    figure.update_xaxes(dtick="D2" if decades else None)
     figure.update_yaxes(title=f"speedup of {metric_words(data.metric)}")
     figure.update_layout(hovermode="closest", showlegend=len(data.curves) > 1)
     return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460)

@@ -163,7 +163,7 @@ def broken_law_line(error: LawBrokenError) -> str:
 
     from simulator.metrics.files import write_text_atomically
 
-    file = Path(f"forerun-broken-law-{error.mark}.json")
+    file = Path(f"forerun-broken-invariant-{error.mark}.json")
     try:
         write_text_atomically(file, error.scenario)
     except OSError:

@@ -12,7 +12,6 @@ import typer
 from simulator.cli.output import JsonOption, NoProgressOption, Progress, SetOption, show
 
 EXIT_OFF = 1
-HOW_TO_INSTALL = "forerun serve needs starlette, uvicorn and prometheus-client: pip install 'forerun[serve]'"
 
 
 def register(app: typer.Typer) -> None:
@@ -45,14 +44,15 @@ def serve(
     hits on the text itself, speculation, pools and failures. Answers are filler text. An answer has as many tokens as
     max_tokens allows where ignore_eos is true, else as the scenario's output_tokens say, within max_tokens.
     """
-    from simulator.errors import ForerunError
+    from simulator.errors import ForerunError, install_hint
     from simulator.scenario import load_scenario
     from simulator.serving.compiled import why_interpreted
 
     try:
         from simulator.serve.app import Server, run_server
     except ImportError as error:
-        raise ForerunError(f"{HOW_TO_INSTALL} ({error})") from None
+        needed = "forerun serve needs starlette, uvicorn and prometheus-client"
+        raise ForerunError(f"{needed}; {install_hint('serve')} ({error})") from None
 
     loaded = load_scenario(scenario, tuple(set_values or ()))
     with ExitStack() as stack:

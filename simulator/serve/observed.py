@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ForerunError
+from simulator.errors import ForerunError, install_hint
 from traces.requests.agents import request_of, spans_of
 
 COUNTERS: dict[str, tuple[str, ...]] = {
@@ -194,7 +194,7 @@ def samples_of(text: str, place: str) -> dict[Sample, float]:
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
-        raise ForerunError("forerun twin needs prometheus-client: pip install 'forerun[serve]'") from None
+        raise ForerunError(f"forerun twin needs prometheus-client; {install_hint('serve')}") from None
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -83,6 +83,7 @@ class StepPricer:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
+        self._known: dict[tuple[tuple[int, int], ...], list[DecodeStep]] = {}
         self._build = build_alone(scenario, seed=0)
         self._timer: EngineTimer = self._build.main.timer
         speculation = scenario.speculation
@@ -90,7 +91,7 @@ class StepPricer:
         if speculation is not None and speculation.method != "none":
             self._accepted = float(sum(draft_survival(speculation)))
 
-    @property
+    @cached_property
     def basis(self) -> str:
         """What its usual steps rest on."""
         return self._build.basis
@@ -98,6 +99,7 @@ class StepPricer:
     def under(self, config: AttentionSpeculationConfig) -> StepPricer:
         """The same layout with other hit rates, levers or costs of attention-level speculation, nothing built again."""
         other, timer = copy(self), self._timer
+        other._known = {}
         assert isinstance(timer, ModelTimer)
         assert isinstance(timer.target.overlap, SpeculativeAttention)
         other._timer = replace(timer, target=timer.target.beside(timer.target.overlap.under(config)))
@@ -108,7 +110,13 @@ class StepPricer:
         return self.steps([(batch, context_tokens)])[0]
 
     def steps(self, cases: Sequence[tuple[int, int]]) -> list[DecodeStep]:
-        """The same for many pairs of batch and context at once."""
+        """The same for many pairs of batch and context at once; kept, as other levers are asked for the same ones."""
+        asked = tuple(cases)
+        if asked not in self._known:
+            self._known[asked] = self._priced(asked)
+        return self._known[asked]
+
+    def _priced(self, cases: Sequence[tuple[int, int]]) -> list[DecodeStep]:
         limits, windows = self._build.main.limits, self._timer.windows
         query_len, batches = limits.query_len, np.array([batch for batch, _ in cases])
         zero = np.zeros_like(batches)
@@ -214,14 +222,15 @@ def atlas_gains(
     Hit rates are those published for gsm8k; the gain is that over the fastest single group of as many chips or fewer.
     """
     case = cases[0]
-    hardware = {"chip": case["chip"], "tensor_parallel": case["chips"] // 2, "speculative_parallel": 2}
+    what = (case["chip"], case["model"], case["speculation"])
     levers = [{name: one[name] for name in ("lambda", "window_tokens")} for one in cases]
     sizes = [case["chips"] // 2**halvings for halvings in range(case["chips"].bit_length())]
-    alone = [_one_group(case["chip"], case["model"], case["speculation"], size) for size in sizes]
+    two = _groups(*what, case["chips"] // 2, 2)
+    if isinstance(two, str):
+        return [{**one, "refused": two} for one in cases]
+    alone = [group for size in sizes if isinstance(group := _groups(*what, size, 1), StepPricer)]
     try:
-        base = _atlas_base(case["chip"], case["model"], case["speculation"])
-        two = StepPricer(layout(base, hardware=hardware, attention_speculation={"task": "gsm8k"}))
-        found = lever_gains([group for group in alone if group], two, batches, contexts, levers)
+        found = lever_gains(alone, two, batches, contexts, levers)
     except ForerunError as error:
         return [{**one, "refused": str(error)} for one in cases]
     return [
@@ -238,11 +247,14 @@ def _atlas_base(chip: str, model: str, speculation: str | None) -> dict[str, Any
     return base | ({"speculation": EAGLE3} if speculation else {})
 
 
-@lru_cache(maxsize=256)
-def _one_group(chip: str, model: str, speculation: str | None, chips: int) -> StepPricer | None:
-    """One group of chips without attention-level speculation; None where the model does not fit."""
+@lru_cache(maxsize=512)
+def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: int) -> StepPricer | str:
+    """One group of chips, or two that speculate at gsm8k's hit rates; in words why not where it is refused. Kept: a map
+    drawn again under another lambda, S or batch builds nothing."""
+    hardware = {"chip": chip, "tensor_parallel": chips} | ({"speculative_parallel": groups} if groups > 1 else {})
+    attention = {"task": "gsm8k"} if groups > 1 else None
     try:
         base = _atlas_base(chip, model, speculation)
-        return StepPricer(layout(base, hardware={"chip": chip, "tensor_parallel": chips}))
-    except ForerunError:
-        return None
+        return StepPricer(layout(base, hardware=hardware, attention_speculation=attention))
+    except ForerunError as error:
+        return str(error)

@@ -42,6 +42,23 @@ def test_tornado_is_widest_first_and_leaves_out_what_does_nothing(comparison):
         assert high.base + high.x[index] == pytest.approx(row.at_high)
 
 
+def test_a_swing_too_small_to_see_is_no_bar(comparison):
+    rows = [
+        row | {"ratios": {name: {"at_low": 1.232, "at_high": 1.233} for name in row["ratios"]}}
+        for row in comparison["sensitivity"]
+    ]
+    assert tornado_data(comparison | {"sensitivity": rows}) is None
+
+
+def test_a_load_axis_over_decades_names_few_of_its_ticks(comparison):
+    data = load_curve_data(comparison)
+    (curve,) = data.curves[:1]
+    loads = tuple(0.5 * 2**step for step in range(len(curve.loads)))
+    assert load_curve_figure(data._replace(curves=(curve._replace(loads=loads),))).layout.xaxis.dtick is None
+    loads = tuple(0.5 * 100**step for step in range(len(curve.loads)))
+    assert load_curve_figure(data._replace(curves=(curve._replace(loads=loads),))).layout.xaxis.dtick == "D2"
+
+
 def test_load_curve_marks_the_crossing(comparison):
     data = load_curve_data(comparison)
     assert data.crossings == (2.4,)

@@ -291,7 +291,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "fault of Forerun: step 0 takes" in lines[0]
-    kept = next(tmp_path.glob("forerun-broken-law-*.json"))
+    kept = next(tmp_path.glob("forerun-broken-invariant-*.json"))
     assert lines[0].endswith(f"forerun run {kept.name} --seed 5 --no-steps"), "as it ran: nothing was to be kept"
     assert json.loads(kept.read_text()) == data
     assert main(["run", kept.name, "--seed", "5", "--no-steps"]) == 0

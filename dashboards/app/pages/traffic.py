@@ -110,7 +110,7 @@ def said(statistics: RequestStatistics) -> str:
     if arrivals is None or arrivals.mean_rps is None:
         return f"{statistics.requests:,} requests that say nothing of when they came; {sizes}."
     peaks = [
-        f", {value:.1f} times that in its fullest {w} s" for w, value in list(arrivals.peak_over_mean.items())[-1:]
+        f", {value:.1f} times that in its busiest {w} s" for w, value in list(arrivals.peak_over_mean.items())[-1:]
     ]
     span = f"{statistics.requests:,} requests in {duration(arrivals.span_s)}"
     return f"{span}: {number(arrivals.mean_rps, 3)} req/s{''.join(peaks)}; {sizes}."

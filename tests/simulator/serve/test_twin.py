@@ -1,6 +1,7 @@
 """A simulated engine with hidden parameters, read through its metrics alone: what is off is found, and named."""
 
 import json
+import sys
 
 import pytest
 from tiny_scenario import tiny_data
@@ -173,3 +174,10 @@ def test_a_canary_fails_by_its_exit_code(tmp_path, capsys):
     assert json.loads((tmp_path / "twin.json").read_text())["culprit"] == "drafter"
     with pytest.raises(ForerunError, match="was not seen"):
         twin(own, with_lengths(observe_files([file], float(seconds))), what_ifs=False).gap("prefix_hit_rate")
+
+
+def test_a_missing_package_is_installed_from_the_checkout(monkeypatch):
+    """No package index has Forerun: a hint that names it there leads nowhere."""
+    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
+    with pytest.raises(ForerunError, match=r"in Forerun's checkout: pip install -e '\.\[serve\]'"):
+        samples_of("# nothing\n", "metrics.txt")
