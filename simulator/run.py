@@ -33,6 +33,7 @@ from simulator.serving import (
     TransferReport,
 )
 from simulator.serving.fleet.config import Role
+from simulator.serving.log import Span
 from simulator.serving.rules import SCHEDULERS
 from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory
@@ -100,6 +101,8 @@ class RunResult(Result):
     """KV that moved between pools; None where prefill and decode are not apart."""
     restarts: int
     """Times that a request started again because its replica failed."""
+    spans: tuple[Span, ...] = ()
+    """KV transfers and failures, for the timeline."""
     steps_kept: bool = True
     """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     scaling: ScalingLog | None = None
@@ -266,6 +269,7 @@ def _result(
         replicas=replica_use(log, totals, build.pools),
         transfers=transfer_report(log) if build.fleet.links else None,
         restarts=sum(log.restarts),
+        spans=tuple(log.spans),
         scaling=log.scaling,
         detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
         steps_kept=keep_steps,

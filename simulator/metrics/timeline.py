@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from simulator.metrics.usage import BOUNDS
 
 if TYPE_CHECKING:
     from simulator.run import RunResult
+    from simulator.serving.log import Span
     from simulator.serving.records import RequestRecords, StepRecords
 
 MAX_SLICES = 50_000
@@ -81,14 +82,25 @@ def timeline_events(
     """All events of the trace: names of the tracks, steps and counters per replica, then requests."""
     yield _process_name(REQUESTS_PID, "requests")
     yield from request_events(result.requests, max_requests)
+    yield from span_events(result.spans)
     group = max(1, ceil(len(result.steps) / max_slices))
+    names = [pool.name for pool in result.pools for _ in range(pool.replicas)]
     for replica in np.unique(result.steps.replica):
-        yield _process_name(FIRST_REPLICA_PID + int(replica), f"replica {int(replica)}")
+        pool = f" ({names[replica]})" if len(result.pools) > 1 else ""
+        yield _process_name(FIRST_REPLICA_PID + int(replica), f"replica {int(replica)}{pool}")
         yield from step_events(result.steps, int(replica), group)
         if result.detail is not None:
             pid = FIRST_REPLICA_PID + int(replica)
             yield from lane_events(result.steps, result.detail, int(replica), pid)
             yield from kernel_events(result.steps, result.detail, int(replica), pid)
+
+
+def span_events(spans: Iterable[Span]) -> Iterator[Event]:
+    """KV transfers to a replica and its failures as asynchronous slices of its process."""
+    for number, span in enumerate(spans):
+        common = {"cat": span.name, "name": span.name, "id": number, "pid": FIRST_REPLICA_PID + span.replica, "tid": 0}
+        for phase, at_s in (("b", span.start_s), ("e", span.end_s)):
+            yield {"ph": phase, "ts": round(at_s * NS_PER_S) / NS_PER_US} | common
 
 
 def step_events(steps: StepRecords, replica: int, group: int) -> Iterator[Event]:

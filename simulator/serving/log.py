@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,6 +198,19 @@ class ScalingLog:
         self.changes.append((now, starting, on, draining))
 
 
+class Span(NamedTuple):
+    """Something that befell a replica beside its steps: a KV transfer to it, or a failure."""
+
+    name: str
+    replica: int
+    start_s: float
+    end_s: float
+
+
+MOST_SPANS = 10_000
+"""Kept of a run, for its timeline."""
+
+
 @dataclass(slots=True)
 class RunLog:
     """Everything a run writes down; one per simulation, shared by its replicas."""
@@ -242,6 +255,8 @@ class RunLog:
     """Prompts whose KV went to another replica."""
     transferred_tokens: int = 0
     transfer_s: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+    """The first ``MOST_SPANS`` KV transfers and failures that ended."""
     """Sum over transfers of the seconds from the end of the prompt to the arrival of its KV."""
     exact_steps: int = 0
     blocks_left: int = 0
@@ -254,6 +269,11 @@ class RunLog:
     """What an autoscaler did, where there is one."""
     shared: dict[Any, Any] = field(default_factory=dict)
     """What the replicas of a run have in common: prices, draws, step rows and gaps on their way."""
+
+    def span(self, name: str, replica: int, start_s: float, end_s: float) -> None:
+        """Keep what the timeline draws."""
+        if len(self.spans) < MOST_SPANS:
+            self.spans.append(Span(name, replica, start_s, end_s))
 
     def __post_init__(self) -> None:
         count = len(self.stream)

@@ -199,10 +199,11 @@ class FleetRun:
             self._autoscaler.left(port.index)
 
     def _break_down(self, faults: Faults, index: int) -> None:
-        feed, replica = self.feeds[index], self.replicas[index]
+        feed, replica, since_s = self.feeds[index], self.replicas[index], 0.0
 
         def fail() -> None:
-            feed.down = True
+            nonlocal since_s
+            feed.down, since_s = True, self._env.now
             if self._transfers is not None:
                 self._transfers.failed(index)
             handed_on = {sequence.index for sequence in replica.scheduler.held}
@@ -217,6 +218,7 @@ class FleetRun:
 
         def recover() -> None:
             feed.down = False
+            self.log.span("down", index, since_s, self._env.now)
             self.steps.resume(index)
             self.router.changed()
             if self._transfers is not None:

@@ -205,4 +205,5 @@ class Transfers:
         self._log.replica[journey.sequence.index] = journey.port.index
         self._log.transfers += 1
         self._log.transfer_s += self._env.now - journey.ready_s
+        self._log.span("KV transfer", journey.port.index, journey.ready_s, self._env.now)
         journey.port.wake(self._env.now)

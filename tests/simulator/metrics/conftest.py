@@ -73,6 +73,8 @@ def result_of(requests: RequestRecords, **parts: Any) -> Any:
         "basis": "datasheet",
         "notes": (),
         "chips": 1,
+        "pools": (),
+        "spans": (),
         "detail": None,
     }
     return SimpleNamespace(**(defaults | parts))

@@ -11,11 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_scenario import tiny_data
 
 from simulator.metrics import json_text, jsonable
 from simulator.metrics.files import StagedFiles, writable_file, writable_folder, write_text_atomically
 from simulator.metrics.run_folder import write_run
 from simulator.metrics.timeline import step_kind, timeline_events, track_numbers, write_timeline
+from simulator.run import simulate
+from simulator.scenario import Scenario
 
 
 @pytest.fixture
@@ -178,3 +181,27 @@ def test_slices_of_one_track_never_overlap(pairs):
 )
 def test_step_kinds(prefill, decode, query, kind):
     assert step_kind(prefill, decode, query) == kind
+
+
+def test_a_timeline_names_pools_and_marks_transfers_and_failures():
+    run = simulate(
+        Scenario.model_validate(
+            tiny_data(num_requests=20)
+            | {
+                "pools": {
+                    "prefill": {"role": "prefill"},
+                    "decode": {"role": "decode", "hardware": {"replicas": 2}},
+                },
+                "faults": {"events": [{"replica": 1, "at_s": 0.1, "down_s": 0.2}]},
+            }
+        )
+    )
+    events = list(timeline_events(run))
+    named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert named >= {"replica 0 (prefill)", "replica 2 (decode)"}
+    down = [(event["ph"], event["pid"], event["ts"]) for event in events if event["name"] == "down"]
+    assert down == [("b", 3, pytest.approx(0.1e6)), ("e", 3, pytest.approx(0.3e6))]
+    moved = [event for event in events if event["name"] == "KV transfer"]
+    assert len(moved) == 2 * run.transfers.transfers > 0
+    seconds = sum(event["ts"] * (1 if event["ph"] == "e" else -1) for event in moved) / 1e6
+    assert seconds == pytest.approx(run.transfers.mean_s * run.transfers.transfers, abs=1e-7 * len(moved))
