@@ -90,6 +90,8 @@ def hand_made_result(seed: int, n: int = 240) -> Any:
         chips=2,
         totals=totals,
         detail=None,
+        spans=(),
+        pools=(),
     )
 
 
