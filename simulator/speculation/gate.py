@@ -59,7 +59,7 @@ def gated(rates: Sequence[float], p_min: float) -> Gated:
     return Gated(chances, 1.0 + float(np.cumprod(accepted).sum()), kept)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DraftGate:
     """A policy that draws how many tokens pass the gate in each step; the drafts of a batch end together.
 

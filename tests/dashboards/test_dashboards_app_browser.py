@@ -267,7 +267,7 @@ def test_a_log_of_ones_own_is_taken_shown_and_planned_for(visit):
     page.get_by_role("link", name="Plan capacity for this log").click()
     page.wait_for_function("() => location.pathname == '/capacity'")
     page.wait_for_function("() => new URLSearchParams(location.search).get('log') == 'this session/mine.csv'")
-    assert page.get_by_role("textbox", name="Mean prompt").is_hidden()
+    page.get_by_role("textbox", name="Mean prompt").wait_for(state="hidden")
 
 
 def test_two_views_stand_beside_each_other_and_in_one_link(visit, browser, address):

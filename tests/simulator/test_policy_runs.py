@@ -106,7 +106,7 @@ def test_a_policy_is_read_back_as_it_was_given():
         (
             "fast",
             "speculation.policy: must be 'fixed', 'disable-above-batch', 'batch-table', 'goodput', 'ema', 'p-min', "
-            "'entropy' or 'forerun'",
+            "'entropy', 'forerun' or 'draft-gate'",
         ),
         (
             {"name": "disable-above-batch", "bacth": 3},

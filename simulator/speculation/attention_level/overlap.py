@@ -53,6 +53,11 @@ class _Kind(NamedTuple):
     kv_bytes: float
     """KV of one token in one layer on one chip."""
 
+    def rest(self, tokens: Any) -> tuple[Any, Any]:
+        """``other_s`` and ``pre_s`` of so many tokens; tables of like batches ask for more than a step may have."""
+        held = np.minimum(tokens, len(self.other_s) - 1)
+        return self.other_s[held], self.pre_s[held]
+
 
 class SpeculativeAttention:
     """Prices decode attention under attention-level speculation for one model on two groups of chips.
@@ -201,8 +206,8 @@ class SpeculativeAttention:
 
     def _rolled_back(self, shape: AttentionShape, times: LayerTimes, rows: Any) -> LayerTimes:
         """The layer where so many queries fail by themselves."""
-        kind = self._kinds[shape, None]
-        return times.rolled_back(kind.pre_s[rows], kind.other_s[rows] - kind.pre_s[rows])
+        other, pre = self._kinds[shape, None].rest(rows)
+        return times.rolled_back(pre, other - pre)
 
     def _parts(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> tuple[Any, Any]:
         """Seconds beyond the rest of the layers, over all layers of a kind: in attention, on the link."""
@@ -223,7 +228,7 @@ class SpeculativeAttention:
         window = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=window_keys).seconds
         output_bytes = rows * shape.num_heads * shape.v_dim * ACTIVATION_BYTES
         handed_over = rows * (self._hidden * ACTIVATION_BYTES + kind.kv_bytes)
-        other, pre = kind.other_s[rows], kind.pre_s[rows]
+        other, pre = kind.rest(rows)
         skipped = np.minimum(self._skip_s, other)
         return LayerTimes(
             pre_s=pre,
