@@ -56,7 +56,7 @@ def test_a_part_computed_anew_replaces_its_own_rows_alone():
 def test_a_table_served_anew_leaves_the_others():
     one, other = (replace(ROW, section="requests", ships=False, name=f"serving/{name}.csv") for name in ("a", "b"))
     again = replace(one, name="a.csv", mape=1.0)
-    assert merged([one, other], [again]) == [other, again]
+    assert merged([one, other], [again]) == [again, other], "tables in one order, whichever was served last"
 
 
 def test_record_survives_its_file(tmp_path):
