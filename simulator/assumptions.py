@@ -9,7 +9,7 @@ from typing import Any
 
 from hwprofiles import Chip, KernelLibrary, Link
 from hwprofiles.parameters import FamilyParameters
-from simulator.timing.framework import Framework
+from simulator.timing.framework import HOST_COSTS, Framework
 
 Factors = Mapping[str, float]
 """Factor by parameter name, e.g. ``{"vllm.step_s": 2.0, "n150.kernels.launch_s": 0.5}``; absent names are 1."""
@@ -21,7 +21,6 @@ KERNEL_FIELDS: Mapping[str, tuple[str, ...]] = {
     "bandwidth_efficiency": ("bandwidth_efficiency", "in_network_efficiency", "direct_efficiency"),
 }
 """Parameter of a sensitivity study -> fields of the kernel families that move together with it."""
-FRAMEWORK_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
 LARGEST_EFFICIENCY = 1.0
 
 
@@ -33,7 +32,7 @@ class Assumptions:
 
     def framework(self, framework: Framework) -> Framework:
         """Host costs of an engine under the factors named ``FRAMEWORK.FIELD``."""
-        scaled = self._scaled(framework.name, {name: getattr(framework, name) for name in FRAMEWORK_FIELDS})
+        scaled = self._scaled(framework.name, {name: getattr(framework, name) for name in HOST_COSTS})
         return framework.model_copy(update=scaled) if scaled else framework
 
     def link(self, link: Link | None) -> Link | None:

@@ -33,19 +33,24 @@ class WeightedSample:
             ValueError: when the two differ in length, a count is negative or a value is NaN.
         """
         value = np.asarray(values, dtype=np.float64).ravel()
-        count = np.ones(len(value), dtype=np.int64) if counts is None else np.asarray(counts, dtype=np.int64).ravel()
-        if len(value) != len(count):
-            raise ValueError(f"{len(value)} values but {len(count)} counts")
-        if np.any(count < 0):
-            raise ValueError("a count is negative")
-        kept = count > 0
-        value, count = value[kept], count[kept]
-        if np.any(np.isnan(value)):
+        if counts is None:
+            value = np.sort(value)  # NaN goes last
+            cumulative = np.arange(1, len(value) + 1)
+        else:
+            count = np.asarray(counts, dtype=np.int64).ravel()
+            if len(value) != len(count):
+                raise ValueError(f"{len(value)} values but {len(count)} counts")
+            if np.any(count < 0):
+                raise ValueError("a count is negative")
+            kept = count > 0
+            value, count = value[kept], count[kept]
+            order = np.argsort(value)
+            value, cumulative = value[order], np.cumsum(count[order], dtype=np.int64)
+        if len(value) and np.isnan(value[-1]):
             raise ValueError("a value is NaN")
-        order = np.argsort(value)
-        value, cumulative = value[order], np.cumsum(count[order], dtype=np.int64)
         # Equal values are one, so that what is summed over them does not depend on the order in which they were sorted.
-        last = np.append(value[1:] != value[:-1], True)[: len(value)]
+        last = np.ones(len(value), dtype=np.bool_)
+        np.not_equal(value[1:], value[:-1], out=last[:-1])
         return cls(value[last], cumulative[last])
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -91,6 +91,11 @@ class Deployment:
                 f"hardware.link: chip '{self.chip.name}' has no scale-up link of its own; name one to use "
                 f"{self.group_chips} chips together (forerun chips list)"
             )
+
+    def runs_kernels_of(self, other: Deployment) -> bool:
+        """Whether its steps are the same kernels as another's: they differ in costs of the host at most."""
+        own = (getattr(self, one.name) == getattr(other, one.name) for one in fields(self) if one.name != "framework")
+        return all(own) and self.framework.runs_kernels_of(other.framework)
 
     @property
     def group_chips(self) -> int:

@@ -34,6 +34,10 @@ class Passes(BaseModel):
     shared_sum: int = Field(default=0, ge=0)
 
 
+HOST_COSTS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
+"""Costs of an engine that no kernel's price contains."""
+
+
 class Framework(BaseModel):
     """Host costs and graph capture of one engine; times in seconds, sizes in bytes or tokens."""
 
@@ -95,6 +99,10 @@ class Framework(BaseModel):
     def kernel_library(self) -> str:
         """Library whose kernels it runs."""
         return self.library or self.name
+
+    def runs_kernels_of(self, other: Framework) -> bool:
+        """Whether it launches the same kernels as another: they differ in ``HOST_COSTS`` at most."""
+        return self == other or self.model_copy(update={name: getattr(other, name) for name in HOST_COSTS}) == other
 
     def without_front_end(self) -> Framework:
         """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""

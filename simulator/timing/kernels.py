@@ -252,10 +252,7 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
         return Kernel(call.name, "collective", "", call.times, time, basis)
     shape = sizes.get("shape")
     between = call.op.endswith("_decode") and not isinstance(shape, RecurrentShape)
-    if between:
-        priced = decode_attention(library, call.op, **sizes)
-    else:
-        priced = _timed(library, call.op, sizes) if shape is None else getattr(library, call.op)(**sizes)
+    priced = decode_attention(library, call.op, **sizes) if between else getattr(library, call.op)(**sizes)
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
     kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
@@ -264,32 +261,6 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     basis = library.basis_code(*fitted, named)
     light_s = library.light_seconds(priced, "" if shape is not None else dtype)
     return Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s, fitted, named)
-
-
-_LATELY: dict[tuple[Any, ...], KernelTime] = {}
-_MOST_LATELY = 256
-_LONGEST_LATELY = 4096
-
-
-def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
-    """A kernel at its sizes; what there is, where equal arrays were asked for lately: the tables of engines that
-    differ in their captured graphs alone hold the same counts beyond those."""
-    arrays = [value for value in sizes.values() if isinstance(value, np.ndarray)]
-    if not arrays or max(value.size for value in arrays) > _LONGEST_LATELY:
-        found: KernelTime = getattr(library, op)(**sizes)
-        return found
-    values = ((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes.values())
-    key = (library, op, *sizes, *values)
-    known = _LATELY.pop(key, None)
-    if known is None:
-        known = getattr(library, op)(**sizes)
-        for part in known:
-            if isinstance(part, np.ndarray):
-                part.flags.writeable = False
-        if len(_LATELY) >= _MOST_LATELY:
-            del _LATELY[next(iter(_LATELY))]
-    _LATELY[key] = known
-    return known
 
 
 def kernel_sizes(call: Call) -> dict[str, Num]:
@@ -700,6 +671,8 @@ class CostTable:
     """Costs of many counts."""
     most: int
     """Largest count."""
+    like: CostTable | None = None
+    """A table of the same prices that ends at another count: blocks that both have are priced once."""
     costs: Costs = field(init=False)
     """One row per count, from 0; rows of blocks that nobody asked for are empty."""
     known: list[float | None] = field(init=False)
@@ -737,7 +710,13 @@ class CostTable:
         return np.arange(first, min(max(2 * first, self.BLOCK), self.most + 1), dtype=np.int64)
 
     def _fill(self, counts: IntArray) -> None:
-        found = self.price(counts)
+        first, like = int(counts[0]), self.like
+        # Only blocks that are alike as a whole: the last bit of a sum may depend on what is priced beside it.
+        shared = like is not None and first <= like.most and len(like._block(first)) == len(counts)
+        if like is not None and shared and like.known[first] is not None:
+            found = like.costs.rows(counts)
+        else:
+            found = self.price(counts)
         self.costs.put(counts, found)
         for count, seconds in zip(counts.tolist(), found.device_s.tolist(), strict=True):
             self.known[count] = seconds

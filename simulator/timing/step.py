@@ -199,6 +199,9 @@ class StepTimer:
     """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = ()
     """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
+    like: StepTimer | None = None
+    """A timer of the same kernels with other host costs or other steps at most; its tables are taken as far as they
+    go."""
     asked_windows: tuple[int | None, ...] = field(init=False)
     longest_asked: int = field(init=False)
     """How many of the longest decoding sequences a step's time depends on."""
@@ -258,8 +261,13 @@ class StepTimer:
         routed = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
         groups = deployment.attention_data_parallel
         self._routed = routed and groups == 1
-        self._layers = {1: CostTable(self._layer_costs(1), self.max_tokens)}
-        self._head = CostTable(lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)), self.max_tokens)
+        self._layers = {}
+        self._layer_table(1)
+        self._head = CostTable(
+            lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)),
+            self.max_tokens,
+            None if self.like is None else self.like._head,
+        )
         self._padded = np.zeros(0, dtype=np.int64)
         if groups > 1:
             padded = framework.padded_tokens(tokens, deployment.cuda_graphs)
@@ -454,7 +462,8 @@ class StepTimer:
 
     def _layer_table(self, query_len: int) -> CostTable:
         if query_len not in self._layers:
-            self._layers[query_len] = CostTable(self._layer_costs(query_len), self.max_tokens)
+            like = None if self.like is None else self.like._layers.get(query_len)
+            self._layers[query_len] = CostTable(self._layer_costs(query_len), self.max_tokens, like)
         return self._layers[query_len]
 
     def _together(self, work: StepWork[IntArray]) -> IntArray:
@@ -513,14 +522,15 @@ class StepTimer:
     def _attention_prices(self) -> list[AttentionPrices]:
         """Functions and tables of every kind of attention."""
         if not self._attention:
-            for kind in self._kinds:
+            known = [] if self.like is None else self.like._attention
+            for place, kind in enumerate(self._kinds):
                 library = kind.kernels
                 prefill = library.prefill_seconds(kind.shape)
                 overlapped = None
                 if self._overlap is not None and isinstance(kind.shape, AttentionShape):
                     overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
                 fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
-                decode = DecodeTable(library.decode_seconds(kind.shape))
+                decode = known[place].decode if known else DecodeTable(library.decode_seconds(kind.shape))
                 mixed = library.mixed_seconds(kind.shape) if isinstance(kind.shape, AttentionShape) else None
                 priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers, overlapped)
                 self._attention.append(priced)
@@ -583,10 +593,13 @@ def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | Non
         max_tokens: largest number of tokens in a step.
         windows: as ``StepTimer`` takes them.
     """
+    like = None
     for timer in list(_LATELY):
-        if timer.max_tokens == max_tokens and timer.asked_windows == windows and timer.deployment == deployment:
-            return timer
-    timer = StepTimer(deployment, max_tokens, windows=windows)
+        if timer.asked_windows == windows and deployment.runs_kernels_of(timer.deployment):
+            if timer.max_tokens == max_tokens and timer.deployment == deployment:
+                return timer
+            like = timer.like or timer  # no chains, which would keep every timer that there ever was
+    timer = StepTimer(deployment, max_tokens, windows=windows, like=like)
     _LATELY.appendleft(timer)
     return timer
 

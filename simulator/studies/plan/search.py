@@ -16,11 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError, LawBrokenError, StalledError
+from simulator.errors import ForerunError, LawBrokenError
 from simulator.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import WAITING, Objective, latency_words
-from simulator.studies.plan.trials import Load, Verdict, chance_to_hold, find_highest_rate, judge, load_of, trial
+from simulator.studies.plan.trials import (
+    FAULTS,
+    Load,
+    Verdict,
+    chance_to_hold,
+    find_highest_rate,
+    holds_alone,
+    judge,
+    load_of,
+    trial,
+)
 from simulator.studies.steady_state.averages import Replica
 from simulator.studies.study_file import StudyFile
 from simulator.workers import Workers, cores
@@ -320,10 +330,6 @@ SEARCH_SEEDS = 3
 """Most replications of each load in the search for a highest rate."""
 
 
-FAULTS = (ForerunError, LawBrokenError, StalledError)
-"""What a layout's runs may end with."""
-
-
 def fault_words(error: Exception) -> tuple[str, str]:
     """Status and reason of a layout whose run ended in an error."""
     if isinstance(error, ForerunError):
@@ -361,14 +367,18 @@ class _Search:
             scenario.speculation is not None and scenario.speculation.method != "none"
         )
 
+    def _seeds_of(self, scenario: Scenario) -> list[int]:
+        return self._seeds if self._random(scenario) else self._seeds[:1]
+
     def _judged(self, layout: Layout, replicas: int, load: Load, rate: float) -> Callable[[], Verdict]:
         """Begin to judge a candidate, or find what was begun."""
         key = (id(layout), replicas, rate)
         if key not in self._started:
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
-            random = self._random(driven)
-            seeds = self._seeds if random else self._seeds[:1]
-            self._started[key] = self._workers.start(_judge, driven, self._plan.objective, seeds, not random)
+            seeds = self._seeds_of(driven)
+            self._started[key] = self._workers.start(
+                _judge, driven, self._plan.objective, seeds, not self._random(driven)
+            )
         return self._started[key]
 
     def _search(
@@ -387,7 +397,7 @@ class _Search:
         most = load.most_telling_rate(driven, self._longest_wait_s)
         if most < guess and self._plan.rate is not None:
             return None
-        seeds = self._seeds[:SEARCH_SEEDS] if self._random(driven) else self._seeds[:1]
+        seeds = self._seeds_of(driven)[:SEARCH_SEEDS]
         return self._workers.start(find_highest_rate, driven, load, self._plan.objective, seeds, guess, most), most
 
     def _tick(self, done: int, total: int) -> None:
@@ -480,15 +490,23 @@ class CheapestFirst(_Search):
             missed.reason = f"{missed.reason}; more replicas would not help"
             return
         if index not in self._hopeful:
-            layout = self._layouts[index]
-            alone, _, _ = self._verdict(self._judged(layout, 1, self._run_load, self._rate * UNLOADED))
-            self._hopeful[index] = None if alone is None or alone.meets else _miss_words(alone)
+            self._hopeful[index] = self._miss_without_load(self._layouts[index])
         if self._hopeful[index] is None:
             self._push(index, place + 1)
         else:
             missed.reason = (
                 f"{missed.reason}; without load still {self._hopeful[index]}, so no number of replicas helps"
             )
+
+    def _miss_without_load(self, layout: Layout) -> str | None:
+        """How a replica misses that has hardly anything to do; None where it holds, or cannot be run."""
+        rate = self._rate * UNLOADED
+        driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), 1)
+        self._plan.runs += 1
+        if holds_alone(driven, self._seeds_of(driven), self._plan.objective):
+            return None
+        alone, _, _ = self._verdict(self._judged(layout, 1, self._run_load, rate))
+        return None if alone is None or alone.meets else _miss_words(alone)
 
     def _try(self, index: int, place: int) -> Candidate | None:
         """Judge a candidate, with the next in the queue already begun."""

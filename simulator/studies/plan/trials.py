@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from simulator.errors import ForerunError, NothingServedError
+from simulator.errors import ForerunError, LawBrokenError, NothingServedError, StalledError
 from simulator.metrics.statistics import mean_interval
+from simulator.metrics.summary import request_latencies_ms
 from simulator.metrics.uncertainty import DRAWS, metric_draws, sampling_draws
 from simulator.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
 from simulator.studies.steady_state.traffic import population
+from simulator.workload import RequestStream, generate_requests
 
 SPAN_S = 60.0
 """Seconds of arrivals that a plan simulates at least: a queue that grows must have the time to show."""
@@ -102,6 +104,8 @@ def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> 
     return Load("process", rate, requests)
 
 
+FAULTS = (ForerunError, LawBrokenError, StalledError)
+"""What a layout's runs may end with."""
 CLEAR_MISS = 1.5
 """Strain of the first run from which others are not needed to call it a miss."""
 TOLERANCE = 0.01
@@ -169,6 +173,36 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
         notes=result.notes,
         resamples=None if rows is None else tuple(rows),
     )
+
+
+ALONE_MARGIN = 0.9
+"""Share of a limit that the longest request alone may take, for no shorter one to break it: kernels go by whole tiles,
+so that a few more tokens may take a little less time."""
+
+
+def holds_alone(scenario: Scenario, seeds: Sequence[int], objective: Objective) -> bool:
+    """Whether every request surely holds the objective where it has a replica to itself; else only runs can tell.
+
+    The longest prompt with the longest answer is simulated. No request waits longer for its first token, no step that
+    decodes is longer than its longest, so none has a greater mean over them, whatever is accepted: these bound every
+    mean, percentile and deviation.
+    """
+    from simulator.run import simulate
+
+    streams = [generate_requests(scenario.workload, seed) for seed in seeds]
+    prompt, answer = (
+        max(int(getattr(one, name).max(initial=1)) for one in streams) for name in ("input_tokens", "output_tokens")
+    )
+    longest = RequestStream(np.zeros(1), np.array([prompt]), np.array([answer]), None)
+    try:
+        result = simulate(scenario, seeds[0], full_step_rows=0, stream=longest)
+    except FAULTS:
+        return False
+    first_ms = float(request_latencies_ms(result.requests)["ttft"][0])
+    gap_ms = 1e3 * float(result.gaps.gap_s.max(initial=0.0))
+    bounds = {"ttft": first_ms, "tpot": gap_ms, "itl": gap_ms, "e2el": first_ms + (answer - 1) * gap_ms}
+    limits = [(one.latency, one.limit_ms) for one in objective.limits] + list(objective.per_request_ms)
+    return all(bounds[name] <= ALONE_MARGIN * limit_ms for name, limit_ms in limits)
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> float:

@@ -24,7 +24,7 @@ LEAST_SHARE = 1e-3
 LEAST_BATCH = 1e-6
 """Decoding requests of a closed loop in which prompts take all the time."""
 ROUNDS = 30
-"""Iterations of the fixed point of step time and joining prompts."""
+"""Most iterations of the fixed point of step time and joining prompts."""
 MOST_JOINING = 32
 """Prompts per step up to which their Poisson number is summed out."""
 
@@ -110,7 +110,8 @@ class Replica:
 
         def present(batch: float) -> float:
             rate = self._rate_with(batch, others)
-            steps = self._step_s(rate)[0]
+            # Where there are no others, nothing asks how long their steps last.
+            steps = self._step_s(rate)[0] if others else self.prices.decode_s
             joining = rate * others * steps
             before = float(self._own_steps_s(np.array([others * batch]), joining)[0])
             return batch + rate * (before + self._sight_s(rate, others, batch, steps))
@@ -243,7 +244,9 @@ class Replica:
         for _ in range(ROUNDS):
             joining = np.minimum(rate * step, 1.0 / self.prices.budget_share)
             added = self._added_s(joining)
-            step = decode / np.maximum(1.0 - rate * added, LEAST_SHARE)
+            before, step = step, decode / np.maximum(1.0 - rate * added, LEAST_SHARE)
+            if np.array_equal(before, step):
+                break
         return step, added
 
     def _added_s(self, joining: FloatArray) -> FloatArray:

@@ -26,7 +26,7 @@ from simulator.studies.plan.search import (
     make_plan,
     overload,
 )
-from simulator.studies.plan.trials import find_highest_rate, highest_rate, judge, load_of, trial
+from simulator.studies.plan.trials import find_highest_rate, highest_rate, holds_alone, judge, load_of, trial
 from simulator.studies.study_file import StudyFile, Variant, parse_vary, settings_name
 
 VARY = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=512,4096", "hardware.replicas=1,2,3")
@@ -86,6 +86,41 @@ def test_pruned_layouts_miss_when_they_are_simulated(chat):
     for candidate in pruned:
         driven = candidate.layout.with_replicas(load.at(candidate.layout.scenario, 60.0), candidate.replicas)
         assert not judge(objective, trial(driven, objective, [0])).meets
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"speculation": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}}]
+)
+@pytest.mark.parametrize("key", ["p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "std_e2el_ms"])
+def test_what_the_longest_request_alone_holds_every_request_holds_without_load(chat, values, key):
+    scenario = load_scenario(chat).with_values({"workload.num_requests": 60, **values})
+    light = load_of(scenario, 60, own_arrivals=False).at(scenario, 0.02)
+    told = []
+    for limit_ms in (1, 10, 30, 100, 300, 1000, 3000, 10_000, 1e6):
+        objective = objective_of({}, [f"{key}={limit_ms}", "p99_e2el_ms=1e9"])
+        told.append(holds_alone(light, [0, 1], objective))
+        if told[-1]:
+            assert judge(objective, trial(light, objective, [0, 1])).meets, limit_ms
+    assert told == sorted(told)
+    assert told[-1]
+    assert not told[0]
+
+
+def test_more_replicas_are_tried_without_serving_every_request_alone(chat, monkeypatch):
+    lasted = []
+
+    def timed(*rest, **more):
+        result = simulate(*rest, **more)
+        lasted.append(result.requests.arrival_s.max())
+        return result
+
+    monkeypatch.setattr("simulator.run.simulate", timed)
+    options = quick(mode="rate", rate=60.0, interval=False)
+    planned = make_plan(study(chat, "hardware.tensor_parallel=1"), objective_of({}, SLO), options)
+    assert planned.best is not None
+    assert planned.best.replicas > 1
+    assert max(lasted) < 60.0  # a thousandth of 60 requests per second would take an hour
+    assert planned.runs == len(lasted)
 
 
 def test_bisection_agrees_with_a_fine_sweep(chat):

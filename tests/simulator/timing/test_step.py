@@ -27,7 +27,7 @@ from simulator.timing import (
     resolve_weight_dtypes,
 )
 from simulator.timing.kernels import Costs, CostTable
-from simulator.timing.step import DecodeTable
+from simulator.timing.step import DecodeTable, step_timer
 
 
 def deployment(model="llama-3.1-8b", chip="h100-sxm", tensor_parallel=1, weights=None, framework="vllm", **changes):
@@ -344,3 +344,32 @@ def test_blocks_of_a_table_are_as_long_as_what_lies_before_them():
     assert [table.seconds(count) for count in (5, 300, 2500)] == [5.0, 300.0, 2500.0]
     assert list(table.rows(np.array([2047, 700, 300])).memory_s) == [2047.0, 700.0, 300.0]
     assert asked == [(0, 255), (256, 511), (2048, 3000), (512, 1023), (1024, 2047)]
+
+
+def test_timers_of_the_same_kernels_share_their_tables_to_the_bit(monkeypatch):
+    short = deployment()
+    framework = short.framework.model_copy(update={"eager_launch_s": 1e-3, "step_s": 1e-3})
+    long = replace(short, framework=framework)
+    first = step_timer(short, 700)
+    counts = np.arange(701)
+    first.tables.layers.rows(counts)
+    second = step_timer(long, 2000)
+    asked = []
+    monkeypatch.setattr(
+        second.tables.layers, "price", lambda counts: asked.append(counts) or second._layer_costs(1)(counts)
+    )
+    found = second.tables.layers.rows(counts)
+    alone = StepTimer(long, 2000).tables.layers.rows(counts)
+    assert [len(counts) for counts in asked] == [512]  # the block that 700 cuts short; not the two before
+    for name in Costs.__slots__:
+        assert_array_equal(getattr(found, name), getattr(alone, name))
+    assert second._floor_s > first._floor_s
+    assert second.tables.attention[0].decode is first.tables.attention[0].decode
+
+
+def test_timers_of_other_kernels_share_nothing():
+    first = step_timer(deployment(), 700)
+    other = deployment()
+    other = replace(other, framework=other.framework.model_copy(update={"rank_skew_s": 1e-5}))
+    assert first.like is None
+    assert step_timer(other, 700).like is None
