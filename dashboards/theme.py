@@ -6,6 +6,8 @@ stay apart for readers with any colour vision; each reads on both backgrounds.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
@@ -93,11 +95,13 @@ BASIS_WORDS = {
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
+@cache
 def light_template() -> go.layout.Template:
     """Dark ink on white."""
     return _template(ink="#1f2328", muted="#59636e", paper="#ffffff", grid="#e4e8ec")
 
 
+@cache
 def dark_template() -> go.layout.Template:
     """Light ink on near-black."""
     return _template(ink="#e6e9ec", muted="#9da7b1", paper="#161b22", grid="#2b323b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -96,14 +95,17 @@ class StepPricer:
         """What its usual steps rest on."""
         return self._build.basis
 
-    def under(self, config: AttentionSpeculationConfig) -> StepPricer:
-        """The same layout with other hit rates, levers or costs of attention-level speculation, nothing built again."""
-        other, timer = copy(self), self._timer
-        other._known = {}
+    def steps_under(
+        self, configs: Sequence[AttentionSpeculationConfig], cases: Sequence[tuple[int, int]]
+    ) -> list[list[DecodeStep]]:
+        """``steps`` under other hit rates, lambda, S or costs of attention-level speculation, a list for each section:
+        nothing is built again, and all is priced in one call."""
+        timer = self._timer
         assert isinstance(timer, ModelTimer)
         assert isinstance(timer.target.overlap, SpeculativeAttention)
-        other._timer = replace(timer, target=timer.target.beside(timer.target.overlap.under(config)))
-        return other
+        overlap = timer.target.overlap.under(*configs)
+        found = self._priced([*cases] * len(configs), replace(timer, target=timer.target.beside(overlap)))
+        return [found[first : first + len(cases)] for first in range(0, len(found), len(cases))]
 
     def step(self, batch: int, context_tokens: int) -> DecodeStep:
         """A step of ``batch`` sequences that each end it with ``context_tokens`` in the cache."""
@@ -113,17 +115,17 @@ class StepPricer:
         """The same for many pairs of batch and context at once; kept, as other levers are asked for the same ones."""
         asked = tuple(cases)
         if asked not in self._known:
-            self._known[asked] = self._priced(asked)
+            self._known[asked] = self._priced(asked, self._timer)
         return self._known[asked]
 
-    def _priced(self, cases: Sequence[tuple[int, int]]) -> list[DecodeStep]:
-        limits, windows = self._build.main.limits, self._timer.windows
+    def _priced(self, cases: Sequence[tuple[int, int]], timer: EngineTimer) -> list[DecodeStep]:
+        limits, windows = self._build.main.limits, timer.windows
         query_len, batches = limits.query_len, np.array([batch for batch, _ in cases])
         zero = np.zeros_like(batches)
         none = (zero,) * len(windows)
         read = [[batch * keys_read(context, query_len, window) for batch, context in cases] for window in windows]
         keys = tuple(np.array(row) for row in read)
-        costs = self._timer.costs(StepWork(zero, zero, none, none, zero, none, batches, zero + query_len, keys))
+        costs = timer.costs(StepWork(zero, zero, none, none, zero, none, batches, zero + query_len, keys))
         seconds = (costs.device_s + costs.host_s).tolist()
         blocks = [batch * limits.blocks(context + limits.lookahead_tokens) for batch, context in cases]
         return [
@@ -185,16 +187,16 @@ def lever_gains(
     before = [min(steps, key=lambda step: (not step.fits, step.seconds_per_token)) for steps in alone]
     kind, own = load_chip(speculative.scenario.hardware.chip).kind, speculative.scenario.attention_speculation
     assert own is not None
+    plain = own.model_dump(exclude_none=True)
+    chosen = [AttentionSpeculationConfig.model_validate({**plain, **lever}) for lever in levers]
+    ends = [[config, *(costs_at(config, kind, end) for end in ("high", "low"))] for config in chosen]
+    steps = speculative.steps_under([config for each in ends for config in each], cases)
     found = []
-    for lever in levers:
-        config = AttentionSpeculationConfig.model_validate({**own.model_dump(exclude_none=True), **lever})
-        ends = [costs_at(config, kind, end) for end in ("high", "low")]
-        after = [speculative.under(each).steps(cases) for each in (config, *ends)]
+    for place in range(0, len(steps), 3):
         rows = []
-        for number, (batch, context) in enumerate(cases):
-            ratios = [before[number].seconds_per_token / steps[number].seconds_per_token for steps in after]
-            fits = before[number].fits and after[0][number].fits
-            rows.append(Gain(batch, context, ratios[0], min(ratios), max(ratios), fits))
+        for (batch, context), one, *after in zip(cases, before, *steps[place : place + 3], strict=True):
+            ratios = [one.seconds_per_token / step.seconds_per_token for step in after]
+            rows.append(Gain(batch, context, ratios[0], min(ratios), max(ratios), one.fits and after[0].fits))
         found.append(rows)
     return found
 

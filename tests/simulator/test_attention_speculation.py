@@ -10,12 +10,18 @@ from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.speculation.attention_level import READINGS, mechanism_costs, pass_seconds, simulate_pass
+from simulator.speculation.attention_level import (
+    READINGS,
+    AttentionSpeculationConfig,
+    mechanism_costs,
+    pass_seconds,
+    simulate_pass,
+)
 from simulator.speculation.attention_level.drawn import OutcomeDraws
 from simulator.speculation.attention_level.hit_rates import batch_hit_rate, failing_chance
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
-from simulator.studies.alspec import StepPricer, at_range_end, gains, layout
-from simulator.timing import StepWork
+from simulator.studies.alspec import StepPricer, at_range_end, gains, layout, lever_gains
+from simulator.timing import ModelTimer, StepWork
 
 N150 = {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2}
 EAGLE3 = {
@@ -296,6 +302,42 @@ def test_it_composes_with_token_speculation():
         for method in (None, EAGLE3)
     )
     assert both < min(eagle, attention) < max(eagle, attention) < plain
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"task": "gsm8k"},
+        {"hit_rate": [0.5 + i / 100 for i in range(32)]},
+        {"hit_rate_by_context": [[1024, 0.6], [65536, 0.9]], "verification": "every-query"},
+        {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": 0.3},
+    ],
+)
+def test_levers_priced_together_are_those_priced_alone(own):
+    base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
+    pricer = StepPricer(layout(base, hardware=N150, attention_speculation=own))
+    cases = [(1, 4096), (1, 131072), (4, 32768)]
+    levers = [{}, {"lambda": 0.05}, {"lambda": 0.2, "window_tokens": 512}, {"send_s": 1e-4, "skip_launch_s": 2e-6}]
+    configs = [AttentionSpeculationConfig.model_validate(own | lever) for lever in levers]
+    together = pricer.steps_under(configs, cases)
+    apart = [StepPricer(layout(base, hardware=N150, attention_speculation=own | lever)) for lever in levers]
+    assert len({steps[1].seconds for steps in together}) == len(levers)
+    for found, alone in zip(together, apart, strict=True):
+        assert_allclose([step.seconds for step in found], [s.seconds for s in alone.steps(cases)], rtol=1e-12)
+
+
+def test_a_lever_of_the_map_asks_for_prices_once(monkeypatch):
+    """The value and both ends of the costs' ranges are one call; layouts without it are not asked again."""
+    pricers = [
+        StepPricer(layout(PAPER, hardware=hardware, attention_speculation=block))
+        for hardware, block in (({"chip": "n150", "tensor_parallel": 8}, None), (N150, {"task": "gsm8k"}))
+    ]
+    alone, both = pricers
+    lever_gains([alone], both, (1,), CONTEXTS)
+    asked, costs = [], ModelTimer.costs
+    monkeypatch.setattr(ModelTimer, "costs", lambda *work: asked.append(work) or costs(*work))
+    lever_gains([alone], both, (1,), CONTEXTS, [{"lambda": 0.05}, {"lambda": 0.2, "window_tokens": 256}])
+    assert len(asked) == 1
 
 
 PAPER = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -95,28 +95,48 @@ class SpeculativeAttention:
         """Those that speculate."""
         self._set(config)
 
-    def under(self, config: AttentionSpeculationConfig) -> SpeculativeAttention:
-        """The same layers under other hit rates, levers or costs.
+    def under(self, *configs: AttentionSpeculationConfig) -> SpeculativeAttention:
+        """The same layers under other hit rates, lambda, S or costs; under several, the steps that it is asked about
+        come in as many equal parts, one for each.
 
         Raises:
             ForerunError: hit rates for another number of layers.
         """
         other = copy(self)
-        other._set(config)
+        other._set(*configs)
         return other
 
-    def _set(self, config: AttentionSpeculationConfig) -> None:
-        deployment = self._deployment
+    def _set(self, *configs: AttentionSpeculationConfig) -> None:
+        kind = self._deployment.chip.kind
         try:
-            config.layer_hit_rates(self.layers, 1.0)
+            for config in configs:
+                config.layer_hit_rates(self.layers, 1.0)
         except ValueError as error:
             raise ForerunError(f"attention_speculation.hit_rate: {error}") from None
-        costs = chosen_costs(config, deployment.chip.kind)
-        self._config = config
-        self._send_s = costs["send_s"].value
-        self._verify_s = costs["verify_s"].value
-        self._sync_s = costs["sync_s"].value
-        self._skip_s = costs["skip_launch_s"].value * deployment.framework.kernels_per_layer
+        self._config, self._configs = configs[0], configs
+        self._costs = [{name: cost.value for name, cost in chosen_costs(one, kind).items()} for one in configs]
+
+    def _each(self, values: Sequence[Any], like: Any) -> Any:
+        """A value of each section for every step of ``like``."""
+        return values[0] if len(values) == 1 else np.repeat(values, len(like) // len(values))
+
+    def _cost(self, name: str, like: Any) -> Any:
+        return self._each([costs[name] for costs in self._costs], like)
+
+    def _layer_rates(self, contexts: Any) -> list[Any]:
+        """Hit rate of one query in every layer; layers whose rates are the same object have the same."""
+        if len(self._configs) == 1:
+            return self._config.layer_hit_rates(self.layers, contexts)
+        parts = np.split(contexts, len(self._configs))
+        by_section = [one.layer_hit_rates(self.layers, own) for one, own in zip(self._configs, parts, strict=True)]
+        known: dict[tuple[int, ...], FloatArray] = {}
+        found = []
+        for rates in zip(*by_section, strict=True):
+            key = tuple(map(id, rates))
+            if key not in known:
+                known[key] = np.concatenate([np.broadcast_to(rate, len(parts[0])) for rate in rates])
+            found.append(known[key])
+        return found
 
     @property
     def prompt_groups(self) -> int:
@@ -126,7 +146,7 @@ class SpeculativeAttention:
     def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
         """Seconds of one layer in which each group sends the KV of its prompt tokens to the other, which keeps it: one
         message each way, nothing of it hidden behind attention."""
-        sent = self._send_s + tokens * shape.kv_bytes_per_token / self._link.bandwidth_bytes_per_s
+        sent = self._cost("send_s", tokens) + tokens * shape.kv_bytes_per_token / self._link.bandwidth_bytes_per_s
         return np.where(tokens > 0, sent, 0.0) if isinstance(tokens, np.ndarray) else sent if tokens else 0.0
 
     @property
@@ -163,11 +183,12 @@ class SpeculativeAttention:
 
     def rates(self, seqs: Any, query_len: Any, keys: Any) -> list[Any]:
         """Chance of each layer to pass verification with the whole batch."""
-        config = self._config
-        return [
-            batch_hit_rate(rate, seqs * query_len, config.verification, config.batch_correlation)
-            for rate in config.layer_hit_rates(self.layers, keys / seqs)
-        ]
+        config, one = self._config, self._layer_rates(keys / seqs)
+        whole = {
+            id(rate): batch_hit_rate(rate, seqs * query_len, config.verification, config.batch_correlation)
+            for rate in {id(rate): rate for rate in one}.values()
+        }
+        return [whole[id(rate)] for rate in one]
 
     def outcome_change(self, seqs: int, query_len: int, keys: int, failing: NDArray[np.int64]) -> float:
         """Seconds by which a step in whose layers so many sequences fail differs from the mean step; where they do not
@@ -181,16 +202,21 @@ class SpeculativeAttention:
                 return self._rolled_back(shape, times, count * query_len) if some else not count
 
             own = pass_seconds(times, [outcome(count) for count in failing.tolist()], self._config.reading)
-            mean = self._mean_pass(shape, times, seqs, query_len, keys)
+            mean = self._mean_pass(shape, times, self.rates(seqs, query_len, keys), (seqs, query_len, keys))
             change += self._kinds[shape, None].layers / self.layers * float(own - mean)
         return change
 
-    def _mean_pass(self, shape: AttentionShape, times: LayerTimes, seqs: Any, query_len: Any, keys: Any) -> Any:
-        """Mean seconds of a pass through all layers, as if all were of that shape."""
-        config, rates = self._config, self.rates(seqs, query_len, keys)
+    def _mean_pass(
+        self, shape: AttentionShape, times: LayerTimes, rates: list[Any], asked: tuple[Any, Any, Any]
+    ) -> Any:
+        """Mean seconds of a pass through all layers, as if all were of that shape, at their ``rates``.
+
+        ``asked``: sequences, queries of each, keys.
+        """
+        config, (seqs, query_len, keys) = self._config, asked
         if config.verification != "per-request":
             return expected_pass_seconds(times, rates, config.reading)
-        one = config.layer_hit_rates(self.layers, keys / seqs)
+        one = self._layer_rates(keys / seqs)
 
         def partial(failing: int) -> tuple[LayerTimes, list[Any]]:
             chances = {id(rate): rate for rate in one}
@@ -214,30 +240,31 @@ class SpeculativeAttention:
         kind = self._kinds[shape, None]
         times = self._times(shape, seqs, query_len, keys, exact)
         rates = self.rates(seqs, query_len, keys)
-        mean = self._mean_pass(shape, times, seqs, query_len, keys) / self.layers
+        mean = self._mean_pass(shape, times, rates, (seqs, query_len, keys)) / self.layers
         link = times.sync_s + sum(rates) / self.layers * times.send_s
         exposed = mean - times.other_s
         link = np.minimum(link, exposed)
         return kind.layers * (exposed - link), kind.layers * link
 
     def _times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> LayerTimes:
-        deployment, config, kind = self._deployment, self._config, self._kinds[shape, None]
-        kernels = deployment.kernels
+        kernels, kind = self._deployment.kernels, self._kinds[shape, None]
         rows = seqs * query_len
-        window_keys = np.minimum(2.0 * config.window_tokens * seqs, keys)
+        window_tokens = self._each([config.window_tokens for config in self._configs], keys)
+        window_keys = np.minimum(2.0 * window_tokens * seqs, keys)
         window = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=window_keys).seconds
         output_bytes = rows * shape.num_heads * shape.v_dim * ACTIVATION_BYTES
         handed_over = rows * (self._hidden * ACTIVATION_BYTES + kind.kv_bytes)
         other, pre = kind.rest(rows)
-        skipped = np.minimum(self._skip_s, other)
+        launched = self._deployment.framework.kernels_per_layer
+        skipped = np.minimum(self._cost("skip_launch_s", keys) * launched, other)
         return LayerTimes(
             pre_s=pre,
             post_s=other - pre,
             exact_s=exact,
             window_s=np.minimum(window, exact),
-            send_s=self._send_s + output_bytes / self._link.bandwidth_bytes_per_s,
-            verify_s=self._verify_s + kernels.elementwise(VERIFY_PASSES * output_bytes).memory_s,
-            sync_s=self._sync_s + handed_over / self._link.bandwidth_bytes_per_s,
+            send_s=self._cost("send_s", keys) + output_bytes / self._link.bandwidth_bytes_per_s,
+            verify_s=self._cost("verify_s", keys) + kernels.elementwise(VERIFY_PASSES * output_bytes).memory_s,
+            sync_s=self._cost("sync_s", keys) + handed_over / self._link.bandwidth_bytes_per_s,
             skip_pre_s=skipped * pre / other,
             skip_post_s=skipped * (other - pre) / other,
         )
