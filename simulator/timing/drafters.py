@@ -6,6 +6,7 @@ and its kernels all follow from that list.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -226,13 +227,24 @@ NO_OVERHEAD = HostOverhead()
 
 
 def fusion_table(deployment: Deployment, hidden_states: int, max_tokens: int) -> DraftTable:
-    """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip."""
+    """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip. The table
+    that there is, where an equal one was asked for lately (another number of draft tokens, another point of a study).
+    """
+    key = (deployment, hidden_states, max_tokens)
+    for known, table in list(_LATELY):
+        if known == key:
+            return table
     hidden, dtype = deployment.architecture.hidden_size, deployment.weight_dtypes["attention"]
 
     def calls(tokens: IntArray) -> Iterator[Call]:
         yield Call("fusion", "gemm", {"m": tokens, "n": hidden, "k": hidden_states * hidden, "dtype": dtype})
 
-    return DraftTable(deployment, calls, max_tokens)
+    table = DraftTable(deployment, calls, max_tokens)
+    _LATELY.appendleft((key, table))
+    return table
+
+
+_LATELY: deque[tuple[tuple[Deployment, int, int], DraftTable]] = deque(maxlen=16)
 
 
 def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_states: int = 0) -> float:

@@ -95,20 +95,19 @@ def speculation_grid(
     # One K at a time: widest batches first decide how many tokens a step may hold.
     most = max(int(axis.max()), batch)
     plain = build_alone(_with(scenario, most, max(draft_tokens), method="none"), 0)
-    plain_step = _step_s(plain, axis, 1, context)
-    plain_context = _step_s(plain, np.full_like(lengths, batch), 1, lengths)
-    accepted, verify_step, by_batch, by_context, notes = [], [], [], [], list(plain.notes)
-    basis = plain.basis
+    cells = np.concatenate((axis, np.full_like(lengths, batch))), np.concatenate((np.full_like(axis, context), lengths))
+    plain_s = _step_s(plain, *cells, 1)
+    accepted, verify_step, speedups, notes, last = [], [], [], list(plain.notes), plain
     for k in draft_tokens:
-        build = build_alone(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
+        last = build_alone(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
         length = 1.0 + float(draft_survival(_with_k(speculation, k)).sum())
-        seconds = _step_s(build, axis, k + 1, context)
+        seconds = _step_s(last, *cells, k + 1)
         accepted.append(length)
-        verify_step.append(seconds)
-        by_batch.append(length * plain_step / seconds)
-        by_context.append(length * plain_context / _step_s(build, np.full_like(lengths, batch), k + 1, lengths))
-        basis = build.basis
-        notes += [note for note in build.notes if note not in notes]
+        verify_step.append(seconds[: len(axis)])
+        speedups.append(length * plain_s / seconds)
+        notes += [note for note in last.notes if note not in notes]
+    by_batch, by_context = np.split(np.array(speedups), [len(axis)], axis=1)
+    plain_step = plain_s[: len(axis)]
     crossings = tuple(crossover(axis, speedups) for speedups in by_batch)
     prefill_s = _prefill_s(plain.main.timer, prompt_tokens, scenario.engine.max_num_batched_tokens)
     return SpeculationGrid(
@@ -121,8 +120,8 @@ def speculation_grid(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         acceptance_length=np.array(accepted),
-        by_batch=np.array(by_batch),
-        by_context=np.array(by_context),
+        by_batch=by_batch,
+        by_context=by_context,
         plain_step_s=plain_step,
         verify_step_s=np.array(verify_step),
         crossover_batch=crossings,
@@ -130,7 +129,7 @@ def speculation_grid(
             busy_rate(at, float(np.interp(at, axis, plain_step)), prefill_s, output_tokens) if at else None
             for at in crossings
         ),
-        basis=basis,
+        basis=last.basis,
         notes=tuple(notes),
     )
 
@@ -160,10 +159,9 @@ def busy_rate(batch: float, step_s: float, prefill_s: float, output_tokens: int)
     return batch / (batch * prefill_s + output_tokens * step_s)
 
 
-def _step_s(build: Build, seqs: IntArray, query_len: int, context_tokens: IntArray | int) -> FloatArray:
+def _step_s(build: Build, seqs: IntArray, context_tokens: IntArray, query_len: int) -> FloatArray:
     timer = build.main.timer
-    contexts = np.broadcast_to(np.asarray(context_tokens, np.int64), seqs.shape) + query_len
-    costs = timer.costs(decode_steps(timer.windows, seqs, query_len, contexts))
+    costs = timer.costs(decode_steps(timer.windows, seqs, query_len, context_tokens + query_len))
     return costs.device_s + costs.host_s
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hwprofiles import KernelLibrary
 from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.run import simulate
@@ -57,6 +58,16 @@ def test_grid_agrees_with_a_simulated_batch():
     )
     found = speculation_grid(run, (3,), (64,), (516,), 64, 16, 1000)
     assert plain / drafted == pytest.approx(found.by_batch[0, 0], rel=0.04)
+
+
+def test_another_prompt_prices_no_matrix_again(monkeypatch):
+    """Layers, heads and the drafter's projection depend on tokens alone, which a prompt does not change."""
+    grid(scenario())
+    asked = []
+    gemm = KernelLibrary.gemm
+    monkeypatch.setattr(KernelLibrary, "gemm", lambda *sizes, **named: asked.append(named) or gemm(*sizes, **named))
+    speculation_grid(scenario(), (1, 3, 6), BATCHES, (512, 8192), 8, 300, 256)
+    assert asked == []
 
 
 def test_crossover_is_where_the_line_passes_one():
