@@ -251,6 +251,24 @@ class AttentionShape(NamedTuple):
     """Whether queries see a window of the keys."""
     source: str = ""
     """Name of the kernel, where a library has several for a head size; empty = its own choice."""
+    expanded: tuple[int, int] | None = None
+    """Absorbed MLA: widths of a head's keys and values when its latent is multiplied out; None = it never is."""
+
+    @property
+    def of_prompts(self) -> AttentionShape:
+        """The layer as its prompt kernel sees it: with few queries a key the latent serves all heads at once, with many
+        it pays to multiply it out (DeepSeek-V3 of 128 heads: 320 multiplications a pair and head instead of 1,088).
+
+        Source: vLLM's ``MLACommonImpl`` (compute-friendly and data-movement-friendly approaches), SGLang's ``MHA``
+        forward methods of ``deepseek_v2.py``, TensorRT-LLM's ``MLA.forward_context``.
+        """
+        if self.expanded is None:
+            return self
+        keys, values = self.expanded
+        stored = self.num_heads * (keys + values) * self.kv_bytes_per_token / self.qk_dim
+        return self._replace(
+            num_kv_heads=self.num_heads, qk_dim=keys, v_dim=values, kv_bytes_per_token=stored, expanded=None
+        )
 
     @property
     def kernel(self) -> str:

@@ -309,6 +309,8 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
     alone_key_s: NonNegative = 0.0
     """Time per key of a work item that runs alone, where nothing splits the KV axis and the longest sequences end after
     the others, in seconds; 0 = batches of unequal lengths take what they take at their mean."""
+    writes_cache: bool = False
+    """Whether what was measured also launches the write of new keys and values into the paged cache."""
     unpacked: UnpackedKernel | None = None
     """The kernel that serves query heads one by one where the packed kernel is not used; None = there is none."""
 

@@ -262,7 +262,7 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
     sampled = []
     for row in [] if isinstance(timer, StagedTimer) else median_rows(work, steps.column("seconds"), single):
         kernels = step_kernels(timer, work, row)
-        host_s = float(steps.column("seconds")[row]) - sum(one.times * one.seconds * one.exposed for one in kernels)
+        host_s = float(steps.column("seconds")[row]) - sum(one.step_s for one in kernels)
         drafting_s = 0.0 if draft_s is None else float(draft_s[row])
         sampled.append(SampledStep(row, max(0.0, host_s), drafting_s, kernels))
     return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)

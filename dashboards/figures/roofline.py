@@ -61,11 +61,11 @@ def roofline_data(
     """The kernels of one step per phase on the roofline of ``chip``; kernels that compute nothing are left out."""
     points, formats = [], set()
     for phase, kernels in phases.items():
-        total_s = sum(kernel.times * kernel.seconds for kernel in kernels)
+        total_s = sum(kernel.step_s for kernel in kernels)
         for kernel in kernels:
             formats.add(chip.math_dtype(kernel.dtype or "bf16"))
             if kernel.flops > 0 and kernel.bytes > 0 and kernel.seconds > 0:
-                seconds = kernel.times * kernel.seconds
+                seconds = kernel.step_s
                 points.append(
                     RooflinePoint(
                         phase,

@@ -58,7 +58,7 @@ def kernel_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int
 
 
 def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: float) -> Iterator[Event]:
-    total = sum(kernel.times * kernel.seconds * kernel.exposed for kernel in sample.kernels)
+    total = sum(kernel.step_s for kernel in sample.kernels)
     room = max(0.0, end_s - start_s - sample.draft_s)
     scale = min(1.0, room / total) if total else 1.0
     at = start_s
@@ -66,7 +66,7 @@ def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: f
         about = {"bound": kernel.bound, "flops": kernel.flops, "bytes": kernel.bytes, "family": kernel.family}
         if kernel.dtype:
             about["format"] = kernel.dtype
-        length = kernel.seconds * kernel.times * kernel.exposed * scale
+        length = kernel.step_s * scale
         yield _slice(kernel.name, "kernel", pid, track, at, length, about | {"kernels": kernel.times})
         at += length
     if sample.draft_s:

@@ -266,7 +266,7 @@ def _take_apart(found: dict[str, Source], kind: str, timer: ModelTimer, log: Run
     library, framework = deployment.kernels, deployment.framework
     left = np.ones(len(rows))
     for kernel in timer.target.kernels(timer.scored(work)) if not isinstance(timer, StagedTimer) else ():
-        share = np.asarray(kernel.times * kernel.exposed * kernel.seconds) / total
+        share = np.asarray(kernel.step_s) / total
         left = left - share
         if kernel.fitted[0] or kernel.family == "collective":
             fitted = kernel.fitted if kernel.fitted[0] else ("collective", "any")

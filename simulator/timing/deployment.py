@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
 from hwprofiles.dtypes import DTYPES, GGUF_BLOCKS, VARIANT, format_of
@@ -13,6 +13,7 @@ from hwprofiles.kernels.moe import read_routing
 from hwprofiles.kernels.recurrent import RecurrentShape
 from hwprofiles.kernels.sparse import IndexShape, SparseShape
 from hwprofiles.library import MixingShape
+from hwprofiles.parameters import DecodeParameters
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import PARTS, Architecture
 from simulator.llm.layers import Attention, Layer, LayerGroup, Mixer, MoeMlp, Tensor
@@ -27,7 +28,7 @@ from simulator.llm.mixers import (
     Recurrent,
     SharedKvAttention,
 )
-from simulator.timing.framework import Framework, Passes
+from simulator.timing.framework import LOCAL_FRAMEWORKS, Framework, Passes
 from simulator.timing.mixed_chips import Elsewhere
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
@@ -105,7 +106,28 @@ class Deployment:
     @property
     def passes(self) -> Passes:
         """Memory-bound kernels of a layer: its engine's on GPUs; layers of other chips were fitted without them."""
-        return self.framework.passes if self.chip.kind in ("gpu-datacenter", "gpu-consumer") else Passes()
+        return self.framework.passes if self._on_gpu else Passes()
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.chip.kind in ("gpu-datacenter", "gpu-consumer")
+
+    @property
+    def norms_in_reductions(self) -> bool:
+        """Whether norms are part of the all-reduces before them: these need one where no attention group is alone."""
+        reduced = self.tensor_parallel > 1 and self.attention_data_parallel == 1
+        return self.framework.norms_in_reductions and self._on_gpu and reduced
+
+    @property
+    def shared_beside_tokens(self) -> int:
+        """Tokens up to which shared experts run beside the routed ones: in captured graphs alone."""
+        captured = self.framework.max_captured_tokens if self.cuda_graphs and self._on_gpu else 0
+        return min(captured, self.framework.shared_beside_tokens)
+
+    def writes_cache(self, attention: Attention) -> bool:
+        """Whether the measured kernel of a layer's decode attention writes the new keys and values too."""
+        kernel = self.attention_shape(attention).kernel
+        return cast(DecodeParameters, self.kernels.parameters("attention_decode", kernel)).writes_cache
 
     @property
     def skew_s(self) -> float:
@@ -211,12 +233,14 @@ class Deployment:
     def attention_shape(self, attention: Attention) -> AttentionShape:
         """Attention of one layer on one chip, as its kernel sees it.
 
-        MLA runs absorbed: all heads share one latent KV head (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+        MLA decodes absorbed: all heads share one latent KV head (DeepSeek-V2, arXiv:2405.04434, section 2.1). Engines
+        multiply it out for prompts, but llama.cpp does not.
         """
         heads = attention.num_heads // self.tensor_parallel
         if attention.kind == "mla":
             assert attention.kv_lora_rank is not None
             assert attention.qk_rope_head_dim is not None
+            absorbed = self.framework.kernel_library in LOCAL_FRAMEWORKS
             return AttentionShape(
                 num_heads=heads,
                 num_kv_heads=1,
@@ -224,6 +248,7 @@ class Deployment:
                 v_dim=attention.kv_lora_rank,
                 kv_bytes_per_token=attention.kv_elements_per_token * dtype_bytes(self.kv_dtype),
                 dtype=self._cache_kernels,
+                expanded=None if absorbed else (attention.head_dim, attention.value_dim),
             )
         kv_heads = max(1, attention.num_kv_heads // self.tensor_parallel)
         return AttentionShape(

@@ -51,6 +51,10 @@ class Framework(BaseModel):
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
     passes: Passes = Passes()
+    norms_in_reductions: bool = False
+    """Whether an all-reduce adds the residual and takes the norm behind it in its own kernel."""
+    shared_beside_tokens: int = Field(default=0, ge=0)
+    """Tokens up to which a step's shared experts run on a stream of their own beside the routed ones; 0: after them."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"
     """What the sizes count."""
     captured_steps: Literal["all", "decode"] = "all"

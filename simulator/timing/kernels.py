@@ -43,6 +43,8 @@ OWN_EXPERTS = 0.54
 Four tokens in a row touch 2.5 times the experts of one (Cohere, "Why MoE models get more from speculative decoding",
 2026-04; 38 % of a token's experts are those of the token before it). With 8 of 128 experts, independent tokens would
 touch 3.64 times as many, and 2.63 of them 2.5 times: (2.63 - 1) / 3."""
+SHARED = "shared_experts."
+"""How names of shared experts' kernels begin."""
 NEGLIGIBLE = 0.05
 """Share of device time that does not yet decide what a run rests on."""
 CELL_TOKENS_PER_SEQUENCE = 16
@@ -67,6 +69,8 @@ class Call(NamedTuple):
     """Collectives: what each waits for the last of its ranks, in seconds."""
     library: KernelLibrary | None = None
     """Kernels of the chip that runs it, where it is another than the layer's."""
+    beside: Any = False
+    """Whether longer kernels run at the same time on another stream: it adds the least that its work takes."""
 
 
 class Kernel(NamedTuple):
@@ -96,6 +100,11 @@ class Kernel(NamedTuple):
     def seconds(self) -> Num:
         """Of one of them."""
         return self.time.seconds
+
+    @property
+    def step_s(self) -> Num:
+        """Seconds that all of them add to the step."""
+        return self.times * self.exposed * self.seconds
 
     @property
     def flops(self) -> Num:
@@ -263,7 +272,11 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     fitted, named = (family, kernel or stored), kernel_sizes(call)
     basis = library.basis_code(*fitted, named)
     light_s = library.light_seconds(priced, "" if shape is not None else dtype)
-    return Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s, fitted, named)
+    one = Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s, fitted, named)
+    if not np.any(call.beside):
+        return one
+    least = np.minimum(1.0, light_s / np.maximum(priced.seconds, 1e-30))
+    return one._replace(exposed=np.where(call.beside, least, 1.0))
 
 
 _LATELY: dict[tuple[Any, ...], KernelTime] = {}
@@ -398,12 +411,19 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
         tokens: that the layer computes.
         query_len: of them in a row of each sequence.
     """
-    for gemm in deployment.gemms(layer):
-        yield Call(gemm.name, "gemm", {"m": tokens, "n": gemm.n, "k": gemm.k, "dtype": gemm.dtype})
     hidden, present = deployment.architecture.hidden_size, np.minimum(tokens, 1)
+    hidden_shared = tokens <= deployment.shared_beside_tokens
+
+    def beside(name: str) -> Any:
+        return name.startswith(SHARED) & hidden_shared
+
+    for gemm in deployment.gemms(layer):
+        sizes = {"m": tokens, "n": gemm.n, "k": gemm.k, "dtype": gemm.dtype}
+        yield Call(gemm.name, "gemm", sizes, beside=beside(gemm.name))
     for name, elements, launches in layer_passes(deployment, layer, hidden):
         moved = tokens * elements * deployment.activation_bytes
-        yield Call(name, "elementwise", {"bytes_moved": moved, "launches": launches * present})
+        sizes = {"bytes_moved": moved, "launches": launches * present}
+        yield Call(name, "elementwise", sizes, beside=beside(name))
     if isinstance(layer.feed_forward, MoeMlp) and deployment.attention_data_parallel == 1:
         experts = expert_call(deployment, layer.feed_forward, tokens, query_len)
         if layer.feed_forward.elsewhere and deployment.experts_at is not None:
@@ -429,7 +449,7 @@ def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tupl
         hidden: width of the residual stream.
     """
     mlp, parts = layer.feed_forward, layer_parts(layer)
-    passes = [("norms", parts * NORM_PASSES * hidden, parts)]
+    passes = [("norms", parts * NORM_PASSES * hidden, 0 if deployment.norms_in_reductions else parts)]
     streams = sum(tensor.in_features for tensor in layer.extra_tensors if tensor.name == "hyper_connection")
     if streams:  # read to mix what goes in, read and written to add what comes out, at mixer and feed-forward
         passes.append(("residual streams", 2 * 3 * streams, 4))
@@ -438,10 +458,12 @@ def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tupl
         return passes
     if isinstance(mlp, MoeMlp):
         passes += expert_passes(deployment, mlp, hidden)
-    width = mlp.shared_intermediate_size if isinstance(mlp, MoeMlp) else mlp.intermediate_size
+    name, width = "activation", mlp.intermediate_size
+    if isinstance(mlp, MoeMlp):
+        name, width = SHARED + name, mlp.shared_intermediate_size
     activated = width / deployment.tensor_parallel
     if activated:
-        passes.append(("activation", (3 if mlp.gated else 2) * activated, 1))
+        passes.append((name, (3 if mlp.gated else 2) * activated, 1))
     return passes
 
 
@@ -480,7 +502,7 @@ def mixer_passes(deployment: Deployment, mixer: Mixer | None) -> list[tuple[str,
     found = [
         ("rotary", 2 * rotated, passes.rotary),
         ("query and key norms", 2 * normed, norms if normed else 0),
-        ("KV write", 2 * cached, passes.kv_write),
+        ("KV write", 2 * cached, 0 if deployment.writes_cache(mixer) else passes.kv_write),
     ]
     return [one for one in found if one[2]]
 
@@ -606,6 +628,11 @@ class MixingKind(NamedTuple):
     one_pass: bool = False
     """Whether one kernel takes the prompt chunks and the single queries of a batch."""
 
+    @property
+    def prompts(self) -> MixingShape:
+        """Its shape where it computes prompt chunks."""
+        return self.shape.of_prompts if isinstance(self.shape, AttentionShape) else self.shape
+
 
 def mixing_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> list[MixingKind]:
     """What mixes the tokens of a model's layers, by the chip that runs them."""
@@ -650,7 +677,7 @@ def attention_calls(kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Call
     sizes |= {"kv_tokens": work.decode_kv_tokens[kind.place]}
     sizes |= {"beyond_kv": np.asarray(work.beyond_kv, dtype=np.float64) if full else 0.0}
     yield Call("decode attention", "attention_decode", sizes, window=kind.window)
-    sizes = {"shape": kind.shape, "seqs": prefilling} | chunks
+    sizes = {"shape": kind.prompts, "seqs": prefilling} | chunks
     yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
 
 

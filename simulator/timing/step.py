@@ -525,7 +525,7 @@ class StepTimer:
             known = [] if self.like is None else self.like._attention
             for place, kind in enumerate(self._kinds):
                 library = kind.kernels
-                prefill = library.prefill_seconds(kind.shape)
+                prefill = library.prefill_seconds(kind.prompts)
                 overlapped = None
                 if self._overlap is not None and isinstance(kind.shape, AttentionShape):
                     overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))

@@ -111,9 +111,9 @@ def kernel_table(phase_kernels: dict[str, list[Kernel]]) -> Table:
     """Every kernel of each phase, the longest first."""
     rows = []
     for phase, kernels in phase_kernels.items():
-        total_s = sum(kernel.times * kernel.seconds for kernel in kernels)
-        for kernel in sorted(kernels, key=lambda kernel: -kernel.times * kernel.seconds):
-            share = percent(kernel.times * kernel.seconds / total_s)
+        total_s = sum(kernel.step_s for kernel in kernels)
+        for kernel in sorted(kernels, key=lambda kernel: -kernel.step_s):
+            share = percent(kernel.step_s / total_s)
             each = number(kernel.seconds * 1e6)
             rows.append((f"{phase}: {kernel.name}", kernel.dtype, kernel.times, each, share, kernel.bound))
     return Table("Kernels of one step", ("kernel", "format", "count", "each (us)", "of the step", "bound"), rows)

@@ -97,7 +97,7 @@ def kernel_spread(*steps: tuple[KernelLibrary, Sequence[Kernel]]) -> Spread:
     """
     squares = [0.0, 0.0]
     for library, kernels in steps:
-        seconds = [kernel.times * kernel.exposed * np.asarray(kernel.seconds) for kernel in kernels]
+        seconds = [np.asarray(kernel.step_s) for kernel in kernels]
         total = np.sum(seconds, axis=0)
         by_family: dict[str, list[Any]] = {}
         for kernel, part in zip(kernels, seconds, strict=True):

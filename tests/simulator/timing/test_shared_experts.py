@@ -12,7 +12,14 @@ from test_step import arrays, decode, deployment
 
 from hwprofiles.kernels.moe import read_routing
 from simulator.timing import StepTimer, StepWork
-from simulator.timing.kernels import exchange_bytes, expert_call, layer_passes, price, shared_expert_calls
+from simulator.timing.kernels import (
+    exchange_bytes,
+    expert_call,
+    layer_calls,
+    layer_passes,
+    price,
+    shared_expert_calls,
+)
 from simulator.timing.work import slowest_group
 
 MODEL = "qwen3-30b-a3b"
@@ -179,10 +186,10 @@ class TestLayersByHand:
             ("llama-3.1-8b", "trtllm", 3),  # measured with rotary embedding and write
             ("qwen3-8b", "generic", 5),
             ("qwen3-8b", "vllm", 7),  # queries and keys are normed in a kernel each
-            ("qwen3-8b", "sglang", 6),
+            ("qwen3-8b", "sglang", 5),  # on two streams at once
             ("qwen3-8b", "trtllm", 4),  # norms and rotary embedding in one
-            ("gemma-3-27b", "sglang", 6),
-            ("qwen3-30b-a3b", "sglang", 6),  # no activation beside the experts, but the choice of them
+            ("gemma-3-27b", "sglang", 5),
+            ("qwen3-30b-a3b", "sglang", 5),  # no activation beside the experts, but the choice of them
             ("qwen3-30b-a3b", "trtllm", 3),  # which TensorRT-LLM's measured experts hold
             ("deepseek-v3", "vllm", 7),  # dense layer: norms of both latents
             ("deepseek-v3", "trtllm", 4),
@@ -207,7 +214,41 @@ class TestLayersByHand:
         one = deployment("glm-4.5-air", framework="sglang", cuda_graphs=False)
         layer = one.architecture.layer_groups[-1].layer
         names = [name for name, _, _ in layer_passes(one, layer, one.architecture.hidden_size)]
-        assert names[-3:] == ["expert choice", "shared sum", "activation"]
+        assert names[-3:] == ["expert choice", "shared sum", "shared_experts.activation"]
+
+    def test_a_measured_kernel_that_writes_the_cache_is_not_followed_by_a_write(self):
+        """A100's attention under vLLM was measured with the write (v0.14), H100's without it."""
+        for chip, written in (("a100-sxm-80gb", False), ("a100-pcie-80gb", False), ("h100-sxm", True)):
+            one = deployment("llama-3.1-8b", chip, framework="vllm", cuda_graphs=False)
+            names = [name for name, _, _ in layer_passes(one, one.architecture.layer_groups[0].layer, 4096)]
+            assert ("KV write" in names) == written
+
+    def test_norms_are_part_of_reductions_where_the_engine_has_them_so(self):
+        """TensorRT-LLM's all-reduce takes the norm behind it: no launch, where there is an all-reduce."""
+        for framework, tp, due in (("trtllm", 1, 2), ("trtllm", 4, 0), ("vllm", 4, 2)):
+            one = deployment("llama-3.1-70b", framework=framework, tensor_parallel=tp, weights="fp8")
+            passes = layer_passes(one, one.architecture.layer_groups[0].layer, 8192)
+            assert passes[0][2] == due
+
+    @pytest.mark.parametrize(("framework", "most"), [("vllm", 256), ("sglang", 256), ("trtllm", 2048), ("generic", 0)])
+    def test_shared_experts_run_beside_the_routed(self, framework, most):
+        """In captured graphs up to the engine's threshold they add the least that their work takes, else their time."""
+        one = deployment("deepseek-v3", "h200-sxm", framework=framework, tensor_parallel=8)
+        layer, tokens = one.architecture.layer_groups[-1].layer, np.array([8, max(1, most), most + 8])
+        for call in layer_calls(one, layer, tokens):
+            kernel = price(call, one.kernels)
+            exposed = np.broadcast_to(kernel.exposed, tokens.shape)
+            if call.name.startswith("shared_experts."):
+                least = kernel.light_s / kernel.seconds
+                assert_allclose(exposed, np.where(tokens <= most, least, 1.0))
+                assert np.all(least < 0.6)
+            else:
+                assert_allclose(exposed, 1.0)
+
+    def test_without_captured_graphs_shared_experts_come_after_the_routed(self):
+        """Their stream exists in captured graphs alone."""
+        one = deployment("deepseek-v3", "h200-sxm", framework="vllm", tensor_parallel=8, cuda_graphs=False)
+        assert one.shared_beside_tokens == 0
 
     def test_the_head(self):
         """LM head over the vocabulary, a norm, three passes over fp32 logits, and their gathering."""

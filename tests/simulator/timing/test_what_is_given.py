@@ -281,6 +281,20 @@ class TestDeployments:
         shape = latent.attention_shape(latent.architecture.layer_groups[0].layer.attention)
         assert (shape.num_heads, shape.num_kv_heads, shape.qk_dim, shape.v_dim) == (16, 1, 576, 512)
 
+    @pytest.mark.parametrize(("framework", "widths"), [("trtllm", (16, 192, 128)), ("llama.cpp", (1, 576, 512))])
+    def test_prompts_multiply_the_latent_out(self, framework, widths):
+        """MLA decodes on the latent, and its prompt kernels see whole heads: as they were measured; llama.cpp's not."""
+        one = deployment("deepseek-v3", "h200-sxm", 8, framework=framework, cuda_graphs=False)
+        shape = one.attention_shape(one.architecture.layer_groups[0].layer.attention)
+        prompts = shape.of_prompts
+        assert (prompts.num_kv_heads, prompts.qk_dim, prompts.v_dim) == widths
+        assert prompts.of_prompts == prompts
+        assert prompts.kv_bytes_per_token == 2 * (16 * (192 + 128) if framework == "trtllm" else 576)
+        step = StepWork(1, 1024, (1024 * 1025 // 2,), (1024,), 1, (1024,), 0, 1, (0,))
+        kernels = {kernel.name: kernel for kernel in StepTimer(one, 2048).kernels(arrays(step))}
+        flops = 2 * 16 * (1024 * 1025 / 2) * sum(widths[1:])
+        assert kernels["prefill attention"].flops == pytest.approx(flops)
+
     def test_dtypes_of_parts(self):
         wide = deployment("llama-3.2-1b", weights="fp32")
         assert (wide.compute_dtype, wide.activation_bytes) == ("fp32", 4)
