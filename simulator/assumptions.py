@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from hwprofiles import Chip, KernelLibrary, Link
 from hwprofiles.parameters import FamilyParameters
 from simulator.timing.framework import HOST_COSTS, Framework
 
+T = TypeVar("T")
 Factors = Mapping[str, float]
 """Factor by parameter name, e.g. ``{"vllm.step_s": 2.0, "n150.kernels.launch_s": 0.5}``; absent names are 1."""
 
@@ -45,11 +46,7 @@ class Assumptions:
     def chip(self, chip: Chip) -> Chip:
         """A chip under the factor ``CHIP.on_chip.bandwidth_bytes_per_s``; the store stays as fast as the memory."""
         scaled = self._scaled(f"{chip.name}.on_chip", {"bandwidth_bytes_per_s": chip.on_chip.bandwidth_bytes_per_s})
-        if not scaled:
-            return chip
-        bandwidth = max(scaled["bandwidth_bytes_per_s"], chip.memory.bandwidth_bytes_per_s)
-        on_chip = chip.on_chip.model_copy(update={"bandwidth_bytes_per_s": bandwidth})
-        return chip.model_copy(update={"on_chip": on_chip})
+        return _once(_with_on_chip, chip, *scaled.values()) if scaled else chip
 
     def kernels(self, chip: Chip, library: str, *choices: bool) -> KernelLibrary:
         """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; what was calibrated stays as it is.
@@ -62,25 +59,32 @@ class Assumptions:
         own = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
         moved = {name: factor for name, factor in own.items() if factor != 1.0}
         if moved:
-            return _ScaledKernels(chip, library, moved, *choices)
-        return _library(chip, library, *choices)
+            return _once(_ScaledKernels, chip, library, moved, *choices)
+        return _once(KernelLibrary, chip, library, *choices)
 
     def _scaled(self, owner: str, values: Mapping[str, float]) -> dict[str, float]:
         found = {name: self.factors.get(f"{owner}.{name}", 1.0) for name in values}
         return {name: values[name] * factor for name, factor in found.items() if factor != 1.0}
 
 
-def _library(chip: Chip, *how: Any) -> KernelLibrary:
-    """The kernels of a chip as they are; one for all who ask about the same chip in the same way."""
-    for known, found in list(_LATELY):
-        if known[0] is chip and known[1:] == how:
-            return found
-    library = KernelLibrary(chip, *how)
-    _LATELY.appendleft(((chip, *how), library))
-    return library
+def _with_on_chip(chip: Chip, bandwidth_bytes_per_s: float) -> Chip:
+    bandwidth = max(bandwidth_bytes_per_s, chip.memory.bandwidth_bytes_per_s)
+    on_chip = chip.on_chip.model_copy(update={"bandwidth_bytes_per_s": bandwidth})
+    return chip.model_copy(update={"on_chip": on_chip})
 
 
-_LATELY: deque[tuple[tuple[Any, ...], KernelLibrary]] = deque(maxlen=64)
+def _once(make: Callable[..., T], chip: Chip, *how: Any) -> T:
+    """What is made of a chip: one for all who ask about the same chip in the same way, so that prices are shared."""
+    for (maker, known, *rest), found in list(_LATELY):
+        if maker is make and known is chip and tuple(rest) == how:
+            again: T = found
+            return again
+    made = make(chip, *how)
+    _LATELY.appendleft(((make, chip, *how), made))
+    return made
+
+
+_LATELY: deque[tuple[tuple[Any, ...], Any]] = deque(maxlen=64)
 
 
 class _ScaledKernels(KernelLibrary):

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from hwprofiles import KernelLibrary, load_chip, load_link
+from hwprofiles import load_chip, load_link
+from simulator.assumptions import Assumptions
 from simulator.errors import ForerunError
 from simulator.llm import (
     Architecture,
@@ -111,19 +112,15 @@ class DraftRequest:
         if draft.chip is None:
             tensor_parallel = draft.tensor_parallel or target.tensor_parallel
             return replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=tensor_parallel)
-        chip = load_chip(draft.chip)
+        chip, framework = load_chip(draft.chip), target.framework
+        scales, corrected = framework.static_activation_scales, bool(target.kernels.corrected)
         return replace(
             target,
             architecture=architecture,
             weight_dtypes=dtypes,
             tensor_parallel=draft.tensor_parallel or 1,
             chip=chip,
-            kernels=KernelLibrary(
-                chip,
-                target.framework.kernel_library,
-                static_scales=target.framework.static_activation_scales,
-                corrected=bool(target.kernels.corrected),
-            ),
+            kernels=Assumptions().kernels(chip, framework.kernel_library, True, scales, False, corrected),
             link=load_link(chip.links.scale_up) if chip.links.scale_up else None,
         )
 

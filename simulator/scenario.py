@@ -139,6 +139,13 @@ class Scenario(Section):
             check_groups(self.attention_speculation, self.hardware)
         return self
 
+    @property
+    def random(self) -> bool:
+        """Whether two seeds give two different runs: something is drawn."""
+        drafts = self.speculation is not None and self.speculation.method != "none"
+        chances = drafts or self.attention_speculation is not None or self.faults is not None
+        return chances or self.workload.random
+
     def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
         """A copy with values set by dotted path, validated anew.
 

@@ -26,8 +26,9 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the result depends on."""
-        return json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True), *self[1:]
+        """What the result depends on; the seed only where something is drawn."""
+        seed = self.seed if self.intervals or self.scenario.random else None
+        return json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True), seed, *self[2:]
 
 
 def with_seeds(scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None) -> list[Run]:
@@ -74,7 +75,8 @@ class RunPool:
                 self._failed[key] = error
             if self._progress is not None:
                 self._progress(len(self._known) + len(self._failed), self._asked)
-        return [self._known.get(key) for key in keys]
+        found = [self._known.get(key) for key in keys]
+        return [one and one | {"seed": run.seed} for one, run in zip(found, runs, strict=True)]
 
 
 def run_document_of(

@@ -6,16 +6,16 @@ and its kernels all follow from that list.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import Link, dtype_bytes
+from hwprofiles import KernelLibrary, Link, dtype_bytes
 from simulator.errors import ForerunError
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.kernels import (
@@ -40,8 +40,8 @@ TOKEN_BYTES = 4.0
 class DraftTable:
     """Kernels that depend on one count alone: their costs in a table, their list when asked."""
 
-    def __init__(self, deployment: Deployment, calls: Any, most: int) -> None:
-        self._deployment, self._calls = deployment, calls
+    def __init__(self, library: KernelLibrary, calls: Any, most: int) -> None:
+        self._library, self._calls = library, calls
         self.table = CostTable(self.priced, most)
 
     def priced(self, counts: IntArray) -> Costs:
@@ -51,7 +51,7 @@ class DraftTable:
     def kernels(self, counts: IntArray) -> Iterator[Kernel]:
         """The kernels for each of many counts."""
         for call in self._calls(counts):
-            yield price(call, self._deployment.kernels)
+            yield price(call, self._library)
 
     def seconds(self, count: int) -> float:
         """Device seconds at ``count``."""
@@ -227,24 +227,18 @@ NO_OVERHEAD = HostOverhead()
 
 
 def fusion_table(deployment: Deployment, hidden_states: int, max_tokens: int) -> DraftTable:
-    """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip. The table
-    that there is, where an equal one was asked for lately (another number of draft tokens, another point of a study).
-    """
-    key = (deployment, hidden_states, max_tokens)
-    for known, table in list(_LATELY):
-        if known == key:
-            return table
+    """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip. One table
+    for all who ask alike: another number of draft tokens, another point of a study."""
     hidden, dtype = deployment.architecture.hidden_size, deployment.weight_dtypes["attention"]
+    return _fusion(deployment.kernels, hidden, hidden_states * hidden, dtype, max_tokens)
 
+
+@lru_cache(maxsize=16)
+def _fusion(library: KernelLibrary, width: int, inputs: int, dtype: str, max_tokens: int) -> DraftTable:
     def calls(tokens: IntArray) -> Iterator[Call]:
-        yield Call("fusion", "gemm", {"m": tokens, "n": hidden, "k": hidden_states * hidden, "dtype": dtype})
+        yield Call("fusion", "gemm", {"m": tokens, "n": width, "k": inputs, "dtype": dtype})
 
-    table = DraftTable(deployment, calls, max_tokens)
-    _LATELY.appendleft((key, table))
-    return table
-
-
-_LATELY: deque[tuple[tuple[Deployment, int, int], DraftTable]] = deque(maxlen=16)
+    return DraftTable(library, calls, max_tokens)
 
 
 def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_states: int = 0) -> float:
@@ -505,7 +499,7 @@ class HeadsDrafter:
     """All heads by drafting sequences."""
 
     def __post_init__(self) -> None:
-        self.table = DraftTable(self.target, self._head_calls, self.max_seqs)
+        self.table = DraftTable(self.target.kernels, self._head_calls, self.max_seqs)
 
     @property
     def weight_bytes(self) -> float:

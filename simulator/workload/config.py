@@ -171,6 +171,14 @@ class WorkloadConfig(Section):
     on_error: Literal["stop", "skip"] = "stop"
     """What a bad trace row does: stop with file and line, or be counted and skipped."""
 
+    @property
+    def random(self) -> bool:
+        """Whether anything of its requests is drawn: arrivals, lengths, sessions, priorities."""
+        drawn = self.arrivals is not None and self.arrivals.process in ("poisson", "gamma")
+        lengths = (self.input_tokens, self.output_tokens) if self.trace is None else ()
+        drawn = drawn or any(isinstance(one, LengthConfig) and one.distribution != "constant" for one in lengths)
+        return drawn or self.sessions is not None or self.priorities is not None
+
     @model_validator(mode="after")
     def _trace_or_synthetic(self) -> WorkloadConfig:
         if self.priorities == ():

@@ -262,3 +262,38 @@ def test_a_trace_in_seconds_and_in_milliseconds(tmp_path, unit, scale, seed):
         stream = dataclasses.replace(stream, arrival_s=table.arrival_s - table.arrival_s[0])
         runs.append(simulate(made, seed, stream=stream))
     alike(*runs)
+
+
+FIXED = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 20}
+UNIFORM = {"distribution": "uniform", "min": 1, "max": 60}
+
+
+@pytest.mark.parametrize(
+    ("workload", "sections", "drawn"),
+    [
+        (FIXED, {}, False),
+        (FIXED | {"arrivals": {"process": "constant", "request_rate": 50.0}}, {}, False),
+        (FIXED | {"output_tokens": {"distribution": "constant", "value": 20}}, {}, False),
+        (FIXED | {"arrivals": {"process": "closed-loop", "max_concurrency": 4}}, {}, False),
+        (FIXED | {"output_tokens": UNIFORM}, {}, True),
+        (FIXED | {"arrivals": {"process": "poisson", "request_rate": 50.0}}, {}, True),
+        (FIXED | {"priorities": (0, 1)}, {"engine": {"scheduler": "priority", "max_num_seqs": 2}}, True),
+        (FIXED, {"speculation": NGRAM | {"acceptance": {"alpha": 0.6}}}, True),
+        (FIXED, {"speculation": {"method": "none"}}, False),
+        (FIXED, {"hardware": {"chip": "h100-sxm", "replicas": 2}, "faults": {"mtbf_s": 0.1, "mttr_s": 0.1}}, True),
+    ],
+)
+def test_seeds_differ_where_something_is_drawn_and_nowhere_else(workload, sections, drawn):
+    asked = scenario(workload, **sections)
+    one, other = (latencies(simulate(asked, seed)) for seed in SEEDS)
+    assert asked.random == drawn
+    assert (not np.array_equal(one, other)) == drawn
+
+
+def test_seeds_of_a_replayed_trace_differ_in_drawn_arrivals_alone():
+    replayed = scenario_from(tiny_data() | {"workload": {"trace": "azure-conv-2023", "num_requests": 20}}, "replayed")
+    drawn = replayed.with_values({"workload.arrivals": {"process": "poisson", "request_rate": 9.0}})
+    for asked in (replayed, drawn):
+        one, other = (latencies(simulate(asked, seed)) for seed in SEEDS)
+        assert np.array_equal(one, other) != asked.random
+    assert drawn.random

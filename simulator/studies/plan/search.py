@@ -361,24 +361,16 @@ class _Search:
         self._seeds = [options.seed + n for n in range(options.replications)]
         self._longest_wait_s = max((wait for _, wait in bearable_waits(plan.objective)), default=0.0)
 
-    def _random(self, scenario: Scenario) -> bool:
-        """Whether two seeds give two different runs."""
-        return self._load.kind != "trace" or (
-            scenario.speculation is not None and scenario.speculation.method != "none"
-        )
-
     def _seeds_of(self, scenario: Scenario) -> list[int]:
-        return self._seeds if self._random(scenario) else self._seeds[:1]
+        return self._seeds if scenario.random else self._seeds[:1]
 
     def _judged(self, layout: Layout, replicas: int, load: Load, rate: float) -> Callable[[], Verdict]:
         """Begin to judge a candidate, or find what was begun."""
         key = (id(layout), replicas, rate)
         if key not in self._started:
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
-            seeds = self._seeds_of(driven)
-            self._started[key] = self._workers.start(
-                _judge, driven, self._plan.objective, seeds, not self._random(driven)
-            )
+            asked = (driven, self._plan.objective, self._seeds_of(driven), not driven.random)
+            self._started[key] = self._workers.start(_judge, *asked)
         return self._started[key]
 
     def _search(

@@ -10,8 +10,10 @@ from scipy.stats import t
 from tiny_scenario import tiny_data
 
 from simulator.scenario import scenario_from
+from simulator.studies import runs
 from simulator.studies.paired import HIGHER_IS_BETTER, metric_values, paired_ratio
-from simulator.studies.runs import run_document_of
+from simulator.studies.runs import RunPool, run_document_of, with_seeds
+from simulator.workers import Workers
 
 REPEATS, RUNS = 200, 5
 
@@ -81,3 +83,21 @@ def test_every_compared_metric_has_a_direction_and_words():
     assert HIGHER_IS_BETTER["output_throughput"]
     assert not HIGHER_IS_BETTER["p99_ttft_ms"]
     assert len({metric_words(name) for name in HIGHER_IS_BETTER}) == len(HIGHER_IS_BETTER)
+
+
+@pytest.mark.parametrize(
+    ("process", "made"), [({"process": "burst"}, 1), ({"process": "poisson", "request_rate": 20.0}, 3)]
+)
+def test_what_draws_nothing_is_run_once_for_all_seeds(monkeypatch, process, made):
+    asked = []
+    monkeypatch.setattr(runs, "run_document_of", lambda *run: asked.append(run) or run_document_of(*run))
+    data = tiny_data(arrivals=process, input_tokens=100, output_tokens=20)
+    with Workers(0) as workers:
+        documents = RunPool(workers).documents_if_any(with_seeds(scenario_from(data, "s"), [3, 4, 5]))
+    assert len(asked) == made
+    assert [one["seed"] for one in documents] == [3, 4, 5]
+    for seed, one in zip([3, 4, 5], documents, strict=True):
+        alone = run_document_of(scenario_from(data, "s"), seed)
+        assert {name: one[name] for name in one if name != "engine"} == {
+            name: alone[name] for name in alone if name != "engine"
+        }
