@@ -47,7 +47,9 @@ def elementwise_time(
     else:
         memory = bytes_moved / bandwidth
     if parameters.piece_s:
-        memory = memory + parameters.piece_s * pieces / limits.cores
+        # Half of a piece is its start and its end, which nothing hides; its bytes travel during the other half.
+        half = 0.5 * parameters.piece_s * pieces / limits.cores
+        memory = half + xp.maximum(half, memory)
     launch = (parameters.launch_s + (0.0 if warm else parameters.cold_s)) * launches
     arithmetic = parameters.element_s / element_bytes * bytes_moved
     return KernelTime(launch + memory + arithmetic, launch, arithmetic, memory, 0.0 * memory, moved)

@@ -32,13 +32,15 @@ class RecurrentShape(NamedTuple):
     """Channels of the causal convolution before it."""
     conv_kernel: Num = 1.0
     """Tokens that the convolution sees."""
+    tail_growth: Num = 1.0
+    """Tokens that the convolution's tail keeps more for each token that is verified beyond the first, to roll back."""
     vector_bytes: float = 2.0
     """Of one element of its channels."""
 
 
 def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> dict[str, Any]:
     """The convolution before a recurrence as a pass over memory: it reads and writes its channels, and each sequence's
-    tail.
+    tail, which is written longer where tokens are verified.
 
     Args:
         shape: of one layer on this chip.
@@ -49,7 +51,10 @@ def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> di
     Returns:
         What ``KernelLibrary.elementwise`` takes.
     """
-    moved = 2.0 * (tokens + (shape.conv_kernel - 1.0) * seqs) * shape.conv_channels * shape.vector_bytes
+    moved = 2.0 * (tokens + (shape.conv_kernel - 1.0) * seqs)
+    if phase == "update":
+        moved = moved + shape.tail_growth * (tokens - seqs)
+    moved = moved * shape.conv_channels * shape.vector_bytes
     rule = shape.dtype.partition(VARIANT)[2] or DELTA_RULE
     return {"bytes_moved": moved, "pieces": seqs * shape.conv_channels, "kernel": f"{rule}-{phase}"}
 

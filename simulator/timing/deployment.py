@@ -353,9 +353,12 @@ class Deployment:
             found = RecurrentShape(groups, heads, mixer.state_size, mixer.head_dim, f"{dtype}{VARIANT}mamba2")
         else:
             found = RecurrentShape(0, 0, 0, 0, dtype)
-        channels = mixer.conv_channels / self.tensor_parallel
+        kernel = float(mixer.conv_kernel)
         return found._replace(
-            conv_channels=channels, conv_kernel=float(mixer.conv_kernel), vector_bytes=self.activation_bytes
+            conv_channels=mixer.conv_channels / self.tensor_parallel,
+            conv_kernel=kernel,
+            tail_growth=kernel - 1.0 if self.framework.tail_of_each_token else 1.0,
+            vector_bytes=self.activation_bytes,
         )
 
     @property

@@ -90,6 +90,8 @@ class Framework(BaseModel):
     scheduling_s: float = Field(default=0.0, ge=0)
     """Part of the host work of a step that asynchronous scheduling runs beside the device."""
     scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
+    tail_of_each_token: bool = False
+    """Whether a convolution keeps a tail for each token it verifies, not one that is longer by a token."""
     scores: Literal["queries", "sequences"] = "queries"
     """How draft tokens are verified: as several queries of one sequence, or each as a sequence of its own that reads
     the whole context again (vLLM's batch expansion of 2024)."""

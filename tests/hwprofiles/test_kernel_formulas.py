@@ -246,6 +246,7 @@ def test_bound_of_arrays():
 GPUS = [
     *(("h100-sxm", library, dtype) for library in ("generic", "vllm", "sglang", "trtllm") for dtype in ("bf16", "fp8")),
     *(("b200-sxm", library, dtype) for library in ("vllm", "sglang", "trtllm") for dtype in ("bf16", "fp8", "fp4")),
+    *(("h200-sxm", library, dtype) for library in ("vllm", "sglang") for dtype in ("bf16", "fp8_block")),
     *((chip, "vllm", dtype) for chip in ("a100-sxm-80gb", "l40s", "rtx-4090", "mi300x") for dtype in ("bf16", "int4")),
 ]
 

@@ -269,10 +269,13 @@ def _delta_channels(frame: Frame) -> IntArray:
 
 def _convolution(frame: Frame, channels: IntArray) -> dict[str, IntArray]:
     """What a convolution moves: every channel of every token and of each sequence's tail, read and written in 16
-    bits; and the pieces it serves one by one."""
+    bits; and the pieces it serves one by one. For every further token that is verified SGLang writes a tail, the others
+    one token of it."""
     batch, kept = whole(frame.floats("batch_size")), whole(frame.floats("d_conv")) - 1
     tokens = batch * whole(frame.floats("seq_len"))
-    return {"bytes_moved": 2 * 2 * (tokens + kept * batch) * channels, "pieces": batch * channels}
+    further = np.where(frame.texts("phase").equals("context"), 0, tokens - batch)
+    further = further * np.where(_framework(frame).equals("sglang"), kept, 1)
+    return {"bytes_moved": 2 * (2 * (tokens + kept * batch) + further) * channels, "pieces": batch * channels}
 
 
 def _collective(frame: Frame, skipped: dict[str, int], dtype_column: str) -> KernelTable:
