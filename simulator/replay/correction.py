@@ -15,8 +15,8 @@ from simulator.replay.fit import FitProblem, chip_with
 FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 600
-"""Fewest rows that are learned from: of 380 and 400 (the delta rule's scans under TensorRT-LLM) what was learned was worse
-on shapes held out than physics."""
+"""Fewest rows that are learned from: of 380 and 400 (the delta rule's scans under TensorRT-LLM) what was learned was
+worse on shapes held out than physics."""
 MAX_ROWS = 8_000
 CHECK_SHARE = 0.15
 ROUNDS = 14

@@ -90,8 +90,14 @@ def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
 def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
     run = unified(tmp_path, length_mode="uniform[0.8 * n, n]")
     assert (run.input_tokens, run.output_tokens) == ((800, 1000), (160, 200))
-    run = unified(tmp_path, length_mode="uniform[1..len] (range-ratio 0.0 default): see total tokens")
+    even = "uniform[1..len] (range-ratio 0.0 default): see total tokens"
+    run = unified(tmp_path, length_mode=even)
     assert (run.input_tokens, run.output_tokens, run.unusable) == ((1, 1000), (1, 200), None)
+    totals = {"input_len": "", "output_len": "", "num_requests": "10", "total_input_tokens": "6101"}
+    totals |= {"total_output_tokens": "4220", "length_mode": even}
+    run = unified(tmp_path, **totals)
+    assert (run.input_tokens, run.output_tokens, run.unusable) == ((1, 1219), (1, 843), None), "means of 610 and 422"
+    assert unified(tmp_path, **totals | {"length_mode": "dataset"}).unusable == "lengths are those of a data set"
 
 
 def test_prefill_and_decode_workers_apart_are_pools(tmp_path):

@@ -81,8 +81,8 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             process=process,
             request_rate=rate,
             max_concurrency=cells.count("max_concurrency") if process == "closed-loop" else None,
-            input_tokens=_tokens(cells, "input_len", share),
-            output_tokens=_tokens(cells, "output_len", share),
+            input_tokens=_tokens(cells, "input", share),
+            output_tokens=_tokens(cells, "output", share),
             num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
             prefix_caching=False if cells.text("dataset") == "random" else None,
             speculation=cells.text("spec_method"),
@@ -145,8 +145,12 @@ def _arrivals(cells: Cells) -> tuple[str | None, float | None]:
     return "poisson", rate
 
 
-def _tokens(cells: Cells, name: str, share: float | None) -> TokenCounts | None:
-    value = cells.count(name)
+def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
+    """Lengths of prompts (``input``) or outputs; of those drawn evenly from one token up, the longest that the total
+    tells where none is named."""
+    value, total, count = cells.count(f"{kind}_len"), cells.count(f"total_{kind}_tokens"), cells.count("num_requests")
+    if value is None and _from_one(cells) and total and count:
+        value = max(1, round(2 * total / count) - 1)
     if value is None or share is None:
         return value
     return (max(1, int(value * share)), value)
@@ -207,7 +211,7 @@ def _unusable(cells: Cells) -> str | None:
         return "speculation whose draft depth is not recorded"
     if cells.text("spec_method") is None and cells.positive("accept_length") is not None:
         return "speculation of which only the acceptance length is recorded"
-    if cells.count("input_len") is None or cells.count("output_len") is None:
+    if any(_tokens(cells, kind, None) is None for kind in ("input", "output")):
         return "lengths are those of a data set"
     mode = (cells.text("length_mode") or "").lower()
     if not mode.startswith(("fixed", "uniform[0.", _FROM_ONE)):

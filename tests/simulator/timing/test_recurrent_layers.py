@@ -210,8 +210,8 @@ def test_a_convolution_serves_every_channel_of_a_sequence_by_itself():
 
 @pytest.mark.parametrize(("engine", "elements"), [("vllm", 29), ("sglang", 43)])
 def test_a_verifying_convolution_keeps_tails_to_roll_back(config, engine, elements):
-    """Of a channel's elements for 8 tokens and a kernel of 4: 16 go in and out, the tail of 3 is read, and written as one
-    of 10 or as 8 of 3. Of one token, 8 in either."""
+    """Of a channel's elements for 8 tokens and a kernel of 4: 16 go in and out, the tail of 3 is read, and written as
+    one of 10 or as 8 of 3. Of one token, 8 in either."""
     layers = deployment(config("qwen3-next-80b-a3b"), tensor_parallel=2, framework=engine).mixing_layers
     shape = next(shape for shape, _ in layers if isinstance(shape, RecurrentShape))
     for q_len, most in ((8, elements), (1, 8)):
