@@ -84,7 +84,9 @@ def load_local_defaults(chip: Chip) -> dict[str, dict[str, FamilyParameters]]:
     """
     rates = chip.compute.dense_flops_per_s
     plain = "bf16" not in rates and rates.get("fp16", 0.0) < TENSOR_GAIN * rates.get("fp32", 0.0)
-    kind = "-without-tensor-cores" if plain else "-with-fp8" if "fp8" in rates else ""
+    kind = "-with-fp8" if "fp8" in rates else ""
+    if plain:
+        kind = "-without-tensor-cores" if "int8" in rates else "-without-int8"
     maker = "cpu" if chip.kind == "cpu" else f"{chip.vendor}{kind}"
     sets = _default_sets(LOCAL_LIBRARY)
     return sets.get(maker, sets.get(chip.vendor, {}))

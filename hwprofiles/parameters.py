@@ -157,6 +157,8 @@ class FewRowsKernel(Record):
     """Bytes per clock cycle that one core draws at most: few fast cores cannot saturate a wide memory; 0 = they can."""
     most_rows: Positive = 8.0
     """Rows up to which the library stays with these kernels."""
+    group_rows: Positive = 8.0
+    """Rows that share one read of the weights: more are multiplied in equal groups, each of which reads and unpacks."""
 
 
 class GemmParameters(FamilyParameters):

@@ -41,6 +41,11 @@ CHIPS = {"Radeon 8060S": "strix-halo", "A100 80GB": "a100-pcie-80gb", "M1 Pro 14
          "RTX PRO 6000 Blackwell": "rtx-pro-6000", "RTX PRO 6000 Blackwell Max-Q": "rtx-pro-6000-max-q",
          "RTX A6000": "rtx-a6000", "H100 PCIe 80GB": "h100-pcie", "Radeon 890M": "strix-point"}  # fmt: skip
 """Names of the tables that are not the catalogue's own with another spelling."""
+TODAY = (("gemma-3-4b", "q4_0", 16, 144.30), ("gpt-oss-20b", "mxfp4_moe", 16, 132.79),
+         ("gpt-oss-120b", "mxfp4_moe", 16, 88.71), ("qwen2.5-7b", "q8_0", 16, 76.35),
+         ("qwen2.5-7b", "q8_0", 1040, 74.68))  # fmt: skip
+"""Rates of an M2 Ultra by model, format and context, of builds that the tables lack: llama.cpp's pull requests 15857
+(September 2025) and 19555 (February 2026), tg32."""
 MODELS = (
     (r"^(llama|llama 2|llama-2)[ -]7b(?!.*v0)", "llama-2-7b"), (r"^llama-3-8b|llama 8b", "llama-3-8b"),
     (r"^llama[ -]3.1[ -]8b", "llama-3.1-8b"), (r"^llama-3-70b|llama 70b", "llama-3-70b"),
@@ -52,19 +57,27 @@ MODELS = (
     (r"qwen3-coder 30b|qwen3[ -]?(moe )?30b", "qwen3-30b-a3b"),
 )  # fmt: skip
 """Catalogue models by what the tables call them; others (pruned, merged, unnamed) are left out."""
-QUANTS = {"q4_k_xl": "ud-q4_k_xl", "q3_k_xl": "ud-q3_k_xl", "mxfp4": "mxfp4"}
+QUANTS = {"q4_k_xl": "ud-q4_k_xl", "q3_k_xl": "ud-q3_k_xl", "mxfp4": "mxfp4_moe"}
 OLD = ("master of 2024", "10491", "4239", "PR 5351")
 """Builds before today's kernels for few rows: Metal's of November 2024, ROCm's of mid-2024."""
+SERIAL = ("8e672efe", "May 2024", "2023-08", "10581", "discussion 4167")
+"""Builds and threads before Metal ran operations that do not need each other together (llama.cpp 15929, September 2025;
+the thread compares commit 8e672efe)."""
+SERIAL_LAUNCH_S = 2.4e-5
+"""What a product cost more on Metal before, at the reference clock, in seconds: fitted on those rows."""
 ANSWER = 400
 """Context taken half-way through an answer of a served request, in tokens."""
 SHORT = 2100
 """Longest context, in tokens: beyond it attention decides."""
-FORMATS = ("16-bit", "q8_0", "q4_0", "q4_k", "q6_k", "q3_k", "iq")
-_GROUPS = {"q4_1": "q4_0", "q5_0": "q4_0", "q5_1": "q4_0", "iq4_nl": "q4_0", "iq4_xs": "q4_0", "mxfp4": "q4_0",
+FORMATS = ("16-bit", "q8_0", "q4_0", "q4_k", "q6_k", "q3_k", "iq", "iq4_nl")
+GROUP_ROWS = {"apple": 5}
+"""Rows that one kernel multiplies at most, by maker."""
+_GROUPS = {"q4_1": "q4_0", "q5_0": "q4_0", "q5_1": "q4_0", "iq4_xs": "iq4_nl", "mxfp4": "iq4_nl",
            "q5_k": "q4_k", "q2_k": "q3_k"}  # fmt: skip
 REFERENCE_HZ = {"apple": 1.398e9, "nvidia": 2.3e9}
 """Clock at which a maker's launch times are stated; AMD's are taken alike at every clock."""
-START = {"apple": (5, 10, 14, 18, 18, 22, 25), "nvidia": (4, 6, 5, 7, 8, 9, 10), "amd": (4, 8, 8, 14, 14, 16, 16)}
+START = {"apple": (5, 10, 14, 18, 18, 22, 25, 16), "nvidia": (4, 6, 5, 7, 8, 9, 10, 5),
+         "amd": (4, 8, 8, 14, 14, 16, 16, 8)}  # fmt: skip
 """Operations per weight and row from which a fit starts, and to which formats that no row holds return."""
 
 
@@ -79,6 +92,8 @@ class Rate(NamedTuple):
     context: int
     seconds: float
     backend: str
+    serial: bool = False
+    """Under Metal, by a build that ran one operation after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +104,11 @@ class Step:
     maker: str
     shipped_s: float
     other_s: float
-    products: tuple[tuple[float, float, float, str], ...]
-    """(times, weights, bytes, format)."""
-    limits: tuple[float, float, float, float]
-    """Operations of the vector units, bandwidth, cores times clock, cycles of a launch over those at this clock."""
+    products: tuple[tuple[float, float, float, float, str], ...]
+    """(times, weights, their bytes, bytes of activations, format)."""
+    limits: tuple[float, float, float, float, float]
+    """Operations of the vector units, bandwidth, cores times clock, cycles of a launch over those at this clock, bytes
+    of the on-chip store."""
 
 
 @cache
@@ -121,12 +137,14 @@ def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
 
 def measured(folder: Path) -> Iterator[Rate]:
     """Steps of one row, and of up to 8, on one chip."""
+    for model, quant, context, rate in TODAY:
+        yield Rate("apple-m2-ultra", model, quant, 1, 1, context, 1 / rate, "metal")
     for row in rows_of(folder, "llama_bench.csv"):
         chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["tg_tok_s"])
         tokens = _number(row["tg_tokens"])
         if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate and tokens:
             context = int((_number(row["depth_tokens"]) or 0) + tokens / 2)
-            yield Rate(chip, model, _quant(row["quant"]), 1, 1, context, 1 / rate, row["backend"])
+            yield Rate(chip, model, _quant(row["quant"]), 1, 1, context, 1 / rate, row["backend"], _serial(row))
     for row in rows_of(folder, "speculation_llamacpp.csv"):
         chip, model, rate = chip_of(row["chip"]), model_of(row["target_model"]), _number(row["baseline_tok_s"])
         if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate:
@@ -143,7 +161,12 @@ def measured(folder: Path) -> Iterator[Rate]:
             prompt = re.search(r"prompt (\d+) tokens", row["note"])
             streams = count if row["metric"] == "batched_bench_decode" else 1
             context = int(prompt[1]) if prompt else 64
-            yield Rate(chip, model, _quant(row["quant"]), count, streams, context, count / rate, row["backend"])
+            quant, backend = _quant(row["quant"]), row["backend"]
+            yield Rate(chip, model, quant, count, streams, context, count / rate, backend, _serial(row))
+
+
+def _serial(row: dict[str, str]) -> bool:
+    return row["backend"] == "metal" and any(old in f"{row['build']} {row['source']}" for old in SERIAL)
 
 
 def _number(text: str) -> float | None:
@@ -193,7 +216,7 @@ def step_of(rate: Rate) -> Step:
             for plain, share in shares_of(kernel.dtype).items():
                 group = "iq" if re.match(r"iq[123]", plain) else _GROUPS.get(plain, plain)
                 group = group if group in FORMATS else "16-bit"
-                products.append((times * share, weights, dtype_bytes(plain) * weights + activations, group))
+                products.append((times * share, weights, dtype_bytes(plain) * weights, activations, group))
             in_products += times * float(np.ravel(kernel.seconds)[0])
     chip = timer.target.deployment.chip
     limits = (
@@ -201,33 +224,38 @@ def step_of(rate: Rate) -> Step:
         chip.memory.bandwidth_bytes_per_s,
         chip.compute.usable_cores * (chip.compute.clock_hz or 0.0),
         REFERENCE_HZ.get(chip.vendor, chip.compute.clock_hz or 1.0) / (chip.compute.clock_hz or 1.0),
+        chip.on_chip.capacity_bytes,
     )
     maker = "cpu" if chip.kind == "cpu" else chip.vendor
-    return Step(rate, maker, total, total - in_products, tuple(products), limits)
+    waited = rate.serial * SERIAL_LAUNCH_S * limits[3] * sum(product[0] for product in products)
+    return Step(rate, maker, total + waited, total - in_products, tuple(products), limits)
 
 
 def fitted_s(step: Step, x: FloatArray) -> float:
-    """Seconds under parameters in logarithms: launch, efficiency (logit), overlap - 1, core bytes, host; a row's
-    operations of each format."""
+    """Seconds under parameters in logarithms: launch, efficiency (logit), overlap - 1, core bytes, host, what a launch
+    of a serial build costs more; a row's operations of each format."""
     launch, overlap, core, host = np.exp(x[0]), 1.0 + np.exp(x[2]), np.exp(x[3]), np.exp(x[4])
-    vector, bandwidth, cycles, slower = step.limits
+    vector, bandwidth, cycles, slower, on_chip = step.limits
     reach = min(bandwidth / (1.0 + np.exp(-x[1])), core * cycles) if cycles else bandwidth / (1.0 + np.exp(-x[1]))
     total = step.other_s - 3.0e-4 + host
-    for times, weights, moved, kind in step.products:
-        busy = weights * (1.0 + np.exp(x[5 + FORMATS.index(kind)]) * step.rate.rows) / vector
-        stream = moved / reach
+    launch = launch + np.exp(x[5]) * step.rate.serial
+    groups = np.ceil(step.rate.rows / GROUP_ROWS.get(step.maker, 8))
+    rows = groups * np.ceil(step.rate.rows / groups)
+    for times, weights, held, activations, kind in step.products:
+        busy = weights * (groups + np.exp(x[6 + FORMATS.index(kind)]) * rows) / vector
+        stream = (held * (groups if held > on_chip else 1.0) + activations) / reach
         total += times * (launch * slower + (busy**overlap + stream**overlap) ** (1.0 / overlap))
     return float(total)
 
 
 def fit(steps: Sequence[Step], maker: str) -> FloatArray:
     """Class defaults of one maker from some of its chips; a chip with many rows of a kind counts as one with few."""
-    start = np.log([4e-6, np.e**2, 1.0, 6.0, 3e-4, *START[maker]])
+    start = np.log([4e-6, np.e**2, 1.0, 6.0, 3e-4, 1e-5, *START[maker]])
     counts: dict[tuple[str, str, str, bool], int] = {}
     for step in steps:
         counts[_kind(step)] = counts.get(_kind(step), 0) + 1
     weights = np.array([counts[_kind(step)] ** -0.5 for step in steps])
-    ridge = np.array([0.05, 0.05, 0.05, 0.02, 0.05, *[0.08] * len(FORMATS)])
+    ridge = np.array([0.05, 0.05, 0.05, 0.02, 0.05, 0.05, *[0.08] * len(FORMATS)])
 
     def residuals(x: FloatArray) -> FloatArray:
         errors = np.log([fitted_s(step, x) / step.rate.seconds for step in steps]) * weights

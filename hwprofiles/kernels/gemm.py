@@ -76,7 +76,7 @@ def gemm_time(
     flops = 2.0 * m * n * k
     moved = weight_bytes * n * k + activation_bytes * m * k + output_bytes * m * n
     few = parameters.few_rows
-    vector = None if few is None else few_rows_time(xp, limits, few, n * k, m * n * k, moved, flops)
+    vector = None if few is None else grouped_rows_time(xp, limits, few, m, n * k, weight_bytes, moved, flops)
     if few is not None and vector is not None and xp is SCALAR and m <= few.most_rows:
         return vector
     bandwidth = limits.bandwidth * parameters.memory_efficiency
@@ -155,6 +155,43 @@ def _fastest_tiles(
             compute = xp.where(better, busy, compute)
             memory = xp.where(better, stream, memory)
     return best, compute, memory
+
+
+def grouped_rows_time(
+    xp: Functions,
+    limits: Limits,
+    kernel: FewRowsKernel,
+    m: Num,
+    weights: Num,
+    weight_bytes: float,
+    moved: Num,
+    flops: Num,
+) -> KernelTime:
+    """Time of a dense product of few rows, multiplied in equal groups of at most ``kernel.group_rows``.
+
+    A kernel is written for so many rows at once: seven rows run as two groups of four. Each group unpacks the weights
+    anew, and reads them from memory anew where the matrix is larger than the on-chip store.
+
+    Args:
+        xp: scalar or array functions.
+        limits: of the chip.
+        kernel: the library's parameters for the format.
+        m: rows, > 0.
+        weights: of the matrix.
+        weight_bytes: bytes per weight.
+        moved: bytes of all operands, each once.
+        flops: useful operations.
+
+    Source: ``mul_mv_ext`` of llama.cpp's Metal back end (ggml-metal-ops.cpp, ``r1ptg`` by ``ne11``).
+    """
+    if kernel.group_rows >= kernel.most_rows:
+        return few_rows_time(xp, limits, kernel, weights, m * weights, moved, flops)
+    groups = xp.ceil(m / kernel.group_rows)
+    rows = groups * xp.ceil(m / groups)
+    again = xp.where(weights * weight_bytes > limits.on_chip_bytes, groups - 1.0, 0.0)
+    read = moved + again * weights * weight_bytes
+    time = few_rows_time(xp, limits, kernel, groups * weights, rows * weights, read, flops)
+    return time._replace(bytes=moved)
 
 
 def few_rows_time(

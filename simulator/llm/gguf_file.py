@@ -204,7 +204,9 @@ def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | Non
                 for kind, part in shares_of(dtype).items():
                     weights[tensor.part][kind] += elements * share * part
     found = {part: mixed_dtype(counts) if counts else recipe["default"] for part, counts in weights.items()}
-    return found | {"embedding": recipe["embedding"], "lm_head": recipe["output"], "router": "fp32", "norm": "fp32"}
+    # A table that is the LM head too gets the head's format (llama_tensor_get_type: ``!qs.has_output``).
+    table = recipe["output" if architecture.tie_word_embeddings else "embedding"]
+    return found | {"embedding": table, "lm_head": recipe["output"], "router": "fp32", "norm": "fp32"}
 
 
 def _roles(tensor: Tensor, mixer: Mixer | None) -> list[tuple[str, float]]:

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from hwprofiles.library import SCORE_BYTES
 from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
+from simulator.llm.mixers import Recurrent
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import DraftMemory, RemoteDrafter
 from simulator.timing.kernels import LOGIT_BYTES
@@ -94,13 +96,17 @@ def hybrid_pages(deployment: Deployment, block_size: int) -> HybridPages | None:
     return HybridPages(tokens, layers * tokens * token_bytes, *groups)
 
 
-def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) -> float:
+def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, max_context: int = 0) -> float:
     """Peak bytes of activations, logits and reserved memory in the largest step, on one chip.
 
     The residual stream, its norm, the attention input and output (4 x hidden) live together with the widest MLP's gate,
     up and product (3 x intermediate / TP; routed experts get the tokens of every attention group, over all chips of the
-    stage); logits, on the last pipeline stage, are held in fp32 together with their softmax. Limits are those of one
-    attention group.
+    stage), or where attention keeps no scores on the chip with those of one layer (heads / TP x tokens x
+    ``max_context``, fp32, softmax in place), whichever is more; logits, on the last pipeline stage, are held in fp32
+    together with their softmax. Limits are those of one attention group.
+
+    Source of the scores: llama.cpp reserves its compute buffer for a graph of a whole ubatch over a full cache
+    (``kq`` of ``build_attn_mha``; ``ggml_gallocr`` gives the softmax its operand's place).
     """
     architecture = deployment.architecture
     widest = 0.0
@@ -113,7 +119,12 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int) 
         else:
             width = mlp.intermediate_size
         widest = max(widest, width / deployment.tensor_parallel)
-    stream = max_tokens * (4 * architecture.hidden_size + 3 * widest) * ACTIVATION_BYTES
+    beside = 3 * widest * ACTIVATION_BYTES
+    if not deployment.kernels.flash:
+        mixers = [group.layer.mixer for group in architecture.layer_groups]
+        heads = max((mixer.heads for mixer in mixers if mixer and not isinstance(mixer, Recurrent)), default=0)
+        beside = max(beside, SCORE_BYTES * max_context * heads / deployment.tensor_parallel)
+    stream = max_tokens * (4 * architecture.hidden_size * ACTIVATION_BYTES + beside)
     logits = 2 * (max_sampled if deployment.last_stage else 0) * architecture.vocab_size * LOGIT_BYTES
     return stream + logits + deployment.framework.reserved_bytes
 
@@ -159,6 +170,7 @@ def plan_memory(
     pipeline_parallel: int = 1,
     max_num_seqs: int | None = None,
     drafted: int = 0,
+    max_context: int = 0,
 ) -> MemoryPlan:
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
@@ -173,6 +185,7 @@ def plan_memory(
         pipeline_parallel: stages that the layers are split into.
         max_num_seqs: most sequences at once, for the windows and states that they keep; default ``max_sampled``.
         drafted: draft tokens that a step verifies: a recurrent state is kept after each, to roll back to.
+        max_context: longest context, for scores that attention does not keep on the chip.
 
     Raises:
         ForerunError: weights and activations leave no room for a single block.
@@ -188,6 +201,7 @@ def plan_memory(
             num_kv_blocks=num_kv_blocks,
             max_num_seqs=max_sampled if max_num_seqs is None else max_num_seqs,
             drafted=drafted,
+            max_context=max_context,
         )
         for stage in (deployment.homes if deployment.elsewhere else deployment.stages(pipeline_parallel))
     ]
@@ -207,12 +221,13 @@ def _plan_stage(
     num_kv_blocks: int | None,
     max_num_seqs: int,
     drafted: int,
+    max_context: int,
 ) -> MemoryPlan:
     """The memory of one pipeline stage and the blocks that it alone would allow."""
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
     weights = deployment.weight_bytes
     draft_weights = draft.weight_bytes if draft else 0.0
-    activations = activation_bytes(deployment, max_tokens, max_sampled)
+    activations = activation_bytes(deployment, max_tokens, max_sampled, max_context)
     per_token = deployment.cached_kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0.0)
     left = budget - weights - draft_weights - activations
     if deployment.framework.kv_share_of == "free":

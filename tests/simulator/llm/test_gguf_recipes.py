@@ -40,6 +40,21 @@ def test_a_name_that_is_format_and_file_type_is_the_file():
     assert (dtypes["mlp"], dtypes["embedding"], dtypes["lm_head"]) == ("q4_0", "q4_0", "q6_k")
 
 
+def test_a_table_that_is_the_head_too_gets_the_formats_of_the_head():
+    """Files of Qwen3-0.6B: a quarter of the weights of a Q4_0 file are its table, in Q6_K."""
+    tied, apart = (recipe_dtypes(load_architecture(model), "q4_0") for model in ("qwen3-0.6b", "llama-2-7b"))
+    assert (tied["embedding"], tied["lm_head"]) == ("q6_k", "q6_k")
+    assert apart["embedding"] == "q4_0"
+
+
+def test_gpt_oss_keeps_8_bits_beside_its_experts():
+    """ggml-org's file of gpt-oss-120b has 59.02 GiB."""
+    architecture = load_architecture("gpt-oss-120b")
+    dtypes = recipe_dtypes(architecture, "mxfp4_moe")
+    assert (dtypes["expert"], dtypes["attention"], dtypes["lm_head"]) == ("mxfp4", "q8_0", "q8_0")
+    assert sum(architecture.weight_bytes(dtypes, dtype_bytes).values()) / 2**30 == pytest.approx(59.02, rel=0.012)
+
+
 def test_q4_k_is_short_for_q4_k_m_and_others_are_refused():
     architecture = load_architecture("llama-2-7b")
     assert recipe_dtypes(architecture, "q4_k") == recipe_dtypes(architecture, "q4_k_m")

@@ -48,6 +48,21 @@ def test_a_run_without_it_is_slower_and_equal_in_both_engines():
     assert "--flash-attn" not in llama_command(scenario())
 
 
+def test_scores_of_a_whole_ubatch_over_a_full_context_are_reserved():
+    """32 heads x 512 tokens x 8,192 keys x 4 bytes = 537 MB, in place of the MLP's 3 x 14,336 x 2 bytes a token; the
+    residual stream, logits and blocks as before."""
+    fused, apart = (build_alone(scenario(flash)).main.memory for flash in (True, False))
+    scores, mlp = 32 * 512 * 8192 * 4, 512 * 3 * 14336 * 2
+    assert apart.activation_bytes - fused.activation_bytes == scores - mlp == 492_830_720
+    block = fused.block_size * fused.kv_bytes_per_token
+    assert fused.num_blocks - apart.num_blocks == pytest.approx((scores - mlp) / block, abs=1)
+    short = build_alone(scenario(False, **{"engine.max_model_len": 600, "workload.input_tokens": 300})).main.memory
+    assert short.activation_bytes == fused.activation_bytes
+    cards = {"hardware.tensor_parallel": 2, "hardware.link": "pcie4-x16"}
+    halves = [build_alone(scenario(flash, **cards)).main.memory.activation_bytes for flash in (True, False)]
+    assert halves[1] - halves[0] == (scores - mlp) / 2
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
