@@ -116,8 +116,14 @@ class StepLog:
     def extend(self, rows: FloatArray) -> None:
         """Append rows; columns as ``SCALARS``, then four for each window, then those of the drafter and of the slowest
         attention group."""
-        if self.condense is not None and self._rows >= CONDENSED_AT:
+        while self.condense is not None and self._rows + len(rows) > CONDENSED_AT:
+            part = CONDENSED_AT - self._rows  # as many rows to a part, however many come at a time
+            self._append(rows[:part])
+            rows = rows[part:]
             self.condense(self)
+        self._append(rows)
+
+    def _append(self, rows: FloatArray) -> None:
         count = self._rows + len(rows)
         if count > self._table.shape[1]:
             table = np.empty((self.width, max(2 * self._table.shape[1], count)))
@@ -125,6 +131,10 @@ class StepLog:
             self._table = table
         self._table[:, self._rows : count] = rows.T
         self._rows = count
+
+    def rows(self) -> FloatArray:
+        """All rows as ``extend`` takes them."""
+        return np.ascontiguousarray(self._table[:, : self._rows].T)
 
     def column(self, name: str) -> FloatArray:
         """One scalar column."""

@@ -1,12 +1,21 @@
-"""Whole runs of models spread over chips: fast equals exact, chips and notes, what cannot be is refused."""
+"""Whole runs of models spread over chips, and of replicas spread over processes: fast equals exact, notes, refusals."""
 
+import json
+import os
+import sys
+from dataclasses import fields
+
+import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from tiny_scenario import tiny_data
 
 from hwprofiles import ProfileError
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
+from simulator.serving import log
+from simulator.serving.fleet import apart
 
 LAYOUTS = [
     {"tensor_parallel": 2, "expert_parallel": 2},
@@ -73,3 +82,68 @@ def test_pipelines_need_a_scheduler_that_keeps_batches_in_flight():
     data["engine"] = {"scheduler": "static"}
     with pytest.raises(ForerunError, match="several batches in flight need"):
         simulate(scenario_from(data, "test"))
+
+
+def run_apart(scenario, monkeypatch, processes):
+    """A run on so many processes, its step rows summed up in many parts."""
+    monkeypatch.setattr(apart, "WORTH_FORKING", 1)
+    monkeypatch.setattr(apart.threading, "active_count", lambda: 1)  # pytest's own wait for nothing here
+    monkeypatch.setattr(apart, "cores", lambda: processes)
+    monkeypatch.setattr(log, "CONDENSED_AT", 500)
+    return simulate(scenario, 3, full_step_rows=0)
+
+
+def told(result):
+    """All that a run says but for the time that it took."""
+    document = {name: value for name, value in result.document.items() if name != "engine"}
+    records = [getattr(part, one.name) for part in (result.requests, result.steps, result.gaps) for one in fields(part)]
+    arrays = [one.tobytes() for one in records if isinstance(one, np.ndarray)]
+    return json.dumps(document, default=str), arrays, result.engine.steps, result.engine.exact_steps
+
+
+MANY = {"arrivals": {"process": "poisson", "request_rate": 200.0}, "num_requests": 300}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6, "spread": 0.1}}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"speculation": NGRAM},
+        {"engine": {"num_kv_blocks": 100, "max_num_seqs": 16}},
+        {"engine": {"preemption": "swap", "num_kv_blocks": 100}},
+        {"engine": {"max_model_len": 400}},
+        {"engine": {"stepping": "exact-steps"}},
+    ],
+    ids=lambda sections: "-".join(sections.get("engine", sections)) or "plain",
+)
+def test_replicas_on_any_number_of_cores_say_the_same_to_the_byte(monkeypatch, sections):
+    data = tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 5}} | sections
+    scenario = scenario_from(data, "apart")
+    forked = []
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: forked.append(1) or fork())
+    one, *others = [told(run_apart(scenario, monkeypatch, processes)) for processes in (1, 2, 3, 8)]
+    assert len(forked) == 1 + 2 + 4
+    for other in others:
+        assert other == one
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
+def test_replicas_of_a_process_that_dies_are_run_by_the_first(monkeypatch):
+    data = tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 4}}
+    scenario = scenario_from(data, "apart")
+    one = told(run_apart(scenario, monkeypatch, 1))
+    monkeypatch.setattr(apart.Helper, "_work", lambda self: os._exit(9))
+    assert told(run_apart(scenario, monkeypatch, 2)) == one
+
+
+def test_few_requests_and_kept_step_rows_stay_in_one_process(monkeypatch):
+    monkeypatch.setattr(apart, "cores", lambda: 8)
+    monkeypatch.setattr(apart.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(os, "fork", None)
+    scenario = scenario_from(tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 4}}, "apart")
+    simulate(scenario, 3, full_step_rows=0)
+    monkeypatch.setattr(apart, "WORTH_FORKING", 1)
+    simulate(scenario, 3)

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from simulator.errors import ForerunError, StalledError
 from simulator.serving.clock import PLAN, Timeline
 from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
+from simulator.serving.fleet.apart import Helper, shares
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.fleet.faults import Faults, break_down
@@ -84,8 +87,10 @@ class Fleet:
         steps = StepLog(len(first.timer.windows), full_step_rows, first.rule is not None, condense, grouped)
         log = RunLog(stream, steps, positions, progress)
         served = log.admit(self.refusal)
-        replicas = FleetRun(self, log, served).run() if self._needs_router(stream) else self._run_apart(log, served)
-        log.blocks_left = sum(replica.held_blocks for replica in replicas)
+        if self._needs_router(stream):
+            log.blocks_left = sum(replica.held_blocks for replica in FleetRun(self, log, served).run())
+        else:
+            log.blocks_left = self._run_apart(log, served)
         log.settle()
         return log
 
@@ -97,16 +102,28 @@ class Fleet:
             return True
         return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
-    def _run_apart(self, log: RunLog, served: Sequence[int]) -> list[Replica]:
-        """Run replicas that have nothing to do with each other: each gets its requests in turn."""
+    def _run_apart(self, log: RunLog, served: Sequence[int]) -> int:
+        """Run replicas that have nothing to do with each other: each gets its requests in turn. Returns the blocks that
+        requests still hold at the end."""
         (pool,) = self.pools
-        replicas = []
-        for index in range(pool.replicas):
-            own, most = served[index :: pool.replicas], log.stream.max_concurrency
-            feed = OpenFeed(own, log, pool.limits) if most is None else ClosedFeed(own, most, log, pool.limits)
-            replicas.append(pool.replica(index, feed, log))
-            replicas[-1].engine.run()
-        return replicas
+        most = log.stream.max_concurrency
+
+        def serve(numbers: Sequence[int]) -> int:
+            held = 0
+            for index in numbers:
+                own = served[index :: pool.replicas]
+                feed = OpenFeed(own, log, pool.limits) if most is None else ClosedFeed(own, most, log, pool.limits)
+                replica = pool.replica(index, feed, log)
+                replica.engine.run()
+                held += replica.held_blocks
+            return held
+
+        first, *others = shares(pool, log, len(served))
+        turn = np.arange(len(served)) % pool.replicas
+        helpers = [
+            Helper(serve, part, np.asarray(served)[(turn >= part.start) & (turn < part.stop)], log) for part in others
+        ]
+        return serve(first) + sum(helper.take() for helper in helpers)
 
 
 class FleetRun:
