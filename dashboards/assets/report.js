@@ -12,14 +12,24 @@
     layout.autosize = true;
     return window.forerunTitle(layout, width);
   }
-  function draw() {
-    Object.keys(figures).forEach(function (id) {
-      var place = document.getElementById(id);
-      Plotly.react(place, figures[id].data, layoutOf(figures[id], place.getBoundingClientRect().width), config);
-    });
+  function draw(place) {
+    var figure = figures[place.id];
+    Plotly.react(place, figure.data, layoutOf(figure, place.getBoundingClientRect().width), config);
+  }
+  // One figure a frame, from the top: the first can be read while the others are drawn.
+  function drawInTurn(places) {
+    var waiting = places.slice();
+    function next() {
+      if (!waiting.length) { return; }
+      draw(waiting.shift());
+      requestAnimationFrame(function () { window.setTimeout(next); });
+    }
+    window.addEventListener("beforeprint", function () { waiting.splice(0).forEach(draw); });
+    next();
   }
   function unpacked(text) {
-    var bytes = Uint8Array.from(atob(text), function (letter) { return letter.charCodeAt(0); });
+    var letters = atob(text), bytes = new Uint8Array(letters.length);
+    for (var i = 0; i < letters.length; i++) { bytes[i] = letters.charCodeAt(i); }
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   }
   function copied(button, text) {
@@ -39,10 +49,12 @@
   if (packed) {
     unpacked(packed).then(function (code) {
       var script = document.createElement("script");
-      script.textContent = code;
+      // Nearly all of it is called while it loads: functions are compiled once, not first skimmed and then compiled.
+      script.textContent = "//# allFunctionsCalledOnLoad\n" + code;
       document.head.append(script);
-      draw();
-      dark.addEventListener("change", draw);
+      var places = Array.from(document.querySelectorAll(".figure"));
+      drawInTurn(places);
+      dark.addEventListener("change", function () { places.forEach(draw); });
     });
   }
 })();

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 PAGES = ("start", "what-if", "traffic", "capacity", "speculation", "attention", "roofline", "runs", "replay", "beside")
-DRAWN = "[...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
+DRAWN = "() => [...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
 RUN = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})"
 
 
@@ -79,8 +79,6 @@ def test_no_report_has_a_barrier(page, every_report):
         if others_turn(page, number):
             continue
         page.goto(file.as_uri())
-        page.wait_for_function(
-            "() => [...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
-        )
+        page.wait_for_function(DRAWN)
         page.evaluate("() => document.querySelectorAll('details').forEach(e => { e.open = true; })")
         assert complaints(page) == [], name

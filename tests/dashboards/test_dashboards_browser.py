@@ -9,7 +9,7 @@ from dashboards.report import write_report
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-DRAWN = "[...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
+DRAWN = "() => [...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
 CUT = """[...document.querySelectorAll(
     'h2, .tile *, header *, .figure :is(.gtitle, .xtitle, .ytitle, .legendtext, .ytick text, .xtick text)'
 )].filter(e => {
@@ -39,7 +39,7 @@ def test_report_draws_and_fits(browser, run_folder, tmp_path, width, scheme):
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: requests.append(request.url))
     page.goto(path.as_uri())
-    page.wait_for_function("document.querySelectorAll('.figure .main-svg').length >= 4")
+    page.wait_for_function(DRAWN)
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -48,6 +48,32 @@ def test_report_draws_and_fits(browser, run_folder, tmp_path, width, scheme):
     assert all(0 < one <= width for one in drawn)
     paper = page.evaluate("document.querySelector('.figure')._fullLayout.paper_bgcolor")
     assert paper == {"light": "#ffffff", "dark": "#161b22"}[scheme]
+    page.close()
+
+
+AT_EACH_FRAME = """
+    window.seen = [];
+    const drawn = () => [...document.querySelectorAll('.figure')].filter(e => e.querySelector('.main-svg')).length;
+    (function look() {
+        window.seen.push(drawn());
+        if (PRINTED && drawn() == 1) { window.dispatchEvent(new Event('beforeprint')); window.printed = drawn(); }
+        requestAnimationFrame(look);
+    })();
+"""
+
+
+@pytest.mark.parametrize("printed", [False, True])
+def test_the_first_figure_is_there_before_the_others_and_a_print_has_all(browser, run_folder, tmp_path, printed):
+    path = write_report(run_folder, tmp_path / "report.html")
+    page = browser.new_page()
+    page.add_init_script(AT_EACH_FRAME.replace("PRINTED", "true" if printed else "false"))
+    page.goto(path.as_uri())
+    page.wait_for_function(DRAWN)
+    page.wait_for_function("() => window.seen.includes(4)")
+    seen = page.evaluate("window.seen")
+    assert 1 in seen
+    assert page.evaluate("window.printed ?? null") == (4 if printed else None)
+    assert (2 in seen) != printed
     page.close()
 
 
