@@ -12,11 +12,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-MARK = re.compile(r"<!-- generated: (\w+) -->")
+MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
+"""What is generated, and what stands there for who reads the page in a checkout."""
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with what is generated in the place of its mark."""
+    """The page with what is generated in the place of its mark, and of what says that it is."""
     return MARK.sub(lambda found: "\n".join(GENERATED[found[1]]()), markdown)
 
 

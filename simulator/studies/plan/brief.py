@@ -72,7 +72,7 @@ def _failure(plan: Plan, best: Candidate) -> str:
     if not best.layout.scalable:
         return "not tried: the pools of this layout have numbers of their own"
     if best.layout.spare:
-        return f"{best.layout.spare} of the {best.layout.rented(best.replicas)} may be down and every limit still holds"
+        return f"{best.layout.spare} of the {best.layout.rented(best.replicas)} may be down and, as predicted, every limit still holds"
     price = (
         "" if best.layout.usd_per_hour is None else f" for ${best.layout.usd_per_hour * HOURS_PER_MONTH:,.0f} a month"
     )
@@ -81,14 +81,14 @@ def _failure(plan: Plan, best: Candidate) -> str:
         return f"there is one replica: while it is down nothing is served; {spare}"
     left = plan.outlook.one_less
     if left.status == "meets":
-        return f"with {left.replicas} of {best.replicas} replicas left every limit still holds"
+        return f"with {left.replicas} of {best.replicas} replicas left, as predicted, every limit still holds"
     return f"with {left.replicas} of {best.replicas} replicas left a limit breaks ({left.reason}); {spare}"
 
 
 def _chance(best: Candidate) -> str:
     if best.chance is None:
         return "not tried"
-    return f"it holds with {chance_words(best.chance)} probability, the model's own error counted"
+    return f"as predicted every limit holds; with the model's own error counted, with {chance_words(best.chance)} probability"
 
 
 def _growth(plan: Plan, best: Candidate) -> str:

@@ -319,6 +319,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
         at = {cell.batch: cell.at_batch for cell in tuning.mean}
         told = ", ".join(f"{low:,} to {high:,} at {at[low, high]:,}" for low, high in wide)
         notes.append(f"wide ranges of batches are judged at one of them alone ({told}); give more, such as 1..256")
+    notes += _switch_note(tuning)
     if not all(cell.fits for cell in tuning.cells):
         notes.append(
             f"cells marked with * need more KV cache than there is ({tuning.kv_tokens:,} tokens): not all of so many "
@@ -355,6 +356,18 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
     )
     assert isinstance(document, dict)
     return document
+
+
+def _switch_note(tuning: Tuning) -> list[str]:
+    """Why flags turn drafting off at another batch than the one below which it is said to pay."""
+    at, off = tuning.crossover.batch, [cell for cell in tuning.mean if cell.choice is None]
+    if not at or not off or off[0].batch[0] == round(at) + 1:
+        return []
+    first = off[0]
+    return [
+        f"flags switch drafting off from batch {first.batch[0]:,} on, where the stretch judged at {first.at_batch:,} begins; that it "
+        f"pays up to {at:.0f} is interpolated (--batch with more values brings the two together)"
+    ]
 
 
 def cell_document(cell: GridCell) -> Document:
