@@ -451,9 +451,15 @@ def traces_page() -> Iterator[str]:
         yield f"| `{canonical}` | {f'`{words[canonical]}`' if canonical in words else ''} | {names} |"
 
 
+def nothing() -> Iterator[str]:
+    """In the place of a remark that is for readers of a checkout alone."""
+    yield from ()
+
+
 GENERATED = {
     "scenario": scenario_page,
     "commands": commands_page,
     "catalogue": catalogue_page,
     "traces": traces_page,
+    "nothing": nothing,
 }

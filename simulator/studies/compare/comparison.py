@@ -416,21 +416,10 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
     if runs < 2:
         result.append("one run of each variant: the intervals hold nothing of chance (--replications 2 or more)")
     if variants[0].scenario.workload.trace is not None and runs > 1:
-        drawn = " and ".join(dict.fromkeys(what for one in variants for what in _drawn(one.scenario)))
-        covered = f"of chance, the intervals cover {drawn} alone" if drawn else "the intervals hold nothing of chance"
-        result.append(f"the trace gives every run the same requests: {covered}")
+        drawn = any(one.scenario.random for one in variants)
+        covered = "cover what the engine draws alone, such as acceptance" if drawn else "have nothing to cover"
+        result.append(f"the trace gives every run the same requests: of chance, the intervals {covered}")
     return result
-
-
-def _drawn(scenario: Scenario) -> Iterator[str]:
-    """What chance decides in a run besides its requests."""
-    speculation, attention = scenario.speculation, scenario.attention_speculation
-    if speculation is not None and speculation.method != "none":
-        yield "acceptance draws"
-    if attention is not None and attention.hits == "drawn":
-        yield "hits of attention-level speculation"
-    if scenario.faults is not None and scenario.faults.mtbf_s is not None:
-        yield "failures"
 
 
 def _alike_notes(alike: Sequence[str], base: str, differ: bool) -> list[str]:

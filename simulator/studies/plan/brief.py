@@ -72,7 +72,8 @@ def _failure(plan: Plan, best: Candidate) -> str:
     if not best.layout.scalable:
         return "not tried: the pools of this layout have numbers of their own"
     if best.layout.spare:
-        return f"{best.layout.spare} of the {best.layout.rented(best.replicas)} may be down and, as predicted, every limit still holds"
+        down, rented = best.layout.spare, best.layout.rented(best.replicas)
+        return f"{down} of the {rented} may be down and, as predicted, every limit still holds"
     price = (
         "" if best.layout.usd_per_hour is None else f" for ${best.layout.usd_per_hour * HOURS_PER_MONTH:,.0f} a month"
     )
@@ -88,7 +89,8 @@ def _failure(plan: Plan, best: Candidate) -> str:
 def _chance(best: Candidate) -> str:
     if best.chance is None:
         return "not tried"
-    return f"as predicted every limit holds; with the model's own error counted, with {chance_words(best.chance)} probability"
+    chance = chance_words(best.chance)
+    return f"as predicted every limit holds; with the model's own error counted, with {chance} probability"
 
 
 def _growth(plan: Plan, best: Candidate) -> str:

@@ -365,8 +365,8 @@ def _switch_note(tuning: Tuning) -> list[str]:
         return []
     first = off[0]
     return [
-        f"flags switch drafting off from batch {first.batch[0]:,} on, where the stretch judged at {first.at_batch:,} begins; that it "
-        f"pays up to {at:.0f} is interpolated (--batch with more values brings the two together)"
+        f"flags switch drafting off from batch {first.batch[0]:,} on, where the stretch judged at {first.at_batch:,} "
+        f"begins; that it pays up to {at:.0f} is interpolated (--batch with more values brings the two together)"
     ]
 
 

@@ -337,7 +337,8 @@ def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
     assert (
         "while it is down nothing is served; --spare 1 adds one for $1,460" in bare.document["brief"]["a replica fails"]
     )
-    assert "1 of the 2 may be down" in spare.document["brief"]["a replica fails"]
+    assert "1 of the 2 may be down and, as predicted," in spare.document["brief"]["a replica fails"]
+    assert spare.document["brief"]["how sure"].startswith("as predicted every limit holds; with the model's own error")
     assert "--spare 1" in spare.command
 
 

@@ -96,6 +96,17 @@ def test_less_acceptance_moves_the_crossover_down():
     assert ends[0] <= ends[1]
 
 
+def test_flags_that_switch_off_elsewhere_than_the_crossover_say_why(tuned):
+    """Flags follow stretches of batches, the crossover lies between two that were tried."""
+    document = tune_document(tuned, "vllm")
+    off = next(row["batch"][0] for row in document["at_mean_context"] if not row["num_speculative_tokens"])
+    at = document["crossover"]["batch"]
+    assert off != round(at) + 1
+    (note,) = [note for note in document["notes"] if "switch drafting off" in note]
+    assert f"from batch {off} on" in note
+    assert f"up to {at:.0f} is interpolated" in note
+
+
 def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
     document = tune_document(tuned, "vllm")
     flag, text = shlex.split(document["emit"])

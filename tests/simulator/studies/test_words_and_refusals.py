@@ -5,6 +5,7 @@ import json
 import pytest
 from tiny_scenario import tiny_data
 
+import simulator
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.run import simulate
@@ -146,3 +147,20 @@ def test_comparisons_of_files(tmp_path, capsys):
         error = capsys.readouterr().err
         assert told in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("drafts", "words"), [(False, "of chance, the intervals have nothing to cover"), (True, "such as acceptance")]
+)
+def test_a_comparison_on_a_trace_says_what_is_left_to_chance(tmp_path, drafts, words):
+    trace = tmp_path / "few.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},64,8\n" for i in range(6)))
+    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}, "workload": {"trace": str(trace)}}
+    if drafts:
+        data["speculation"] = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}
+    scenario = simulator.Scenario.model_validate(data)
+    found = simulator.compare(
+        scenario, vary={"engine.max_num_seqs": [2, 8]}, replications=2, crossover="none", sensitivity=False, jobs=1
+    )
+    (note,) = [note for note in found.document["notes"] if note.startswith("the trace gives every run")]
+    assert note.endswith(words)
