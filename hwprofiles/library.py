@@ -342,8 +342,7 @@ class KernelLibrary:
             (seqs, q_tokens, pairs, kv_tokens),
             lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
         )
-        time = self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
-        return self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
+        return self._whole_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
 
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
         """Attention in three kernels that hand each other so many scores of a head through memory, in fp32: products
@@ -353,15 +352,17 @@ class KernelLibrary:
         extra = self.elementwise(SCORE_PASSES * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
-    def _corrected_prefill(
+    def _whole_prefill(
         self, shape: AttentionShape, time: KernelTime, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
     ) -> KernelTime:
-        if self.correction("attention_prefill", shape.kernel) is None:
-            return time
-        _untraceable(time)
-        some, asked = np.maximum(1, seqs), np.maximum(1, q_tokens)
-        each = {"batch": seqs, "q_len": q_tokens / some, "kv_len": kv_tokens / some, "seen": pairs / asked}
-        return self._corrected("attention_prefill", shape.kernel, time, **each, **_heads(shape))
+        """A prompt kernel's time of physics with its correction, and with its scores."""
+        some = np.maximum(1, seqs)
+        if self.correction("attention_prefill", shape.kernel) is not None:
+            _untraceable(time)
+            asked = np.maximum(1, q_tokens)
+            each = {"batch": seqs, "q_len": q_tokens / some, "kv_len": kv_tokens / some, "seen": pairs / asked}
+            time = self._corrected("attention_prefill", shape.kernel, time, **each, **_heads(shape))
+        return self._with_scores(shape, time, q_tokens * kv_tokens / some)
 
     def attention_decode(
         self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, beyond_kv: Num = 0.0
@@ -388,10 +389,9 @@ class KernelLibrary:
                 (seqs, q_len, kv_tokens),
                 lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
             )
-        time = self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, warm)
-        return self._with_scores(shape, time, q_len * kv_tokens)
+        return self._whole_decode(shape, parameters, time, seqs, q_len, kv_tokens, warm)
 
-    def _corrected_decode(
+    def _whole_decode(
         self,
         shape: AttentionShape,
         parameters: DecodeParameters,
@@ -401,19 +401,21 @@ class KernelLibrary:
         kv_tokens: Num,
         warm: bool,
     ) -> KernelTime:
-        """Corrections were learned on repeated calls: a cold one has none where a repeated one finds KV on the chip."""
-        if not self._split_kv or self.correction("attention_decode", shape.kernel) is None:
-            return time
-        _untraceable(time)
-        kept = kv_tokens * shape.kv_bytes_per_token / self.chip.on_chip.capacity_bytes
-        each = {"batch": seqs, "q_len": q_len, "kv_len": kv_tokens / np.maximum(1, seqs), "kept": kept}
-        corrected = self._corrected("attention_decode", shape.kernel, time, warm, **each, **_heads(shape))
-        if warm:
-            return corrected
-        same = kept >= WARM_FADE * parameters.warm_share
-        if isinstance(same, np.ndarray):
-            return KernelTime(*(np.where(same, *pair) for pair in zip(corrected, time, strict=True)))
-        return corrected if same else time
+        """A decode kernel's time of physics with its correction, and with its scores.
+
+        Corrections were learned on repeated calls: a cold one has none where a repeated one finds KV on the chip.
+        """
+        if self._split_kv and self.correction("attention_decode", shape.kernel) is not None:
+            _untraceable(time)
+            kept = kv_tokens * shape.kv_bytes_per_token / self.chip.on_chip.capacity_bytes
+            each = {"batch": seqs, "q_len": q_len, "kv_len": kv_tokens / np.maximum(1, seqs), "kept": kept}
+            corrected = self._corrected("attention_decode", shape.kernel, time, warm, **each, **_heads(shape))
+            same = warm | (kept >= WARM_FADE * parameters.warm_share)
+            if isinstance(same, np.ndarray):
+                time = KernelTime(*(np.where(same, *pair) for pair in zip(corrected, time, strict=True)))
+            elif same:
+                time = corrected
+        return self._with_scores(shape, time, q_len * kv_tokens)
 
     def prefill_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num, Num], Num]:
         """Seconds over prompts of one shape as a function of (seqs, q_tokens, pairs, kv_tokens).
@@ -435,8 +437,7 @@ class KernelLibrary:
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
             xp = functions_of(pairs)
             time = prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens)
-            time = self._corrected_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
-            return self._with_scores(shape, time, q_tokens * kv_tokens / seqs).seconds
+            return self._whole_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens).seconds
 
         return seconds
 
@@ -460,8 +461,7 @@ class KernelLibrary:
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
             xp = functions_of(kv_tokens)
             time = decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens)
-            time = self._corrected_decode(shape, parameters, time, seqs, q_len, kv_tokens, False)
-            return self._with_scores(shape, time, q_len * kv_tokens).seconds
+            return self._whole_decode(shape, parameters, time, seqs, q_len, kv_tokens, False).seconds
 
         return seconds
 

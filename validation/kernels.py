@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hwprofiles import KernelLibrary, ProfileError, chip_names
+from hwprofiles import KernelLibrary, ProfileError, chip_names, load_chip
 from hwprofiles.dtypes import VARIANT
+from hwprofiles.library import LIBRARIES
 from simulator.errors import ForerunError
 from simulator.replay.kernels import replay_kernels
 from simulator.replay.rerun import chip_name
@@ -25,6 +26,18 @@ USUAL_SHAPES = {
 }
 """Shapes of language models: matrices that a layer has, and the head size that nearly all models have."""
 USUAL = "usual shapes"
+STAND_INS: dict[str, tuple[str | None, ...]] = {
+    "h200-sxm": ("h100-sxm",),
+    "b200-sxm": ("h200-sxm",),
+    "h100-sxm": ("a100-sxm-80gb",),
+    "a100-sxm-80gb": ("h100-sxm",),
+    "rtx-pro-6000": (None,),
+    "rtx-4090": (None,),
+    "a40": ("a100-sxm-80gb", None),
+}
+"""Measured chips that are scored as if nobody had measured them: under the fits of a sister or of the generation before
+or after it, as B300, GB200 and H20 are carried, or (None) under the defaults of their class, as L40S and Arc are."""
+UNSEEN_FAMILIES = ("gemm", "attention_prefill", "attention_decode", "moe")
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".sqlite")
 
 Progress = Callable[[int, int], None]
@@ -59,7 +72,8 @@ def measured_kernel_errors(folder: Path, progress: Progress | None = None) -> tu
             progress(done, len(paths))
     if not tables:
         raise ForerunError(f"{folder}: no kernel trace of a chip in the catalogue in this folder")
-    rows = [row for (chip, library), parts in sorted(tables.items()) for row in _scores(chip, library, parts, left)]
+    scorers = (_scores, _unseen)
+    rows = [row for key, parts in sorted(tables.items()) for score in scorers for row in score(*key, parts, left)]
     return rows, left
 
 
@@ -102,6 +116,29 @@ def _scores(chip: str, library: str, parts: list[KernelTable], left: Counter[str
                     name = f"{op} {group.dtype}".strip() + (f", {USUAL}" if where else "")
                     basis, fitted = _evidence(kernels, op, group.dtype)
                     yield kernel_row(f"{name}, {chip}, {library}", group, basis, fitted, False)
+
+
+def _unseen(chip: str, library: str, parts: list[KernelTable], left: Counter[str]) -> Iterator[ErrorRow]:
+    """Scores of a chip without its own fits, of usual shapes; what is on record says how many rows their bands hold."""
+    table = concatenate(parts)
+    for like in STAND_INS.get(chip, ()):
+        bare = load_chip(chip).model_copy(update={"kernels": {}, "like": like})
+        kernels = KernelLibrary(bare, library if library in LIBRARIES else "generic", corrected=False)
+        for op in (name for name in UNSEEN_FAMILIES if name in table.ops):
+            try:
+                report = replay_kernels(
+                    table.where(table.word("op").equals(op)), kernels, SPLIT, USUAL_SHAPES.get(op, ())
+                )
+            except (ForerunError, ProfileError) as error:
+                left[f"{op} rows of {chip}, {library}, as unseen ({_reason(error)})"] += 1
+                continue
+            ratio, told = report.rows.measured_s / report.prediction.seconds, report.prediction
+            held = np.mean((ratio >= told.low) & (ratio <= told.high))
+            stand_in = f"as {like}" if like else "by its class"
+            for group in report.groups:
+                if group.regime == "all":
+                    name = f"{op} {group.dtype}, unseen {chip} {stand_in}, {library}"
+                    yield kernel_row(name, group, "datasheet", f"nothing of this chip; band holds {held:.0%}", False)
 
 
 def _reason(error: Exception) -> str:

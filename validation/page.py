@@ -56,7 +56,7 @@ def scored_shapes(fitted: str) -> str:
     Args:
         fitted: what it was fitted on, in the words of its profile, which names the split that it obeyed.
     """
-    if fitted == "nothing":
+    if fitted.startswith("nothing"):
         return "nothing fitted"
     return "left out" if any(words in fitted for words in SPLIT_WORDS) else "may be in the fit"
 

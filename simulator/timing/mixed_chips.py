@@ -81,6 +81,15 @@ class SlowestKernels(KernelLibrary):
         """See :class:`KernelLibrary`."""
         return _slowest_of([one.decode_seconds(shape) for one in self._all])
 
+    def one_pass(self, shape: Any) -> bool:
+        """See :class:`KernelLibrary`."""
+        return all(one.one_pass(shape) for one in self._all)
+
+    def mixed_seconds(self, shape: Any) -> Callable[..., Any] | None:
+        """See :class:`KernelLibrary`."""
+        formulas = [found for one in self._all if (found := one.mixed_seconds(shape)) is not None]
+        return _slowest_of(formulas) if self.one_pass(shape) else None
+
 
 def _slowest_of(formulas: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     def seconds(*sizes: Any) -> Any:
@@ -104,16 +113,12 @@ def _slowest(name: str) -> Callable[..., KernelTime]:
     return method
 
 
-SPREAD = (
-    "gemm",
-    "moe",
-    "attention_prefill",
-    "attention_decode",
-    "elementwise",
-    "recurrent_prefill",
-    "recurrent_decode",
+SPREAD = tuple(
+    name
+    for name, method in vars(KernelLibrary).items()
+    if not name.startswith("_") and getattr(method, "__annotations__", {}).get("return") is KernelTime
 )
-"""Kernels that every rank of a tensor-parallel group runs on its share."""
+"""Kernels that every rank of a tensor-parallel group runs on its share: all that a library times."""
 for _name in SPREAD:
     setattr(SlowestKernels, _name, _slowest(_name))
 

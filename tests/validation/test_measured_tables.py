@@ -60,7 +60,12 @@ def test_a_folder_is_scored_by_chip_and_what_is_left_out_is_counted(tmp_path):
     seen = []
     rows, left = measured_kernel_errors(tmp_path, lambda done, count: seen.append((done, count)))
     chips = {row.name.split(", ")[-2]: row for row in rows}
+    unseen = {name: chips.pop(name) for name in tuple(chips) if "unseen" in name}
     assert set(chips) == {"h100-sxm", "h200-sxm"}
+    assert set(unseen) == {"unseen h100-sxm as a100-sxm-80gb", "unseen h200-sxm as h100-sxm"}
+    for row in unseen.values():
+        assert (row.basis, row.mape > 0.5) == ("datasheet", True), "priced by another chip's fit"
+        assert re.fullmatch(r"nothing of this chip; band holds \d+%", row.fitted)
     assert chips["h100-sxm"].mape == pytest.approx(20.0, abs=0.01), "predicted 1 where 1.25 was measured"
     assert chips["h100-sxm"].bias == pytest.approx(-20.0, abs=0.01)
     assert chips["h200-sxm"].mape == pytest.approx(0.0, abs=1e-6)

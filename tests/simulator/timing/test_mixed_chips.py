@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 
 from hwprofiles import KernelLibrary, load_link
+from hwprofiles.kernels.sparse import SparseShape
+from hwprofiles.parameters import FAMILIES
 from simulator import simulate
 from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.engine_flags import llama_command
 from simulator.studies.steady_state.prices import decode_steps
-from simulator.timing.mixed_chips import HostKernels, SlowestKernels
+from simulator.timing.kernels import PARAMETERS
+from simulator.timing.mixed_chips import SPREAD, HostKernels, SlowestKernels
 
 DENSE, EXPERTS = "llama-3.1-8b", "gpt-oss-20b"
 CPU = "cpu-ddr5-2ch"
@@ -130,6 +133,17 @@ def test_unlike_ranks_wait_for_the_slowest():
     slow, fast = KernelLibrary("rtx-3060", "llama.cpp"), KernelLibrary("rtx-5080", "llama.cpp")
     assert SlowestKernels([slow, fast]).gemm(1, 4096, 4096, "q4_k") == slow.gemm(1, 4096, 4096, "q4_k")
     assert SlowestKernels([slow, slow]).gemm(9, 4096, 4096, "q4_k") == slow.gemm(9, 4096, 4096, "q4_k")
+
+
+def test_every_kernel_family_waits_for_the_slowest_rank():
+    """Families added to a library later too: nothing that it times is priced at the first rank's chip alone."""
+    assert {PARAMETERS.get(name, name) for name in SPREAD} == set(FAMILIES) - {"collective"}
+    assert {name for name in SPREAD if getattr(SlowestKernels, name) is getattr(KernelLibrary, name)} == set()
+    slow, fast = KernelLibrary("rtx-3060", "vllm"), KernelLibrary("h100-sxm", "vllm")
+    shape, sizes = SparseShape(16, 1, 576, 512, 1152.0, "bf16@dsa", most=2048), {"seqs": 4, "kv_tokens": 40_000}
+    due = slow.sparse_decode(shape, q_len=1, **sizes)
+    assert due.seconds > fast.sparse_decode(shape, q_len=1, **sizes).seconds
+    assert SlowestKernels([fast, slow]).sparse_decode(shape, q_len=1, **sizes) == due
 
 
 @pytest.mark.parametrize(
