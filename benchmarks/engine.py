@@ -123,7 +123,15 @@ ASKED = {
     "sessions-8-replicas-20000": 20_000,
 }
 """Requests per CPU second that are aimed at, on one quiet core."""
-GROWN = ("chat-busy-100000", "constant-busy-100000", "eagle3-spread-100000", "draft-model-100000", "grown-tree-20000")
+GROWN = (
+    "chat-busy-100000",
+    "constant-busy-100000",
+    "eagle3-spread-100000",
+    "draft-model-100000",
+    "grown-tree-20000",
+    "sessions-8-replicas-20000",
+    *(f"{name}-20000" for name in SLOW_ONCE),
+)
 SIZES = (10_000, 30_000, 100_000)
 FLEETS = (8, 64, 512)
 EACH = 200
@@ -181,16 +189,19 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
     }
 
 
-def growth(results: dict[str, Any], folder: Path) -> None:
+def growth(results: dict[str, Any], folder: Path, wanted: str) -> None:
     """Exponents of CPU time over requests at one load, and over replicas that have as many requests each."""
     start = results["start-up"]["first_run_cpu_s"]
-    cases = {name: CASES[name] for name in GROWN} | {"sessions-8-replicas": CASES["sessions-8-replicas-20000"]}
-    for name, case in cases.items():
-        spent = []
+    for name in GROWN:
+        if not re.search(wanted, name):
+            continue
+        case, spent = CASES[name], []
         for size in SIZES:
             grown = case | {"workload": case["workload"] | {"num_requests": size}}
             spent.append(measure(grown, folder)["cpu_s"] - start)
         results[f"growth {name}"] = told(name, "requests", SIZES, spent)
+    if not re.search(wanted, "replicas"):
+        return
     spent = [measure(scenario(CHAT, EACH * n, 60.0 * n, replicas=n), folder)["cpu_s"] - start for n in FLEETS]
     results["growth replicas"] = told("chat, least outstanding", "replicas", FLEETS, spent)
 
@@ -221,7 +232,7 @@ def main() -> None:
         print(HEADER)
     with tempfile.TemporaryDirectory() as folder:
         if arguments.growth:
-            growth(results, Path(folder))
+            growth(results, Path(folder), arguments.cases)
         for name, case in {} if arguments.growth else {**CASES, MOONCAKE: None}.items():
             if not re.search(arguments.cases, name):
                 continue

@@ -27,11 +27,10 @@ from simulator.serving import (
     EngineLimits,
     Faults,
     Fleet,
+    HostSpace,
     KvLink,
     KvTransferConfig,
-    OffloadSpace,
     Pool,
-    SwapSpace,
 )
 from simulator.serving.fleet.config import Role
 from simulator.serving.rules import SCHEDULERS
@@ -714,7 +713,7 @@ def _samples_first(config: KvTransferConfig, framework: str) -> bool:
     return HANDS_ON_FIRST_TOKEN.get(framework, True)
 
 
-def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> SwapSpace | None:
+def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> HostSpace | None:
     """Host memory for preempted sequences; None where they are computed again.
 
     Attention groups swap beside one another, each over its own chips' links.
@@ -722,7 +721,7 @@ def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Ass
     Raises:
         ForerunError: no link to the host is known, or these replicas do not swap.
     """
-    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
+    engine = scenario.engine
     if engine.preemption == "recompute":
         return None
     if not engine.rules.swaps:
@@ -732,38 +731,36 @@ def _swap_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Ass
             "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
             "hardware.pipeline_parallel at 1"
         )
-    link = _host_link(scenario, chip, assumed)
-    block_bytes = memory.kv_bytes_per_token * memory.block_size
-    return SwapSpace(
-        num_blocks=groups * int(engine.swap_space_bytes // block_bytes),
-        block_s=block_bytes / link.bandwidth_bytes_per_s / groups,
-        latency_s=link.latency_s,
-    )
+    return _host_space(scenario, chip, memory, assumed, engine.swap_space_bytes)
 
 
-def _host_link(scenario: Scenario, chip: Chip, assumed: Assumptions) -> Link:
-    """The link between each chip and its host.
+def _host_space(
+    scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions, capacity_bytes: float
+) -> HostSpace:
+    """Host memory of each attention group, behind the link between its chips and the host.
 
     Raises:
-        ForerunError: none is known.
+        ForerunError: no such link is known.
     """
-    name = scenario.engine.host_link or chip.links.host
+    name, groups = scenario.engine.host_link or chip.links.host, scenario.hardware.attention_data_parallel
     if name is None:
         raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
     with at_field("engine.host_link"):
         link = assumed.link(load_link(name))
     assert link is not None
-    return link
+    block_bytes = memory.kv_bytes_per_token * memory.block_size
+    blocks = groups * int(capacity_bytes // block_bytes)
+    return HostSpace(blocks, block_bytes / link.bandwidth_bytes_per_s / groups, link.latency_s)
 
 
-def _offload_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> OffloadSpace | None:
+def _offload_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> HostSpace | None:
     """Host memory for what the prefix cache evicts; None where it is lost.
 
     Raises:
         ForerunError: nothing is cached, host memory holds no block, no link to the host is known, or these replicas
             cannot wait for copies.
     """
-    engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
+    engine = scenario.engine
     if engine.kv_offloading_bytes is None:
         return None
     if not engine.enable_prefix_caching:
@@ -776,12 +773,11 @@ def _offload_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: 
             "engine.kv_offloading_bytes: not modelled for replicas with pipeline stages; remove it, or leave "
             "hardware.pipeline_parallel at 1"
         )
-    link = _host_link(scenario, chip, assumed)
-    block_bytes = memory.kv_bytes_per_token * memory.block_size
-    blocks = groups * int(engine.kv_offloading_bytes // block_bytes)
-    if not blocks:
+    space = _host_space(scenario, chip, memory, assumed, engine.kv_offloading_bytes)
+    if not space.num_blocks:
+        block_bytes = memory.kv_bytes_per_token * memory.block_size
         raise ForerunError(
             f"engine.kv_offloading_bytes: {engine.kv_offloading_bytes:g} holds no block of {block_bytes:g} bytes; "
             f"raise it, or remove it"
         )
-    return OffloadSpace(blocks, block_bytes / link.bandwidth_bytes_per_s / groups, link.latency_s)
+    return space

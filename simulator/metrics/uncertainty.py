@@ -49,8 +49,10 @@ Z90 = 1.6448536269514722
 """Standard deviations from the median to either end of a 90 % interval of a normal distribution."""
 DRAWS = 512
 """Of all sources at once; they cost no runs."""
-LEAST_REQUESTS, SHARE = 256, 6
-"""Requests that are served again for every direction: all of a short run, a sixth of a long one."""
+LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 6, 20_000
+"""Requests that are served again for every direction: all of a short run, a sixth of a long one, and no more of a very
+long one (ends of the intervals of chat at 60 % load over 10,000, 20,000 and 40,000 requests lie within 1 %; beyond what
+can be served they grow with the requests)."""
 ALIKE = 0.25
 """Share of the variance of a family's errors that its kernels have in common.
 
@@ -155,7 +157,8 @@ def model_error(
     def served(moved: Build) -> Mapping[str, Any]:
         return figures(_rerun(scenario, moved, _serve(moved, own)))
 
-    own = first_requests(scenario, seed, stream, max(LEAST_REQUESTS, len(stream) // SHARE))
+    most = min(max(LEAST_REQUESTS, len(stream) // SHARE), MOST_REQUESTS)
+    own = first_requests(scenario, seed, stream, most)
     logged = _serve(build, own)
     base = figures(_rerun(scenario, build, logged))
     sources = step_sources(build, logged)

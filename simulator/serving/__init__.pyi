@@ -8,7 +8,7 @@ from simulator.serving.fleet.faults import Faults as Faults
 from simulator.serving.fleet.fleet import Fleet as Fleet
 from simulator.serving.fleet.pool import Pool as Pool
 from simulator.serving.fleet.transfer import KvLink as KvLink
-from simulator.serving.host_cache import OffloadSpace as OffloadSpace
+from simulator.serving.host_cache import HostSpace as HostSpace
 from simulator.serving.limits import EngineLimits as EngineLimits
 from simulator.serving.log import FULL_ROWS as FULL_ROWS
 from simulator.serving.log import RunLog as RunLog
@@ -23,4 +23,3 @@ from simulator.serving.records import RequestRecords as RequestRecords
 from simulator.serving.records import SpeculationCounters as SpeculationCounters
 from simulator.serving.records import StepRecords as StepRecords
 from simulator.serving.records import TransferReport as TransferReport
-from simulator.serving.swap import SwapSpace as SwapSpace

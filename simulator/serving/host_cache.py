@@ -1,4 +1,4 @@
-"""Host memory behind the prefix cache: its size, and what copies back from it take."""
+"""Host memory beside a replica: its size, and what copies to and from it take."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from simulator.serving.clock import on_grid
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadSpace:
-    """Host memory beside one replica for KV that the prefix cache evicts, behind the link of each chip to its host."""
+class HostSpace:
+    """KV blocks in host memory beside one replica, behind the link between each chip and its host: of sequences that
+    were preempted, or of what the prefix cache evicts."""
 
     num_blocks: int
     """KV blocks of the replica that fit in it."""
@@ -18,12 +19,16 @@ class OffloadSpace:
     latency_s: float
     """Seconds before the first byte of a copy."""
 
-    def seconds(self, blocks: int) -> float:
-        """Seconds to bring ``blocks`` blocks to the chip: ``latency + blocks * block_s``; none for none."""
-        return self.latency_s + blocks * self.block_s if blocks else 0.0
+    def seconds(self, *blocks: int) -> float:
+        """Seconds of copies of so many blocks, one after the other: ``latency + blocks * block_s`` each; none for none.
+
+        Preempted sequences are copied before the step's kernels and one direction after the other, as vLLM V0 issues
+        them.
+        """
+        return sum(self.latency_s + count * self.block_s for count in blocks if count)
 
 
-def exposed_load_s(space: OffloadSpace, blocks: int, step_s: float) -> float:
+def exposed_load_s(space: HostSpace, blocks: int, step_s: float) -> float:
     """Seconds by which copies from host memory outlast the step that they run beside, on the grid of simulated time.
 
     They arrive layer by layer, each before its layer is computed (SGLang HiCache, "layer-wise overlapping"; LMCache's

@@ -12,12 +12,11 @@ from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.feed import Feed
 from simulator.serving.fleet.config import Role
 from simulator.serving.fleet.replica import Handover, Replica
-from simulator.serving.host_cache import OffloadSpace
+from simulator.serving.host_cache import HostSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.prices import prices_of
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
-from simulator.serving.swap import SwapSpace
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import EngineTimer, ModelTimer, StagedTimer, longest_asked
 
@@ -37,13 +36,13 @@ class Pool:
     timer: EngineTimer
     sampler: AcceptanceSampler | None = None
     prefix_caching: bool = False
-    swap: SwapSpace | None = None
+    swap: HostSpace | None = None
     rule: DraftingRule | None = None
     name: str = "all"
     role: Role = "both"
     chips: int = 1
     """Of one replica."""
-    offload: OffloadSpace | None = None
+    offload: HostSpace | None = None
     """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
     step_factors: tuple[float, float] = (1.0, 1.0)
     """On the seconds of steps with prompt chunks, and of the others: what if prices were off by so much."""

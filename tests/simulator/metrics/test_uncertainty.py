@@ -5,7 +5,7 @@ import pytest
 
 from hwprofiles import predict_kernel
 from simulator.build import build_run
-from simulator.metrics import run_document
+from simulator.metrics import run_document, uncertainty
 from simulator.metrics.uncertainty import (
     DRAWS,
     SERVED,
@@ -187,6 +187,13 @@ def test_long_runs_are_served_again_in_part():
     assert len(fewer) == 500
     assert fewer.arrival_s.tolist() == stream.arrival_s[:500].tolist()
     assert first_requests(scenario, 0, stream, 5000) is stream
+
+
+def test_of_very_long_runs_a_fixed_number_is_served_again(monkeypatch):
+    monkeypatch.setattr(uncertainty, "MOST_REQUESTS", 300)
+    long = chat(20.0).with_values({"workload.num_requests": 3000})
+    error = simulate(long, 0, full_step_rows=0, intervals=True).model_error
+    assert error["requests"] == 300
 
 
 def test_other_figures_than_the_summary_can_be_asked_for():

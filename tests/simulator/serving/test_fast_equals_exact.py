@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 from one_pool import changed, one_pool
 from stub_timers import LinearTimer
 
-from simulator.serving import EngineLimits, Fleet, OffloadSpace, Pool, RouterConfig, SwapSpace
+from simulator.serving import EngineLimits, Fleet, HostSpace, Pool, RouterConfig
 from simulator.serving.compiled import engine_module
 from simulator.serving.log import RunLog
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
@@ -148,7 +148,7 @@ def conversations(draw):
 @given(st.data(), conversations(), st.sampled_from([1, 3]), st.sampled_from([None, 3, 40, 10**6]))
 def test_with_prefix_caching(data, stream, query_len, host_blocks):
     sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
-    offload = None if host_blocks is None else OffloadSpace(host_blocks, data.draw(st.floats(0, 1e-3)), 1e-5)
+    offload = None if host_blocks is None else HostSpace(host_blocks, data.draw(st.floats(0, 1e-3)), 1e-5)
     cluster = one_pool(
         1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, query_len)), TIMER, sampler, True, offload=offload
     )
@@ -184,7 +184,7 @@ def routed_fleets(draw, stream):
             dataclasses.replace(TIMER, step_s=draw(st.sampled_from([1e-3, 2e-3]))),
             prefix_caching=draw(st.booleans()),
             name=name,
-            offload=draw(st.sampled_from([None, OffloadSpace(20, 1e-4, 1e-5)])),
+            offload=draw(st.sampled_from([None, HostSpace(20, 1e-4, 1e-5)])),
         )
         for name in ("a", "b")[: draw(st.integers(1, 2))]
     )
@@ -224,7 +224,7 @@ def test_other_rules(data, stream, scheduler, query_len):
 @given(st.data(), streams(), st.integers(1, 60), st.sampled_from([0, 2]))
 def test_with_swapping(data, stream, host_blocks, drafted):
     sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if drafted else None
-    swap = SwapSpace(host_blocks, 1e-5, 1e-6)
+    swap = HostSpace(host_blocks, 1e-5, 1e-6)
     limit = data.draw(limits(stream, drafted + 1))
     fast, exact = run_both(one_pool(1, "round-robin", "vllm-v1", "fast", limit, TIMER, sampler, swap=swap), stream)
     event("swapped" if fast.swapped_blocks else "not swapped")

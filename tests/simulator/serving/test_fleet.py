@@ -13,10 +13,10 @@ from simulator.serving import (
     Faults,
     FaultsConfig,
     Fleet,
+    HostSpace,
     KvLink,
     Pool,
     RouterConfig,
-    SwapSpace,
 )
 from simulator.serving.clock import on_grid
 from simulator.workload import RequestStream
@@ -239,7 +239,7 @@ def test_pools_differ_in_what_they_can_serve():
     assert log.exact_steps == 0
 
 
-SWAP = SwapSpace(num_blocks=100, block_s=2.0**-10, latency_s=2.0**-8)
+SWAP = HostSpace(num_blocks=100, block_s=2.0**-10, latency_s=2.0**-8)
 
 
 def swapping(swap, num_blocks=6):
@@ -271,7 +271,7 @@ def test_recomputation_computes_again_what_swapping_keeps():
 
 
 def test_without_room_in_host_memory_the_sequence_is_recomputed():
-    log = swapping(SwapSpace(2, 1.0, 1.0)).run(stream([8, 8], [9, 9]))
+    log = swapping(HostSpace(2, 1.0, 1.0)).run(stream([8, 8], [9, 9]))
     assert log.swapped_blocks == 0
     assert log.steps.integers("prefill_tokens").sum() == 16 + 8 + 5
 

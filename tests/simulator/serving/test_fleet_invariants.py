@@ -13,7 +13,7 @@ from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, Pool, R
 from simulator.serving.engine import Scheduler
 from simulator.serving.fleet.fleet import FleetRun
 from simulator.serving.fleet.transfer import KvLink
-from simulator.serving.swap import SwapSpace
+from simulator.serving.host_cache import HostSpace
 from simulator.speculation import AcceptanceSampler
 
 SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,7 +65,7 @@ def pools(draw, stream, role, query_len, sampler):
         schedules_ahead=draw(st.booleans()),
     )
     limits = dataclasses.replace(limits, num_blocks=max(1, limits.num_blocks))
-    swap = draw(st.one_of(st.none(), st.integers(1, 60).map(lambda n: SwapSpace(n, 1e-5, 1e-6))))
+    swap = draw(st.one_of(st.none(), st.integers(1, 60).map(lambda n: HostSpace(n, 1e-5, 1e-6))))
     timer = LinearTimer(step_s=draw(st.sampled_from([1e-3, 3e-3])), token_s=3e-6, key_s=2e-8)
     return Pool(
         draw(st.integers(1, 3)),

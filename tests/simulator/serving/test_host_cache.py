@@ -15,7 +15,7 @@ from simulator.errors import ForerunError
 from simulator.metrics import run_document
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.serving import EngineLimits, OffloadSpace
+from simulator.serving import EngineLimits, HostSpace
 from simulator.serving.engine import HostCache
 from simulator.workload import RequestStream
 from traces import PrefixHashes
@@ -78,7 +78,7 @@ def served(stream, num_blocks, offload):
 @given(repeating(), st.integers(32, 80))
 def test_host_memory_without_end_is_as_good_as_a_chip_without_end(stream, num_blocks):
     """What hits does not depend on the tier, only on whether anything is ever lost."""
-    offload = OffloadSpace(10**9, 1e-6, 0.0)
+    offload = HostSpace(10**9, 1e-6, 0.0)
     small, large = served(stream, num_blocks, offload), served(stream, 10**6, None)
     assert list(small.cached_tokens) == list(large.cached_tokens)
     assert 0 <= small.host_hit_tokens <= sum(small.cached_tokens)
@@ -98,7 +98,7 @@ def test_a_hit_in_host_memory_costs_its_copy_beside_the_step(block_s, waits):
     )
     limits = replace(LIMITS, num_blocks=45, max_num_batched_tokens=2048)
     log = one_pool(
-        1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=OffloadSpace(100, block_s, 1e-4)
+        1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=HostSpace(100, block_s, 1e-4)
     ).run(stream)
     assert list(log.cached_tokens) == [0, 0, 29 * 16]
     on_chip = log.cached_tokens[2] - log.host_hit_tokens

@@ -13,7 +13,7 @@ from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, conversations, limits, streams
 
 from simulator.errors import ForerunError
-from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, Pool, RouterConfig, SwapSpace
+from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, HostSpace, Pool, RouterConfig
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StepWork
 from simulator.workload import RequestStream
@@ -174,4 +174,4 @@ def test_staged_replicas_refuse_what_only_whole_steps_can_do():
     with pytest.raises(ForerunError, match=r"^faults: replicas with pipeline stages"):
         Fleet((pool,), faults=faults).run(prompts(1, 100))
     with pytest.raises(ForerunError, match=r"^pool all: replicas with pipeline stages"):
-        Fleet((dataclasses.replace(pool, swap=SwapSpace(1, 1.0, 1.0)),)).run(prompts(1, 100))
+        Fleet((dataclasses.replace(pool, swap=HostSpace(1, 1.0, 1.0)),)).run(prompts(1, 100))
