@@ -3205,7 +3205,8 @@ class Engine:
             return drafting.step(drafting.tokens)
         for sequence in batch:
             context += sequence.computed_tokens
-        tokens = drafting.policy.choose(Batch(len(batch), context, self.work.prefill_tokens))
+        waiting: cython.longlong = self.scheduler._queued()
+        tokens = drafting.policy.choose(Batch(len(batch), context, self.work.prefill_tokens, waiting))
         if drafting.rests(tokens):
             return drafting.step(tokens)
         behind = []

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import exp, log, log2, sqrt
+from math import exp, inf, log, log2, sqrt
 from typing import Protocol, runtime_checkable
 
 from simulator.errors import ForerunError
@@ -35,9 +35,11 @@ SwitchSeconds = Callable[[int, int], float]
 REMEMBERED, FORGET = 10.0, 30.0
 """Drafts that a belief counts for at most while nothing is drafted, and steps after which 1/e of it is left: requests
 that nobody drafted for take the place of those that were seen, and a controller at rest has to look again."""
-PROMPTS_LAST = 0.125
-"""Share of its steps that a sequence shares with prompts where the present step has some: what a draft token saves is a
-mean of such steps and of steps that only decode. Set, with the three constants around it, on 40 searched patterns."""
+MIX_STEPS = 20
+"""Steps after which what a controller has seen of prompts beside decoding has lost 1/e of its weight."""
+MIX_TOKENS = 100.0
+"""Decoded tokens that prompts are held against beside those seen of late: before any is seen, and at light load. Set,
+with the constants around it, on searched patterns of other seeds than are quoted."""
 PRIOR_DRAFTS = 2.0
 """Drafts that a belief counts for beside those seen."""
 ENTROPY_WEIGHT = 0.4
@@ -60,6 +62,8 @@ class Batch:
     """Tokens in the KV cache of all of them before the step."""
     prompt_tokens: int = 0
     """Of prompts that the step computes."""
+    waiting: int = 0
+    """Requests that found no place in the step, nor in those before it."""
 
 
 @runtime_checkable
@@ -212,13 +216,16 @@ class PositionRates:
     prior: float = 0.5
     window: int = 20
     """Verify steps after which an observation has lost 1/e of its weight; twenty times as many for the belief."""
+    carried: bool = False
+    """Whether a position is taken to be as the one before it until it is tried, instead of as ``prior``."""
     _recent: list[list[float]] = field(init=False)
     """Accepted and tried drafts of each position."""
     _belief: list[list[float]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._recent = [[0.0, 0.0] for _ in range(self.most)]
-        self._belief = [[self.prior * PRIOR_DRAFTS, PRIOR_DRAFTS] for _ in range(self.most)]
+        drafts = 0.0 if self.carried else PRIOR_DRAFTS
+        self._belief = [[self.prior * drafts, drafts] for _ in range(self.most)]
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
         """Age what is known and add a step's drafts."""
@@ -244,7 +251,10 @@ class PositionRates:
 
         So positions that are not drafted now follow those that are: rates fall by level, not by position.
         """
-        beliefs = [(accepted + self.prior) / (tried + 1.0) for accepted, tried in self._belief]
+        beliefs, prior, weight = [], self.prior, 1.0 + (PRIOR_DRAFTS if self.carried else 0.0)
+        for accepted, tried in self._belief:
+            beliefs.append((accepted + prior * weight) / (tried + weight))
+            prior = beliefs[-1] if self.carried else prior
         accepted = sum(count[0] for count in self._recent) + PRIOR_DRAFTS
         expected = sum(count[1] * one for count, one in zip(self._recent, beliefs, strict=True)) + PRIOR_DRAFTS
         return [min(1.0, one * accepted / expected) for one in beliefs]
@@ -315,9 +325,11 @@ class Forerun:
     """Follows the best K only as fast as changing it has been paid for: a work function over K.
 
     Each step adds to every K the time by which it falls short of the best one for that batch, by the rates seen and the
-    timing model. No K lies further behind the leader than a change to it costs (graphs of another size, a drafter that
-    catches up); once the present one does, the leader replaces it. So changes never cost more than staying has, however
-    the load swings about a threshold.
+    timing model. A K is as good as requests leave the engine under it: by Little's law their mean latency is how many
+    are in it over that rate. So the prompts of those that take the place of the finished ones count: what drafts save
+    of decoding, their drafter's pass over prompts may cost. No K lies further behind the leader than a change to it
+    costs (graphs of another size, a drafter that catches up); once the present one does, the leader replaces it. So
+    changes never cost more than staying has, however the load swings about a threshold.
 
     Source: the work function algorithm for metrical task systems; A. Borodin, N. Linial, M. Saks, "An optimal on-line
     algorithm for metrical task system", Journal of the ACM 39 (1992), doi:10.1145/146585.146588.
@@ -333,6 +345,10 @@ class Forerun:
     _skipped: int = field(init=False, default=0)
     """Tokens that the drafter has not seen while it rested."""
     _context: int = field(init=False, default=0)
+    _prompts: float = field(init=False, default=0.0)
+    _mixed: float = field(init=False, default=0.0)
+    _decoded: float = field(init=False, default=0.0)
+    """Of late: tokens of prompts, steps that computed some, and tokens decoded."""
 
     def __post_init__(self) -> None:
         self._present = self.rates.most
@@ -344,14 +360,9 @@ class Forerun:
         if not batch.seqs:
             return self._present
         self._skipped = 0 if self._present else min(self._skipped + max(grown, batch.seqs), batch.context_tokens)
-        choices = range(self.rates.most + 1)
         expected = [one * (1.0 - MARGIN * k) for k, one in enumerate(self.rates.tokens())]
-        seconds = [priced(self.step_seconds, batch, tokens) for tokens in choices]
+        seconds = self._seconds(batch, expected)
         worth = min(one / tokens for one, tokens in zip(seconds, expected, strict=True))
-        if batch.prompt_tokens:
-            alone = seconds[0]
-            seconds = [priced(self.step_seconds, batch, tokens, batch.prompt_tokens) for tokens in choices]
-            worth *= 1.0 + PROMPTS_LAST * (seconds[0] / alone - 1.0)
         cost = self._cost(batch.seqs)
         lost = [one - worth * tokens for one, tokens in zip(seconds, expected, strict=True)]
         behind = [was + one for was, one in zip(self._behind, lost, strict=True)]
@@ -363,7 +374,26 @@ class Forerun:
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
         """Learn from a step."""
+        kept = exp(-1.0 / MIX_STEPS)
+        self._prompts, self._mixed = kept * self._prompts, kept * self._mixed
+        self._decoded = kept * self._decoded + len(accepted) + sum(accepted)
         self.rates.observe(drafted, accepted)
+
+    def _seconds(self, batch: Batch, expected: Sequence[float]) -> list[float]:
+        """Seconds of a step by draft tokens, with its share of the steps that compute the prompts of those to come."""
+        if batch.prompt_tokens:
+            self._prompts += batch.prompt_tokens
+            self._mixed += 1.0
+        alone = [priced(self.step_seconds, batch, tokens) for tokens in range(len(expected))]
+        if not self._mixed:
+            return alone
+        prompt = round(self._prompts / self._mixed)
+        mixed = [priced(self.step_seconds, batch, tokens, prompt) for tokens in range(len(expected))]
+        each = batch.seqs * self._mixed / (self._decoded + MIX_TOKENS)
+        # While requests wait, prompts are what steps hold, not what arrives: no more steps than all can have some.
+        most = 1.0 if batch.waiting else inf
+        shares = [min(most, each * one) for one in expected]
+        return [max(0.0, 1.0 - s) * a + s * m for s, a, m in zip(shares, alone, mixed, strict=True)]
 
     def _cost(self, seqs: int) -> float:
         """Seconds of a change of K now; skipped tokens in steps of a quarter doubling."""
@@ -486,12 +516,12 @@ def policy_factory(
         slots = _slots(config, most)
         return lambda: MovingAverage(slots())
 
-    def rates() -> PositionRates:
-        given = {name: getattr(config, name) for name in ("prior", "window")}
-        return PositionRates(most, **{name: value for name, value in given.items() if value is not None})
+    def rates(carried: bool = False) -> PositionRates:
+        given = {name: getattr(config, name) for name in ("prior", "window") if getattr(config, name) is not None}
+        return PositionRates(most, carried=carried, **given)
 
     if config.name == "forerun":
-        return lambda: Forerun(rates(), step_seconds, switch_seconds)
+        return lambda: Forerun(rates(carried=True), step_seconds, switch_seconds)
     gate = Gate if config.name == "p-min" else EntropyGate
     return lambda: gate(rates(), LEAST_BOUND[gate] if config.least is None else config.least)
 

@@ -52,6 +52,41 @@ def test_policies_that_learn_are_reproducible(policy):
     assert outcomes(result)[1] == outcomes(simulate(scenario("eagle3", policy=policy)))[1]
 
 
+class Told:
+    """Drafts two tokens while nobody waits, and keeps what it was told."""
+
+    by_batch_alone = False
+
+    def __init__(self):
+        self.waiting = []
+
+    def choose(self, batch):
+        self.waiting.append(batch.waiting)
+        return 0 if batch.waiting else 2
+
+    def observe(self, drafted, accepted):
+        pass
+
+
+@pytest.mark.parametrize("stepping", ["fast", "exact-steps"])
+def test_a_policy_is_told_how_many_requests_wait(stepping):
+    """12 requests from the start, 4 places: 8 wait, then fewer, then none."""
+    told = Told()
+    work = {
+        "arrivals": {"process": "closed-loop", "max_concurrency": 12},
+        "input_tokens": 64,
+        "output_tokens": 40,
+        "num_requests": 12,
+    }
+    asked = scenario("eagle3", engine={"max_num_seqs": 4, "stepping": stepping}).with_values({"workload": work})
+    result = simulate(asked, make_policy=lambda: told)
+    assert told.waiting[0] == 0, "asked before anything came"
+    assert max(told.waiting) == 8
+    assert told.waiting[-1] == 0
+    assert (result.steps.waiting > 0).any()
+    assert len(set(result.steps.query_len)) > 1, "what it was told decided"
+
+
 def test_a_policy_that_never_switches_is_the_fixed_run():
     fixed = simulate(scenario("eagle3"))
     same = simulate(scenario("eagle3", policy={"name": "disable-above-batch", "batch": 1000}))

@@ -209,10 +209,45 @@ def test_drafts_must_be_worth_their_drafter_s_pass_over_prompts():
     def seconds(seqs, tokens, context, prompt=0):
         return 1.0 + 0.2 * tokens + prompt * (1.1e-3 if tokens else 1e-3)
 
+    def chosen(prompt, steps):
+        for _ in range(steps):
+            drafted = policy.choose(Batch(32, 8000, prompt))
+            policy.observe(drafted, [drafted, 0] * 16)
+        return drafted
+
     policy = Forerun(PositionRates(1, prior=0.5), seconds, lambda seqs, skipped: 1.0)
-    assert {policy.choose(Batch(4, 1000)) for _ in range(20)} == {1}
-    assert [policy.choose(Batch(4, 1000, 8192)) for _ in range(12)][-1] == 0
-    assert [policy.choose(Batch(4, 1000)) for _ in range(20)][-1] == 1
+    assert chosen(0, 20) == 1
+    assert chosen(8192, 30) == 0
+    assert chosen(0, 150) == 1
+
+
+def test_a_controller_counts_the_prompts_of_requests_to_come():
+    """Drafts end requests sooner: where a token of an answer comes with 250 of prompts, the prompts of those that take
+    their place cost more than was saved; with one, they do not."""
+
+    def seconds(seqs, tokens, context, prompt=0):
+        return 1.0 + 0.2 * tokens + prompt * (1.1e-3 if tokens else 1e-3)
+
+    def last(prompt, waiting=0):
+        policy = Forerun(PositionRates(1, prior=0.5, carried=True), seconds, lambda seqs, skipped: 1.0)
+        chosen = []
+        for _ in range(200):
+            chosen.append(policy.choose(Batch(32, 8000, prompt, waiting)))
+            policy.observe(chosen[-1], [chosen[-1], 0] * 16)
+        return set(chosen[-20:])
+
+    assert last(40) == {1}, "a token of prompt for each that is decoded pays for its drafter"
+    assert last(8192) == {0}
+    assert 1 in last(8192, waiting=9), "while requests wait, steps are full of prompts whatever is drafted"
+
+
+def test_an_untried_position_is_taken_to_be_as_the_one_before():
+    apart, carried = PositionRates(3), PositionRates(3, carried=True)
+    for _ in range(100):
+        apart.observe(1, [1, 1, 1, 1, 0])
+        carried.observe(1, [1, 1, 1, 1, 0])
+    assert carried.conditional() == pytest.approx([0.8] * 3, abs=0.02)
+    assert apart.conditional()[2] < 0.7
 
 
 def test_a_controller_at_rest_looks_again():
