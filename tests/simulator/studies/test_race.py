@@ -73,6 +73,15 @@ def finished(tmp_path_factory):
     return found, folder
 
 
+def test_the_sentence_says_who_is_fastest_most_often_beside_who_wins_in_the_mean(finished):
+    document = finished[0].document
+    fastest = [min(row["latency_s"], key=row["latency_s"].get) for row in document["patterns"]]
+    often = max(fastest, key=fastest.count)
+    assert often != document["winner"], "else there is nothing to say"
+    assert f"{document['winner']} wins in the mean" in document["conclusion"]
+    assert f"On {fastest.count(often)} of them {often} is the fastest" in document["conclusion"]
+
+
 def test_regret_and_certificate_follow_from_the_latencies(finished):
     document = finished[0].document
     for row in document["controllers"]:
