@@ -333,10 +333,13 @@ def evaluate(values: tuple[Num, ...], formula: Callable[..., T]) -> T:
             return type(result)(*(0.0 for _ in result))
         return formula(SCALAR, *numbers)
     arrays = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in values))
-    work = np.ones(arrays[0].shape, dtype=bool)
-    for array in arrays:
-        if not np.all(array >= 0):
-            raise ProfileError(f"kernel sizes must be numbers >= 0, got {array[~(array >= 0)].flat[0]}")
-        work &= array > 0
+    least = np.minimum.reduce(arrays)
+    if not (least >= 0).all():
+        array = next(array for array in arrays if not np.all(array >= 0))
+        raise ProfileError(f"kernel sizes must be numbers >= 0, got {array[~(array >= 0)].flat[0]}")
+    work = least > 0
+    if work.all():
+        result = formula(ARRAY, *arrays)
+        return type(result)(*(np.full(work.shape, float(part)) if np.ndim(part) == 0 else part for part in result))
     result = formula(ARRAY, *(np.where(array > 0, array, 1.0) for array in arrays))
     return type(result)(*(np.where(work, part, 0.0) for part in result))

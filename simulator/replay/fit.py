@@ -16,8 +16,8 @@ from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters, 
 from simulator.replay.modules import Modules
 from simulator.replay.predict import (
     FAMILIES,
+    attention_call,
     attention_kernels,
-    attention_rows,
     gemm_rows,
     moe_rows,
     pass_rows,
@@ -121,7 +121,7 @@ def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Call
     if family == "moe":
         return lambda kernels: moe_rows(table, kernels, rows)
     if family.startswith("attention"):
-        return lambda kernels: attention_rows(table, kernels, rows)
+        return attention_call(table, rows)
     if family.startswith("sparse"):
         modules = Modules(table, rows, KernelLibrary(chip, _library_of(chip, table, rows), corrected=False))
         return modules.times

@@ -199,7 +199,13 @@ def _attention(table: KernelTable, kernels: KernelLibrary, rows: IndexArray, res
 
 
 def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray) -> KernelTime:
-    """Times of attention of one operation, format and cache state.
+    """Times of attention of one operation, format and cache state; see ``attention_call``."""
+    return attention_call(table, rows)(kernels)
+
+
+def attention_call(table: KernelTable, rows: IndexArray) -> Callable[[KernelLibrary], KernelTime]:
+    """What asks a library for the times of attention of one operation, format and cache state: a fit asks thousands of
+    times, and what the rows say stays as it is.
 
     Raises:
         hwprofiles.ProfileError: the format of the KV cache is not known.
@@ -213,24 +219,20 @@ def attention_rows(table: KernelTable, kernels: KernelLibrary, rows: IndexArray)
     read = np.where(total > 0, total, read)
     longest, many = _floats(table, "longest_kv", rows), np.maximum(1.0, _floats(table, "longest_batch", rows))
     if op == "attention_decode":
-        beyond = beyond_keys(kernels, shape, longest, many, batch, read)
-        return kernels.attention_decode(shape, seqs=batch, q_len=q_len, kv_tokens=read, warm=warm, beyond_kv=beyond)
+        plain = {"seqs": batch, "q_len": q_len, "kv_tokens": read, "warm": warm}
+        return lambda kernels: kernels.attention_decode(
+            shape, **plain, beyond_kv=beyond_keys(kernels, shape, longest, many, batch, read)
+        )
     pairs = batch * causal_pairs(ARRAY, q_len, kv_len, window)
     chunks: dict[str, Any] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
     if op == "attention_prefill":
-        return kernels.attention_prefill(shape, **chunks)
+        return lambda kernels: kernels.attention_prefill(shape, **chunks)
     seqs, context = _floats(table, "decode_batch", rows), _floats(table, "decode_kv_len", rows)
     total = _floats(table, "decode_kv_tokens", rows)
     tokens = np.where(total > 0, total, seqs * windowed_length(ARRAY, np.ones(len(rows)), context, window))
-    beyond = beyond_keys(kernels, shape, longest, many, seqs, tokens)
-    return kernels.attention_mixed(
-        shape,
-        **chunks,
-        decode_seqs=seqs,
-        decode_kv_tokens=tokens,
-        warm=warm,
-        longest_kv=longest,
-        beyond_kv=beyond,
+    chunks |= {"decode_seqs": seqs, "decode_kv_tokens": tokens, "warm": warm, "longest_kv": longest}
+    return lambda kernels: kernels.attention_mixed(
+        shape, **chunks, beyond_kv=beyond_keys(kernels, shape, longest, many, seqs, tokens)
     )
 
 
@@ -252,6 +254,8 @@ def beyond_keys(
         seqs: sequences.
         tokens: their KV lengths, total.
     """
+    if not longest.any():
+        return np.zeros(len(longest))
     alone = np.maximum(1e-9, kernels.alone_sequences(shape))
     short = (tokens - many * longest) / np.maximum(1.0, seqs - many)
     difference = np.where((longest > 0) & (many < seqs), np.maximum(0.0, longest - short), 0.0)

@@ -384,9 +384,14 @@ def test_two_views_are_two_addresses_of_pages(served):
             fields["a"].checked(foreign, served)
 
 
-def test_a_shipped_trace_is_fitted_and_scored_on_the_rest(served):
-    plain = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic")
-    fitted = replayed(served, SAMPLE_TRACE, SAMPLE_CHIP, "generic", layer=FITTED)
+def test_a_trace_is_fitted_and_scored_on_the_rest(served, run_folder, tmp_path):
+    """On the shipped sample's prompts: all of it is fitted by the documentation's own commands."""
+    head, *rows = served.traces()[SAMPLE_TRACE].read_text(encoding="utf-8").splitlines(keepends=True)
+    brought = run_folder.parent / "prompts.csv"
+    brought.write_text(head + "".join(row for row in rows if "attention_prefill" in row), encoding="utf-8")
+    served = Served.of([brought.parent], tmp_path / "another session")
+    plain = replayed(served, brought.name, SAMPLE_CHIP, "generic")
+    fitted = replayed(served, brought.name, SAMPLE_CHIP, "generic", layer=FITTED)
     assert len(fitted.rows) < len(plain.rows)
     assert fitted.overall.mape < plain.overall.mape / 2
     assert (plain.basis, fitted.basis) == ("datasheet", "calibrated")

@@ -108,8 +108,15 @@ def given_factor(rate: Any, correlation: float) -> tuple[Any, FloatArray]:
     """Hit rate of a query at values of the factor that its batch shares (last axis), and what those weigh."""
     if correlation == 0.0:
         return np.asarray(rate, dtype=np.float64)[..., None], np.ones(1)
+    nodes, weights = _normal_nodes()
+    return rate_at_factor(rate, correlation, nodes), weights
+
+
+@cache
+def _normal_nodes() -> tuple[FloatArray, FloatArray]:
+    """Values of a standard normal number, and what each weighs in a mean; made once, as that takes milliseconds."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE_NODES)
-    return rate_at_factor(rate, correlation, nodes), weights / weights.sum()
+    return nodes, weights / weights.sum()
 
 
 def rate_at_factor(rate: Any, correlation: float, factor: Any) -> Any:
