@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -357,3 +358,18 @@ def every_report(tmp_path_factory: pytest.TempPathFactory, comparison: dict[str,
     write_replays(folder)
     write_checks(folder)
     return {str(path.relative_to(folder)): path for path in sorted(folder.glob("*/*.html"))}
+
+
+@pytest.fixture(scope="session")
+def barriers_of():
+    """What axe-core complains of in a page that a browser shows (opened with ``bypass_csp``)."""
+    source = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+    def complaints(page):
+        page.evaluate(source)
+        found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")[
+            "violations"
+        ]
+        return [(one["impact"], one["id"], one["nodes"][0]["html"][:120]) for one in found]
+
+    return complaints

@@ -181,7 +181,7 @@ def test_too_few_rows_are_no_calibration():
 
 
 def test_other_libraries_rows_are_left_out(kernels):
-    kernels = kernels.where(kernels.word("op").equals("attention_prefill"))
+    kernels = kernels.where(np.arange(80))
     half = len(kernels) // 2
     words = dict(kernels.words)
     words["library"] = type(words["op"])(
