@@ -458,7 +458,7 @@ def _memory(scenario: Scenario, target: Deployment, drafting: _Drafting) -> Memo
         pipeline_parallel=1 if target.elsewhere else scenario.hardware.pipeline_parallel,
         max_num_seqs=engine.max_num_seqs,
         drafted=drafting.drafted,
-        max_context=engine.max_model_len or target.architecture.max_position,
+        max_context=engine.max_model_len or target.architecture.max_position or 0,
     )
     if not isinstance(drafting.drafter, RemoteDrafter):
         return memory
