@@ -56,7 +56,7 @@ def selfcheck(
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, requests and sampling.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
-    """Measure this machine's kernels, predict a small real engine from them, run it, and print both (1 to 2 minutes).
+    """Measure this machine's kernels, predict a small real engine from them, run it, and print both (1 to 3 minutes).
 
     Needs torch (the extra named measure) and one CPU core; no GPU.
     """
@@ -74,7 +74,12 @@ def selfcheck(
     with checked_outputs(out, json_file), tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch)
         with Progress(json_file != "-", "measuring and running") as bar:
-            check = Selfcheck(TINY if tiny else FULL, folder, threads, seed, dtype, bar.update)
+
+            def tell(done: int, total: int, doing: str) -> None:
+                bar.label = doing
+                bar.update(done, total)
+
+            check = Selfcheck(TINY if tiny else FULL, folder, threads, seed, dtype, tell)
             document = check.run() | {"folder": None if out is None else str(out)}
         if out is not None:
             from dashboards.checks import write_check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -39,7 +40,7 @@ class Selfcheck:
         threads: of the CPU.
         seed: of weights, requests, sampling and every fit.
         dtype: bf16, fp32, or None for the faster one here.
-        progress: called with (phases done, phases).
+        progress: called with (phases done, phases, what is done now).
     """
 
     sizes: Sizes
@@ -47,11 +48,12 @@ class Selfcheck:
     threads: int = 1
     seed: int = 0
     dtype: str | None = None
-    progress: Callable[[int, int], None] | None = None
+    progress: Callable[[int, int, str], None] | None = None
     reference_s: list[float] = field(default_factory=list)
     """The same step of the target timed between phases: how much the machine itself drifts."""
     _equal: list[tuple[int, int]] = field(default_factory=list)
     _done: int = 0
+    _round: str = ""
 
     def run(self) -> dict[str, Any]:
         """The document of ``forerun selfcheck``."""
@@ -60,19 +62,27 @@ class Selfcheck:
         self._clock_name = clock_for(self.threads)
         self._clock = CLOCKS[self._clock_name]
         self._dtype = self.dtype or fast_dtype(self._clock)
+        self._doing("limits of this machine")
         limits = machine_limits(self._clock)
+        self._doing("building models")
         self._build()
         samples = KernelSamples()
         runs: dict[str, list[EngineRun]] = {"none": [], "draft-model": []}
         calibration: dict[str, list[EngineRun]] = {"none": [], "draft-model": []}
+        began = time.monotonic()
         for number in range(sizes.rounds):
+            if number and (time.monotonic() - began) * (number + 1) > sizes.enough_s * number:
+                break
+            self._round = f"round {number + 1} of at most {sizes.rounds}"
             self._reference_step()
             self._measure(samples)
             for method, found in calibration.items():
+                self._doing(f"{self._round}: host costs and acceptance")
                 found.append(self._serve(method, sizes.calibration_load, 1000 + number, Observer(self._clock)))
                 self._step()
             self._reference_step()
             for method, found in runs.items():
+                self._doing(f"{self._round}: runs that are predicted")
                 found.append(self._serve(method, sizes.load, number, None))
                 self._step()
             self._reference_step()
@@ -80,6 +90,7 @@ class Selfcheck:
         host = host_costs(steps["none"], steps["draft-model"])
         acceptance = expected_acceptance(calibration["draft-model"])
         table = samples.table(self._dtype, f"forerun selfcheck, torch {torch.__version__}, {date.today().isoformat()}")
+        self._doing("fitting kernels, simulating")
         fitted = self._calibrate(table, limits, host)
         self._step()
         comparisons = self._compare(runs, acceptance, host)
@@ -101,6 +112,7 @@ class Selfcheck:
 
     def _measure(self, samples: KernelSamples) -> None:
         for nearby in self._nearby:
+            self._doing(f"{self._round}: kernels")
             nearby.measure(self.sizes.repeats, self._clock, samples)
             self._step()
 
@@ -256,6 +268,7 @@ class Selfcheck:
                 "layers": sizes.draft_layers,
                 "num_speculative_tokens": sizes.num_speculative_tokens,
             },
+            "rounds": len(runs["none"]),
             "requests": len(runs["none"]) * sizes.load.requests,
             "steps": len(steps),
             "basis": self._basis,
@@ -266,8 +279,10 @@ class Selfcheck:
 
     def _step(self) -> None:
         self._done += 1
+
+    def _doing(self, words: str) -> None:
         if self.progress is not None:
-            self.progress(self._done, self.sizes.rounds * (len(self.sizes.nearby) + 4) + 2)
+            self.progress(self._done, self.sizes.rounds * (len(self.sizes.nearby) + 4) + 2, words)
 
 
 def _measured(run: EngineRun) -> dict[str, float]:

@@ -99,7 +99,7 @@ class NearbyModel:
 
     def __init__(self, sizes: Sizes, size: ModelSize, dtype: str, seed: int) -> None:
         longest = sizes.load.longest + max(QUERY_LENGTHS)
-        self._model = ReferenceModel(size, seed, sizes.load.concurrency, longest, dtype)
+        self._model = ReferenceModel(size, seed, sizes.load.concurrency, longest, dtype, repeated=True)
         generator = np.random.default_rng([seed, size.hidden])
         self._batches = list(_batches(sizes, size, sizes.load.concurrency, longest, generator))
         self._order = generator

@@ -106,6 +106,8 @@ class ReferenceModel:
     longest: int
     dtype: str = "fp32"
     observer: Observer | None = None
+    repeated: bool = False
+    """Whether all layers hold the weights of the first, each in memory of its own: a model that is only timed."""
 
     def __post_init__(self) -> None:
         size = self.size
@@ -115,10 +117,12 @@ class ReferenceModel:
         fused = heads + 2 * size.kv_heads * size.head_dim
         shapes = ((fused, hidden), (hidden, heads), (2 * size.intermediate, hidden), (hidden, size.intermediate))
         scales = (1.0, size.gain, 1.0, size.gain)
-        self.layers = [
+        drawn = [
             tuple(self._matrix(layer, *shape, scale) for shape, scale in zip(shapes, scales, strict=True))
-            for layer in range(size.layers)
+            for layer in range(1 if self.repeated else size.layers)
         ]
+        copies = size.layers - len(drawn)
+        self.layers = drawn + [tuple(matrix.clone() for matrix in drawn[0]) for _ in range(copies)]
         self.embedding = self._matrix(1000, size.vocabulary, hidden, sqrt(hidden))
         self.lm_head = self._matrix(1001, size.vocabulary, hidden, size.sharpness)
         self.norm = torch.ones(hidden, dtype=self._dtype)

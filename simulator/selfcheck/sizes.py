@@ -80,7 +80,8 @@ class Sizes:
         calibration_load: of the runs that give host costs and acceptance.
         kernel_tokens: tokens per step at which kernels are measured.
         repeats: of every measured step in each round; the median of all rounds counts.
-        rounds: times the kernels are measured and the predicted runs repeated, in turn.
+        rounds: most times that kernels are measured and predicted runs repeated, in turn.
+        enough_s: no further round begins that would end later than so many seconds after the first one began.
         fill_cache: whether nearby models get so many layers that their weights come from memory.
     """
 
@@ -93,6 +94,7 @@ class Sizes:
     kernel_tokens: tuple[int, ...]
     repeats: int
     rounds: int
+    enough_s: float = 75.0
     fill_cache: bool = True
 
 
@@ -110,7 +112,7 @@ FULL = Sizes(
     repeats=2,
     rounds=4,
 )
-"""About two minutes on one core."""
+"""One to three minutes on one core: as many rounds as go into that, one at least."""
 
 TINY = Sizes(
     target=ModelSize("tiny", 64, 4, 2, 96, 3, 64, head_dim=16),

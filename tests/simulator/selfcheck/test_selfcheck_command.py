@@ -65,3 +65,20 @@ def test_a_tiny_check_from_end_to_end(tmp_path, capsys):
     again = json.loads(capsys.readouterr().out)
     assert again["summary"]["completed"] == 6
     assert again["basis"] == "calibrated"
+
+
+def test_no_round_begins_that_would_end_too_late_and_phases_are_told(tmp_path):
+    pytest.importorskip("torch")
+    from dataclasses import replace
+
+    from simulator.selfcheck.check import Selfcheck
+    from simulator.selfcheck.sizes import TINY
+
+    told = []
+    sizes = replace(TINY, rounds=3, enough_s=0.0)
+    document = Selfcheck(sizes, tmp_path, 1, 0, "fp32", lambda done, total, doing: told.append(doing)).run()
+    assert document["rounds"] == 1
+    assert told[0] == "limits of this machine"
+    assert "round 1 of at most 3: kernels" in told
+    assert not [words for words in told if words.startswith("round 2")]
+    assert told[-1] == "fitting kernels, simulating"
