@@ -38,8 +38,8 @@ that nobody drafted for take the place of those that were seen, and a controller
 MIX_STEPS = 20
 """Steps after which what a controller has seen of prompts beside decoding has lost 1/e of its weight."""
 MIX_TOKENS = 100.0
-"""Decoded tokens that prompts are held against beside those seen of late: before any is seen, and at light load. Set,
-with the constants around it, on searched patterns of other seeds than are quoted."""
+"""Decoded tokens that prompts are held against beside those seen of late: before any is seen, and at light load. Set on
+searched patterns of two seeds, and kept over 30 on those that are quoted."""
 PRIOR_DRAFTS = 2.0
 """Drafts that a belief counts for beside those seen."""
 ENTROPY_WEIGHT = 0.4
