@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
@@ -111,7 +113,8 @@ def fit_ramps(features: FloatArray, target: FloatArray, generator: np.random.Gen
     weights = np.ones(len(target))
     for _ in range(ROUNDS):
         drawn = _draw(places, generator, min(DRAWN, len(target) // ROWS_A_RAMP))
-        parts = [np.concatenate(pair) for pair in zip(ramps[:4], drawn, strict=True)]
+        pairs: Any = zip(ramps[:4], drawn, strict=True)
+        parts = [np.concatenate(pair) for pair in pairs]
         values = ramps_of(features, *parts)
         gain, _ = _gains(values, target, weights)
         worth = gain * values.std(axis=1)

@@ -219,7 +219,7 @@ def attention_call(table: KernelTable, rows: IndexArray) -> Callable[[KernelLibr
     read = np.where(total > 0, total, read)
     longest, many = _floats(table, "longest_kv", rows), np.maximum(1.0, _floats(table, "longest_batch", rows))
     if op == "attention_decode":
-        plain = {"seqs": batch, "q_len": q_len, "kv_tokens": read, "warm": warm}
+        plain: dict[str, Any] = {"seqs": batch, "q_len": q_len, "kv_tokens": read, "warm": warm}
         return lambda kernels: kernels.attention_decode(
             shape, **plain, beyond_kv=beyond_keys(kernels, shape, longest, many, batch, read)
         )
