@@ -347,8 +347,6 @@ class KernelLibrary:
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
         """Attention in three kernels that hand each other so many scores of a head through memory, in fp32: products
         with the keys, softmax in place, products with the values."""
-        if self.flash:
-            return time
         extra = self.elementwise(SCORE_PASSES * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
@@ -356,13 +354,12 @@ class KernelLibrary:
         self, shape: AttentionShape, time: KernelTime, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
     ) -> KernelTime:
         """A prompt kernel's time of physics with its correction, and with its scores."""
-        some = np.maximum(1, seqs)
         if self.correction("attention_prefill", shape.kernel) is not None:
             _untraceable(time)
-            asked = np.maximum(1, q_tokens)
+            some, asked = np.maximum(1, seqs), np.maximum(1, q_tokens)
             each = {"batch": seqs, "q_len": q_tokens / some, "kv_len": kv_tokens / some, "seen": pairs / asked}
             time = self._corrected("attention_prefill", shape.kernel, time, **each, **_heads(shape))
-        return self._with_scores(shape, time, q_tokens * kv_tokens / some)
+        return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
 
     def attention_decode(
         self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, beyond_kv: Num = 0.0
@@ -415,7 +412,7 @@ class KernelLibrary:
                 time = KernelTime(*(np.where(same, *pair) for pair in zip(corrected, time, strict=True)))
             elif same:
                 time = corrected
-        return self._with_scores(shape, time, q_len * kv_tokens)
+        return time if self.flash else self._with_scores(shape, time, q_len * kv_tokens)
 
     def prefill_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num, Num], Num]:
         """Seconds over prompts of one shape as a function of (seqs, q_tokens, pairs, kv_tokens).

@@ -8,7 +8,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from multiprocessing import parent_process
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
@@ -34,9 +33,12 @@ Serve = Callable[[Sequence[int]], int]
 def shares(pool: Pool, log: RunLog, requests: int) -> list[range]:
     """The numbers of the replicas that each process runs, in order: all in one where others would not pay, or where
     something of them stays behind in objects."""
-    alone = parent_process() is not None or threading.active_count() > 1 or sys.platform != "linux"
     kept = log.steps.condense is None or pool.offload is not None or pool.hits is not None
-    if alone or kept or pool.staged or pool.rule is not None or requests < WORTH_FORKING:
+    if requests < WORTH_FORKING or kept or pool.staged or pool.rule is not None:
+        return [range(pool.replicas)]
+    from multiprocessing import parent_process  # not for a run that is too short for it
+
+    if parent_process() is not None or threading.active_count() > 1 or sys.platform != "linux":
         return [range(pool.replicas)]
     count = min(cores(), pool.replicas)
     ends = [pool.replicas * part // count for part in range(count + 1)]

@@ -89,13 +89,13 @@ METRICS = ("mape", "bias", "wrong_sign")
 
 
 def test_gates_hold_or_say_what_broke(gptoss):
-    def broken(text):
-        return exceeded([parse_limit(text, METRICS, GROUPS)], [(s.group, s.group, s) for s in group_scores(gptoss)])
+    def broken(text, compared=gptoss):
+        return exceeded([parse_limit(text, METRICS, GROUPS)], [(s.group, s.group, s) for s in group_scores(compared)])
 
     assert broken("gptoss_h200.mape=10") == []
     (words,) = broken("gptoss_h200.mape=0.1")
     assert words.startswith("gptoss_h200: mape ")
-    assert broken("gptoss_h200.wrong_sign=0")
+    assert broken("gptoss_h200.wrong_sign=0", [one._replace(predicted=1 / one.predicted) for one in gptoss])
     with pytest.raises(ForerunError, match="no 'magicdec' rows were scored"):
         broken("magicdec.bias=50")
 
