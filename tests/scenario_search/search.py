@@ -19,7 +19,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -422,8 +421,8 @@ def main() -> int:
     refusals: Counter[str] = Counter()
     found: dict[tuple[str, str], int] = {}
     # A process keeps the price tables of every deployment that it has seen: gigabytes after thousands.
-    with ProcessPoolExecutor(asked.jobs, get_context("spawn"), max_tasks_per_child=25) as pool:
-        for number, kind, message in pool.map(searched, seeds, chunksize=20):
+    with get_context("spawn").Pool(asked.jobs, maxtasksperchild=25) as pool:
+        for number, kind, message in pool.imap(searched, seeds, chunksize=20):
             counts[kind] += 1
             if kind not in KNOWN:
                 found.setdefault((kind, message), number)
