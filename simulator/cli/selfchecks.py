@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
 
-if TYPE_CHECKING:
-    pass
-
 LABELS = {
-    "mean_tpot_ms": ("TPOT", "ms"),
-    "mean_ttft_ms": ("TTFT", "ms"),
-    "output_throughput": ("throughput", "tok/s"),
-    "spec_decode_acceptance_length": ("acceptance length", "tokens"),
+    "mean_tpot_ms": ("TPOT", " (ms)"),
+    "mean_ttft_ms": ("TTFT", " (ms)"),
+    "output_throughput": ("throughput", " (tok/s)"),
+    "spec_decode_acceptance_length": ("acceptance length", ""),
 }
 METHODS = {"none": "no speculation", "draft-model": "draft model"}
 
@@ -56,7 +53,7 @@ def selfcheck(
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, requests and sampling.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
-    """Measure this machine's kernels, predict a small real engine from them, run it, and print both (1 to 3 minutes).
+    """Measure this machine's kernels, predict a small real engine from them, run it, and print both (1 to 2 minutes).
 
     Needs torch (the extra named measure) and one CPU core; no GPU.
     """
@@ -135,24 +132,24 @@ def _said(document: dict[str, Any]) -> str:
     for one in document["comparisons"]:
         errors = [f"{LABELS[name][0]} {figure['error_percent']:+.1f} %" for name, figure in one["figures"].items()]
         parts.append(f"{METHODS[one['speculation']]}: {', '.join(errors)}")
-    return f"Predicted over measured, {'; '.join(parts)}."
+    drift = document["machine"]["drift_percent"]
+    return f"Predicted over measured, {'; '.join(parts)}. Meanwhile the machine itself drifted by {drift:.0f} %."
 
 
 def _tables(document: dict[str, Any]) -> list[Any]:
     """Predicted beside measured, and below it how far the machine itself can be trusted."""
     from simulator.tables import Table, pairs
 
-    lines = []
+    tables, apart = [], None
     for one in document["comparisons"]:
+        lines = []
         for name, figure in one["figures"].items():
-            label, unit = LABELS[name]
-            apart = figure.get("standard_errors_apart")
-            error = f"{figure['error_percent']:+.1f} %" + ("" if apart is None else f" ({apart:.1f} s.e.)")
-            values = (f"{figure['predicted']:,.2f} {unit}", f"{figure['measured']:,.2f} {unit}")
-            lines.append([METHODS[one["speculation"]], label, *values, error])
-    columns = ("", "figure", "predicted", "measured", "error")
-    table = Table("Predicted and measured on this machine", columns, lines)
-    machine, steps = document["machine"], document["batches"]
+            values = (f"{figure['predicted']:,.2f}", f"{figure['measured']:,.2f}", f"{figure['error_percent']:+.1f} %")
+            lines.append(["".join(LABELS[name]), *values])
+            apart = figure.get("standard_errors_apart", apart)
+        title = f"Predicted and real, {METHODS[one['speculation']]}"
+        tables.append(Table(title, ("", "predicted", "real", "error"), lines))
+    machine, steps, fitted = document["machine"], document["batches"], document["calibration"]
     what = "processor time" if machine["clock"] == "cpu" else "wall time"
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
     rows = [
@@ -161,13 +158,17 @@ def _tables(document: dict[str, Any]) -> list[Any]:
         ("wall over clock", f"{machine['wall_over_clock']:.2f} (1: no other work took the core)"),
         ("same batches", f"{steps['equal']} of {steps['steps']} steps without speculation are as simulated"),
         ("host", f"{document['host']['step_s'] * 1e3:.2f} ms per step, measured in other runs"),
-        ("kernels", f"{document['calibration']['rows']} shapes; errors on rows not fitted: {_held_out(document)}"),
+        (
+            "kernels",
+            f"fitted on {fitted['rows']} shapes; errors on the engine's own, which no fit saw: {_unseen(fitted)}",
+        ),
     ]
+    if apart is not None:
+        rows.append(("acceptance", f"{apart:.1f} standard errors between that of other runs and that counted"))
     if document["folder"] is not None:
         rows.append(("written", document["folder"]))
-    return [table, pairs("What that rests on", rows)]
+    return [*tables, pairs("What that rests on", rows)]
 
 
-def _held_out(document: dict[str, Any]) -> str:
-    families = document["calibration"]["families"]
-    return ", ".join(f"{one['family'].replace('_', ' ')} {one['held_out_mape']:.0f} %" for one in families)
+def _unseen(fitted: dict[str, Any]) -> str:
+    return ", ".join(f"{one['family'].replace('_', ' ')} {one['held_out_mape']:.0f} %" for one in fitted["families"])

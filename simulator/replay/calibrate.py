@@ -174,7 +174,7 @@ def calibrate(
         seed: of every random choice.
         reference: what the profile says it was fitted on; default: the trace's files.
         progress: called with (families done, families).
-        judge: estimate errors and intervals; without, only parameters are fitted, for rows that are judged elsewhere.
+        judge: estimate errors and intervals, by a fit per fold of scarce rows; without, for fits judged elsewhere.
 
     Raises:
         ForerunError: rows of several devices, a wrong unit, or no family with enough rows.
@@ -200,11 +200,12 @@ def calibrate(
         if len(rows) < MIN_ROWS:
             skipped[f"too few {family} {dtype} rows to fit"] = len(rows)
             continue
-        parameters, few = _fit_family(rows, chip, library, family, dtype, split, seed)
+        parameters, seen, few = _fit_family(rows, chip, library, family, dtype, split, seed)
         source = reference or _reference(table)
         if not judge:
-            source_only = Source(kind="fitted", reference=source, date=_month(), rows=len(rows))
-            sets.setdefault(family, {})[dtype] = parameters.model_copy(update={"source": source_only, "fit": None})
+            source_only = Source(kind="fitted", reference=source, date=_month(), rows=len(seen))
+            told = {"source": source_only, "fit": Fit(ranges=seen_ranges(seen))}
+            sets.setdefault(family, {})[dtype] = parameters.model_copy(update=told)
             continue
         one, correction = _judged(rows, chip, family, dtype, parameters, split, few, source, residual, seed)
         sets.setdefault(family, {})[dtype] = one.parameters
@@ -284,12 +285,13 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParamete
 
 def _fit_family(
     rows: KernelTable, chip: Chip, library: str, family: str, dtype: str, split: Split, seed: int
-) -> tuple[FamilyParameters, bool]:
+) -> tuple[FamilyParameters, KernelTable, bool]:
+    """The fit, the rows that it saw, and whether these are few: then all of them."""
     few = len(rows) < FEW_ROWS
     seen = rows if few else rows.where(training_rows(rows, split))
     problem = make_problem(chip, family, dtype, seen if few else seen.where(core_rows(family, seen)))
     starts = start_parameters(chip, family, dtype) + ([] if few else _earlier(chip, library, family, dtype))
-    return best_fit(problem, starts, seed), few
+    return best_fit(problem, starts, seed), problem.table, few
 
 
 def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
@@ -321,8 +323,7 @@ def _judged(
     training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, split)
     core = core_rows(family, rows)
     seen = rows.where(training & core)
-    op = rows.word("op").names[rows.word("op").codes[0]]
-    ranges = seen_ranges(op, seen)
+    ranges = seen_ranges(seen)
     predicted, regime = make_problem(chip, family, dtype, rows).times(parameters)
     codes = np.select([regime == name for name in REGIMES], list(range(len(REGIMES))), 1).astype(np.int8)
     if few:

@@ -22,8 +22,9 @@ OUTSIDE = "outside"
 """Key of the interval of shapes outside the fitted range; ``all`` is that of every regime together."""
 
 
-def seen_ranges(op: str, table: KernelTable) -> Ranges:
-    """Smallest and largest value of every size of an operation."""
+def seen_ranges(table: KernelTable) -> Ranges:
+    """Smallest and largest value of every size of the operation of the rows: all of one family."""
+    op = table.word("op").names[table.word("op").codes[0]]
     return {
         name: (float(table.size(name).min()), float(table.size(name).max()))
         for name in (*OPS[op].needed, *OPS[op].optional)

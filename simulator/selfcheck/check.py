@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from hwprofiles import Chip
+from hwprofiles import Chip, KernelLibrary
 from simulator.measure.machine import MachineLimits, last_cache_bytes
 from simulator.metrics.files import write_atomically, write_text_atomically
-from simulator.replay.calibrate import Calibration, calibrate, profile_text
+from simulator.replay.calibrate import calibrate, profile_text
+from simulator.replay.kernels import ReplayReport, replay_kernels
+from simulator.replay.split import Split
 from simulator.selfcheck.calibration import Acceptance, HostCosts, counted_acceptance, expected_acceptance, host_costs
 from simulator.selfcheck.engine import EngineRun, ReferenceEngine
 from simulator.selfcheck.kernels import LIBRARY, KernelSamples, NearbyModel, enlarged
@@ -86,16 +88,21 @@ class Selfcheck:
                 found.append(self._serve(method, sizes.load, number, None))
                 self._step()
             self._reference_step()
+        own = KernelSamples()
+        for calls in (calls for run in calibration["none"] for calls in run.calls):
+            own.add(calls, sizes.target.layers)
         steps = {method: [step for run in found for step in run.steps] for method, found in calibration.items()}
         host = host_costs(steps["none"], steps["draft-model"])
         acceptance = expected_acceptance(calibration["draft-model"])
-        table = samples.table(self._dtype, f"forerun selfcheck, torch {torch.__version__}, {date.today().isoformat()}")
+        provenance = f"forerun selfcheck, torch {torch.__version__}, {date.today().isoformat()}"
+        table = samples.table(self._dtype, provenance)
         self._doing("fitting kernels, simulating")
-        fitted = self._calibrate(table, limits, host)
+        chip = self._calibrate(samples, table, limits, host)
+        unseen = replay_kernels(own.table(self._dtype, provenance), KernelLibrary(chip, LIBRARY))
         self._step()
         comparisons = self._compare(runs, acceptance, host)
         self._step()
-        return self._document(comparisons, fitted, table, runs, acceptance, host, limits)
+        return self._document(comparisons, unseen, table, runs, acceptance, host, limits)
 
     def _build(self) -> None:
         """The target and its first layers, with room for the longest request and its drafts; the models around it."""
@@ -156,20 +163,23 @@ class Selfcheck:
                 times.append(self._clock() - start)
         self.reference_s.append(float(np.median(times)))
 
-    def _calibrate(self, table: KernelTable, limits: MachineLimits, host: HostCosts) -> Calibration:
-        """Fit the kernels, and write trace and profile."""
+    def _calibrate(self, samples: KernelSamples, table: KernelTable, limits: MachineLimits, host: HostCosts) -> Chip:
+        """Fit the kernels, and write trace and profile.
+
+        No row is held out and no fold fitted: kernels of the target, of which the fit saw none, judge it.
+        """
 
         def write(staged: Path) -> None:
             write_kernels(table, staged, False)
 
         write_atomically(self.folder / "kernels.csv", write)
         chip = chip_of(limits, METHOD, self.folder)
-        fitted = calibrate(table, chip, LIBRARY, residual=False, seed=self.seed, reference="forerun selfcheck")
+        every = Split(train=1.0)
+        fitted = calibrate(table, chip, LIBRARY, every, False, self.seed, "forerun selfcheck", judge=False)
         measured = chip.host.model_copy(update={"step_s": host.step_s, "sequence_s": host.sequence_s})
-        whole: Chip = fitted.chip.model_copy(update={"host": measured})
-        fitted = replace(fitted, chip=whole)
-        write_text_atomically(self.folder / "profile.yaml", profile_text(fitted))
-        return fitted
+        whole: Chip = samples.with_passes(fitted.chip).model_copy(update={"host": measured})
+        write_text_atomically(self.folder / "profile.yaml", profile_text(replace(fitted, chip=whole)))
+        return whole
 
     def _compare(
         self, runs: dict[str, list[EngineRun]], acceptance: Acceptance, host: HostCosts
@@ -229,7 +239,7 @@ class Selfcheck:
     def _document(
         self,
         comparisons: list[dict[str, Any]],
-        fitted: Calibration,
+        unseen: ReplayReport,
         table: KernelTable,
         runs: dict[str, list[EngineRun]],
         acceptance: Acceptance,
@@ -260,7 +270,9 @@ class Selfcheck:
             "calibration": {
                 "rows": len(table),
                 "families": [
-                    {"family": one.family, "rows": one.rows, "held_out_mape": one.held_out_mape} for one in fitted.fits
+                    {"family": one.op, "rows": one.n, "held_out_mape": one.mape}
+                    for one in unseen.groups
+                    if one.regime == "all"
                 ],
             },
             "model": sizes.target.described(),

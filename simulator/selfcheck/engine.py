@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
+from simulator.selfcheck.model import Batch, KernelCall, Observer, ReferenceModel, Segment
 from simulator.selfcheck.sampling import sample_tokens, verify
 from simulator.selfcheck.scheduler import Plan, Request, Scheduler
 
@@ -32,12 +32,14 @@ class EngineStep(NamedTuple):
 
 @dataclass(slots=True)
 class EngineRun:
-    """A finished run; ``accepted`` holds the draft tokens kept in each verify step, ``survival`` their chances."""
+    """A finished run; ``accepted`` holds the draft tokens kept in each verify step, ``survival`` their chances,
+    ``calls`` the kernels of each step where they were observed."""
 
     requests: list[Request]
     steps: list[EngineStep] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     survival: list[FloatArray] = field(default_factory=list)
+    calls: list[list[KernelCall]] = field(default_factory=list)
 
 
 @dataclass
@@ -113,7 +115,8 @@ class ReferenceEngine:
         seconds = self.clock() - start
         kernels_s = None
         if self.observer is not None:
-            calls = self.observer.calls
+            calls = self.observer.calls.copy()
+            self._run.calls.append(calls)
             kernels_s = sum(call.seconds for call in calls)
             seconds -= len(calls) * (self.observer.overhead_s + self.observer.outside_s)
         tokens = sum(tokens for _, tokens in plan.chunks)

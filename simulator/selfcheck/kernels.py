@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from hwprofiles import Chip
 from simulator.measure.machine import cpu_name
-from simulator.selfcheck.model import Batch, KernelCall, Observer, ReferenceModel, Segment
+from simulator.selfcheck.model import PACKED_QUERIES, Batch, KernelCall, Observer, ReferenceModel, Segment
 from simulator.selfcheck.sizes import DTYPE_BYTES, ModelSize, Sizes
 from traces.kernels import KernelTable, make_table, words
 
@@ -27,7 +28,9 @@ LEAST_MODEL = 3
 """A nearby model's weights fill the last cache at least so many times over, else they would not come from memory."""
 QUERY_LENGTHS = (1, 2, 3, 5, 6)
 """Tokens of a decoding sequence in measured steps."""
-SHORTEST_PROMPT = 18
+SHORTEST_CHUNK = PACKED_QUERIES + 1
+"""Tokens of a prompt chunk from which on its attention is a kernel of its own."""
+MOST_CHUNKS = 4
 
 Key = tuple[str, tuple[tuple[str, int], ...]]
 
@@ -37,6 +40,7 @@ class KernelSamples:
 
     def __init__(self) -> None:
         self._samples: dict[Key, list[float]] = defaultdict(list)
+        self._passes: set[int] = set()
 
     def add(self, calls: Sequence[KernelCall], layers: int) -> None:
         """Note one observed step: the mean of each kernel over the layers, and one mean pass for all its passes.
@@ -49,10 +53,21 @@ class KernelSamples:
             if call.op != "elementwise":
                 found[call.op, tuple(sorted(call.sizes.items()))].append(call.seconds)
         count = LAYER_PASSES * layers + OTHER_PASSES
+        self._passes.update(call.sizes["bytes_moved"] for call in passes)
         moved = round(sum(call.sizes["bytes_moved"] for call in passes) / count)
         found["elementwise", (("bytes_moved", moved),)].append(sum(call.seconds for call in passes) / count)
         for key, seconds in found.items():
             self._samples[key].append(float(np.mean(seconds)))
+
+    def with_passes(self, chip: Chip) -> Chip:
+        """``chip``, fitted on these, whose passes have the range of those that ran, not of their means per step."""
+        own = {name: dict(sets) for name, sets in chip.kernels[LIBRARY].items()}
+        fitted = own["elementwise"]["any"]
+        assert fitted.fit is not None
+        ranges = fitted.fit.ranges | {"bytes_moved": (float(min(self._passes)), float(max(self._passes)))}
+        saw = fitted.fit.model_copy(update={"ranges": ranges})
+        own["elementwise"]["any"] = fitted.model_copy(update={"fit": saw})
+        return chip.with_kernels({**chip.kernels, LIBRARY: own})
 
     def table(self, dtype: str, provenance: str) -> KernelTable:
         """The canonical trace: medians, with spread and count."""
@@ -121,9 +136,10 @@ def _batches(
     sizes: Sizes, size: ModelSize, slots: int, longest: int, generator: np.random.Generator
 ) -> Iterator[Batch]:
     """Steps with the wanted numbers of tokens: prompts alone, then batches of decoding or verifying sequences."""
-    for tokens in sizes.kernel_tokens:
-        if tokens >= SHORTEST_PROMPT:
-            chunks = tuple(Segment(s, 0, n) for s, n in enumerate(_parts(tokens, min(2, slots))))
+    for number, tokens in enumerate(sizes.kernel_tokens):
+        if tokens >= 2 * SHORTEST_CHUNK:
+            parts = min(2 + number % (MOST_CHUNKS - 1), slots, tokens // SHORTEST_CHUNK)
+            chunks = tuple(Segment(s, 0, n) for s, n in enumerate(_parts(tokens, parts)))
             yield _batch(size, (), chunks, generator)
             cached = int(generator.integers(1, longest - tokens))
             yield _batch(size, (), (Segment(0, cached, tokens),), generator)

@@ -221,7 +221,7 @@ class ReferenceModel:
         total = sum(s.cached + s.tokens for s in segments)
         return {
             "batch": len(segments),
-            "q_len": segments[0].tokens,
+            "q_len": round(sum(s.tokens for s in segments) / len(segments)),
             "kv_len": total // len(segments),
             "kv_tokens": total,
             "num_heads": size.heads,

@@ -75,7 +75,7 @@ class Sizes:
         target: model whose runs are predicted.
         draft_layers: first layers of it that draft.
         num_speculative_tokens: K.
-        nearby: models around it on which kernels are measured; none has its shapes.
+        nearby: models around it on which kernels are measured; none has its shapes, its sizes lie between theirs.
         load: of the predicted runs.
         calibration_load: of the runs that give host costs and acceptance.
         kernel_tokens: tokens per step at which kernels are measured.
@@ -104,7 +104,7 @@ FULL = Sizes(
     num_speculative_tokens=3,
     nearby=(
         ModelSize("nearby-1024", 1024, 16, 4, 2816, 4, 3072),
-        ModelSize("nearby-1280", 1280, 20, 5, 3456, 3, 5120),
+        ModelSize("nearby-1280", 1280, 21, 7, 3456, 3, 5120),
     ),
     load=Load(15, 6, (24, 120), (24, 56), 96),
     calibration_load=Load(6, 5, (16, 96), (16, 40), 80),
@@ -112,7 +112,7 @@ FULL = Sizes(
     repeats=2,
     rounds=4,
 )
-"""One to three minutes on one core: as many rounds as go into that, one at least."""
+"""One or two minutes on one core: as many rounds as go into that, one at least."""
 
 TINY = Sizes(
     target=ModelSize("tiny", 64, 4, 2, 96, 3, 64, head_dim=16),
@@ -120,7 +120,7 @@ TINY = Sizes(
     num_speculative_tokens=2,
     nearby=(
         ModelSize("tiny-48", 48, 3, 1, 80, 2, 48, head_dim=16),
-        ModelSize("tiny-80", 80, 5, 1, 112, 2, 80, head_dim=16),
+        ModelSize("tiny-80", 80, 6, 3, 112, 2, 80, head_dim=16),
     ),
     load=Load(6, 3, (4, 20), (6, 12), 16),
     calibration_load=Load(4, 2, (4, 16), (6, 10), 12),

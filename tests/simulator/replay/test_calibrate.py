@@ -295,6 +295,18 @@ def test_a_library_of_ones_own_can_be_fitted(kernels):
     assert KernelLibrary(found.chip, "my-engine").parameters("gemm") == found.fits[0].parameters
 
 
+def test_what_is_judged_elsewhere_is_fitted_alike_and_tells_the_shapes_it_saw():
+    rows = measured(gemm_rows(40, np.random.default_rng(0)), "h100-sxm", "sglang", 0.03)
+    judged, fitted = (calibrate(rows, BARE, residual=False, judge=one) for one in (True, False))
+    assert fitted.fits == ()
+    (own,), (other,) = (found.chip.kernels["generic"]["gemm"].values() for found in (fitted, judged))
+    assert own.vector() == other.vector()
+    for name in ("m", "n", "k"):
+        assert own.fit.ranges[name] == (rows.size(name).min(), rows.size(name).max())
+    assert other.fit.intervals
+    assert not own.fit.intervals
+
+
 def test_replays_and_calibrations_are_results_as_runs_are(calibration, kernels, tmp_path):
     replay = replay_kernels(kernels, KernelLibrary(calibration.chip, "sglang"))
     for found, file in ((replay, "replay.json"), (calibration, "h100-sxm.yaml")):

@@ -6,11 +6,15 @@ from scipy.stats import chisquare
 
 torch = pytest.importorskip("torch")
 
+from hwprofiles.catalogue import load_chip
+from simulator.replay.calibrate import calibrate
+from simulator.replay.split import Split
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.selfcheck.calibration import counted_acceptance, expected_acceptance, host_costs
 from simulator.selfcheck.engine import EngineStep, ReferenceEngine
-from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
+from simulator.selfcheck.kernels import LIBRARY, KernelSamples
+from simulator.selfcheck.model import Batch, KernelCall, Observer, ReferenceModel, Segment
 from simulator.selfcheck.predict import write_trace
 from simulator.selfcheck.sampling import sample_tokens, verify
 from simulator.selfcheck.scheduler import Request, Scheduler
@@ -194,7 +198,28 @@ def test_observed_kernels_are_those_of_a_step():
     assert ops.count("gemm") == 4 * SIZE.layers + 1
     assert ops.count("attention_decode") == SIZE.layers
     assert ops.count("elementwise") == 4 * SIZE.layers + 3
-    assert all(step.kernels_s is not None for step in run.steps)
+    assert [step.kernels_s for step in run.steps] == [sum(call.seconds for call in calls) for calls in run.calls]
+
+
+def test_prompt_chunks_of_several_lengths_are_noted_by_their_mean():
+    one = model()
+    one.observer = Observer(tick)
+    with torch.inference_mode():
+        one.probabilities(Batch(tokens(14), (), (Segment(0, 0, 4), Segment(1, 6, 10)), [3, 13]))
+    (sizes, *_) = [call.sizes for call in one.observer.calls if call.op == "attention_prefill"]
+    assert (sizes["batch"], sizes["q_len"], sizes["kv_tokens"]) == (2, 7, 20)
+
+
+def test_passes_have_the_range_of_those_that_ran_not_of_their_means():
+    samples = KernelSamples()
+    for scale in range(1, 9):
+        moved = [1000 * scale, *[4000 * scale] * 6, 9000 * scale]
+        samples.add([KernelCall("elementwise", {"bytes_moved": size}, 1e-9 * size) for size in moved], 1)
+    table = samples.table("fp32", "test")
+    found = calibrate(table, load_chip("cpu"), LIBRARY, Split(train=1.0), residual=False, judge=False).chip
+    means, seen = (one.kernels[LIBRARY]["elementwise"]["any"].fit.ranges for one in (found, samples.with_passes(found)))
+    assert means["bytes_moved"] == (4250, 34000)
+    assert seen["bytes_moved"] == (1000, 72000)
 
 
 def test_the_host_is_what_kernels_leave_over():

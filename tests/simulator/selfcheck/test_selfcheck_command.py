@@ -58,13 +58,27 @@ def test_a_tiny_check_from_end_to_end(tmp_path, capsys):
     assert 0 <= document["host"]["step_s"] < 1
     for name in ("kernels.csv", "profile.yaml", "scenario-none-0.json", "scenario-draft-model-0.json"):
         assert (tmp_path / name).is_file()
+    families = {one["family"]: one["held_out_mape"] for one in document["calibration"]["families"]}
+    assert set(families) == {"gemm", "attention_prefill", "attention_decode", "elementwise"}
+    assert all(error > 0 for error in families.values())
     capsys.readouterr()
     moved = tmp_path.with_name("moved")
     tmp_path.rename(moved)
     assert main(["run", str(moved / "scenario-draft-model-0.json"), "--json", "-"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["summary"]["completed"] == 6
-    assert again["basis"] == "calibrated"
+    evidence = again["evidence"]
+    assert evidence["calibrated"] > 0.5, "all but prompt chunks shorter than any measured"
+    assert evidence["calibrated"] + evidence["extrapolated"] == pytest.approx(1.0), "all is fitted here"
+
+
+def test_every_size_of_the_target_lies_between_those_of_the_models_that_are_measured():
+    from simulator.selfcheck.sizes import FULL, TINY
+
+    for sizes in (FULL, TINY):
+        for name in ("hidden", "heads", "kv_heads", "intermediate", "vocabulary", "head_dim"):
+            values = [getattr(one, name) for one in sizes.nearby]
+            assert min(values) <= getattr(sizes.target, name) <= max(values), (sizes.target.name, name)
 
 
 def test_no_round_begins_that_would_end_too_late_and_phases_are_told(tmp_path):
