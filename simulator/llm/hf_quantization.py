@@ -9,7 +9,7 @@ from contextlib import suppress
 from fnmatch import translate
 from typing import Any
 
-from simulator.llm.fields import Fields
+from simulator.llm.fields import Fields, show
 from simulator.llm.layers import PARTS, Part
 
 TORCH_DTYPES: Mapping[str, str] = {
@@ -23,7 +23,10 @@ TORCH_DTYPES: Mapping[str, str] = {
 QUANTISABLE: tuple[Part, ...] = ("attention", "mlp", "expert", "shared_expert")
 """Parts made of linear layers that quantisers convert unless told otherwise; embeddings, router and norms stay."""
 
-_FIXED_METHODS: Mapping[str, str] = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "ptpc_fp8": "fp8"}
+_FIXED_METHODS: Mapping[str, str] = {"fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "ptpc_fp8": "fp8"}
+_FP8 = ("fp8", "fp8_block")
+_BLOCK = [128, 128]
+"""Weights that share a scale in ``fp8_block``."""
 _BIT_METHODS = ("gptq", "awq", "gptq_marlin", "awq_marlin", "auto-round", "intel/auto-round")
 _MODELOPT: Mapping[str, str] = {
     "FP8": "fp8",
@@ -35,7 +38,7 @@ _MODELOPT: Mapping[str, str] = {
     "MXFP8": "mxfp8",
     "MXFP4": "mxfp4",
 }
-_METHODS = sorted({*_FIXED_METHODS, *_BIT_METHODS, "bitsandbytes", "compressed-tensors", "modelopt"})
+_METHODS = sorted({*_FIXED_METHODS, *_BIT_METHODS, "bitsandbytes", "compressed-tensors", "fp8", "modelopt"})
 
 _MODULES: Mapping[Part, tuple[str, ...]] = {
     "attention": (
@@ -76,7 +79,7 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], 
         return dtypes, notes
     quantization = config.section("quantization_config")
     if quantization.get("quant_algo") == "MIXED_PRECISION" and quantization.has("quantized_layers"):
-        rest = "fp8" if quantization.get("quant_method") == "fp8" else base  # DeepSeek-V4 was published in fp8
+        rest = _fp8(quantization) if quantization.get("quant_method") == "fp8" else base  # DeepSeek-V4's own
         listed = _listed_dtypes(quantization.section("quantized_layers"))
         return dtypes | dict.fromkeys(QUANTISABLE, rest) | listed, notes
     converted = _converted_dtype(quantization)
@@ -91,7 +94,7 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], 
     for part in QUANTISABLE:
         if not all(_is_excluded(part, layer, is_excluded) for layer in range(num_layers)):
             dtypes[part] = converted
-    if config.get("expert_dtype") == "fp4" and dtypes["expert"] == "fp8":  # DeepSeek-V4: fp8 but for its experts
+    if config.get("expert_dtype") == "fp4" and dtypes["expert"] in _FP8:  # DeepSeek-V4: fp8 but for its experts
         dtypes["expert"] = "mxfp4"
     return dtypes, notes
 
@@ -136,6 +139,8 @@ def _base_dtype(config: Fields) -> tuple[str, tuple[str, ...]]:
 def _converted_dtype(quantization: Fields) -> str:
     method = quantization.require("quant_method", f"one of {', '.join(_METHODS)}")
     method = quantization.choice("quant_method", _METHODS, "")
+    if method == "fp8":
+        return _fp8(quantization)
     if method in _FIXED_METHODS:
         return _FIXED_METHODS[method]
     if method in _BIT_METHODS:
@@ -149,6 +154,14 @@ def _converted_dtype(quantization: Fields) -> str:
         quantization.choice("quant_algo", _MODELOPT, None)
         return _MODELOPT[quantization.require("quant_algo")]
     return _grouped_dtype(quantization)
+
+
+def _fp8(fields: Fields, key: str = "weight_block_size") -> str:
+    """FP8 with one scale for a tensor or a channel, or for each block where its size is stated."""
+    block = fields.items(key)
+    if block and block != _BLOCK:
+        fields.fail(key, f"must be {_BLOCK}, not {show(block)}")
+    return "fp8_block" if block else "fp8"
 
 
 def _integer_dtype(fields: Fields, key: str) -> str:
@@ -170,7 +183,7 @@ def _grouped_dtype(quantization: Fields) -> str:
         return _integer_dtype(weights, "num_bits")
     if bits not in (4, 8):
         weights.fail("num_bits", f"must be 4 or 8, not {bits}")
-    return "fp8" if bits == 8 else "fp4"
+    return _fp8(weights, "block_structure") if bits == 8 else "fp4"
 
 
 def _is_excluded(part: Part, layer: int, excluded: Callable[[str], bool]) -> bool:

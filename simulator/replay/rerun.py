@@ -42,8 +42,13 @@ _OTHER_ENGINE = r"atom|mindie|lmdeploy|metal"
 _SUFFIXES = ("-fp8-dynamic", "-fp8", "-nvfp4", "-fp4", "-bf16", "-instruct", "-chat", "-it", "-hf", "-0528", "-v0.1",
              "-awq", "-gptq")  # fmt: skip
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "half": "bf16", "16-bit": "bf16",
-           "fp8": "fp8", "fp8_block": "fp8", "float8": "fp8", "e4m3": "fp8", "fp8_e4m3": "fp8", "nvfp4": "fp4",
+           "fp8": "fp8", "fp8_block": "fp8_block", "float8": "fp8", "e4m3": "fp8", "fp8_e4m3": "fp8", "nvfp4": "fp4",
            "fp4": "fp4", "mxfp4": "mxfp4", "int8": "int8", "w8a8": "int8", "int4": "int4", "w4a16": "int4"}  # fmt: skip
+
+_CALLED = (("fp4", "mxfp4"), ("fp8", "fp8_block"), ("fp8_block", "fp8_block"))
+"""What tables call a checkpoint's own format, and that format."""
+_IN_BLOCKS = r"qwen/qwen3.*-fp8|zai-org/glm-5.*-fp8"
+"""Repositories of catalogue models whose FP8 has a scale for each block (``weight_block_size`` of config.json)."""
 
 
 def chip_name(text: str, known: tuple[str, ...]) -> str | None:
@@ -181,6 +186,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
             if name is None:
                 raise ForerunError(f"{what} '{text}' is not known{_known(key, text)}")
             found[key] = name
+    if found.get("weights") == "fp8" and re.fullmatch(_IN_BLOCKS, (run.model or "").lower()):
+        found["weights"] = "fp8_block"
     if "model" in found:
         data["model"] = found["model"]
         data.pop("weights_dtype", None)
@@ -274,8 +281,8 @@ def _known(key: str, text: str) -> str:
 
 def _own_format(model: Any, dtype: str) -> bool:
     """Whether a format is that of the published checkpoint, of which the catalogue's own entry knows each part: tables
-    call gpt-oss, whose experts alone are in MXFP4, FP4."""
-    return dtype == "mxfp4" or (dtype == "fp4" and load_architecture(model).checkpoint_dtypes["expert"] == "mxfp4")
+    call gpt-oss, whose experts alone are in MXFP4, FP4, and FP8 what DeepSeek published in blocks."""
+    return dtype == "mxfp4" or (dtype, load_architecture(model).checkpoint_dtypes.get("expert")) in _CALLED
 
 
 def _put(section: dict[str, Any], **values: object) -> None:

@@ -7,12 +7,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from hwprofiles import load_chip
+from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
 from simulator.scenario import Scenario
 from simulator.speculation.config import named
 from simulator.speculation.gate import DRAFT_GATE, USUAL_P_MIN
 from simulator.speculation.methods import METHODS
+from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
 
 VLLM_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "compressed-tensors"}
@@ -175,10 +176,16 @@ def published_name(model: str) -> str:
 
 
 def _quantisation(scenario: Scenario, words: list[str], remarks: list[str], known: dict[str, str], flag: str) -> None:
+    """The flag under which an engine converts 16-bit weights; a checkpoint in the format asked for needs none."""
     asked = scenario.weights_dtype
     if asked is None or asked in ("bf16", "fp16"):
         return
-    name = known.get(asked) if isinstance(asked, str) else None
+    architecture = load_architecture(scenario.model)
+    own = resolve_weight_dtypes(architecture, None)
+    if resolve_weight_dtypes(architecture, asked) == own:
+        return
+    wide = all(dtype_bytes(dtype) >= 2 for dtype in own.values())
+    name = known.get(asked) if isinstance(asked, str) and wide else None
     if name is not None:
         words += [flag, name]
     else:

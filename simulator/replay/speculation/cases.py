@@ -29,7 +29,7 @@ MODELS = {
 }
 """Models as these sources alone write them."""
 WEIGHTS: dict[str, Any] = {
-    "Qwen3-8B-FP8": "fp8",
+    "Qwen3-8B-FP8": "fp8_block",
     "DeepSeek-R1-FP4": {"default": "bf16", "expert": "fp4"},
     "DeepSeek-R1 671B": {"default": "bf16", "expert": "fp4"},
 }

@@ -85,10 +85,24 @@ def test_entry_is_complete_and_consistent(name):
     counts = architecture.parameters()
     assert counts.total == sum(counts[2:])
     assert counts.active <= counts.total
-    assert set(architecture.checkpoint_dtypes.values()) <= {"bf16", "fp16", "fp32", "fp8", "int4", "fp4", "mxfp4"}
+    assert set(architecture.checkpoint_dtypes.values()) <= {"bf16", "fp16", "fp32", "fp8_block", "int4", "fp4", "mxfp4"}
     summary = architecture_summary(architecture)
     assert summary["parameters"] == counts.total
     assert sum(layer["count"] for layer in summary["layers"]) == architecture.num_layers
+
+
+@pytest.mark.parametrize(
+    ("name", "expert"),
+    [
+        *((name, "fp8_block") for name in ("deepseek-v3", "deepseek-r1", "deepseek-v3.2", "kimi-k2", "minimax-m2")),
+        ("mimo-v2-flash", "fp8_block"),
+        ("deepseek-v4-pro", "mxfp4"),
+        ("deepseek-v4-flash", "mxfp4"),
+    ],
+)
+def test_checkpoints_in_blocks_say_so(name, expert):
+    dtypes = load_architecture(name).checkpoint_dtypes
+    assert (dtypes["attention"], dtypes["expert"], dtypes["lm_head"]) == ("fp8_block", expert, "bf16")
 
 
 @pytest.mark.parametrize("name", architecture_names())

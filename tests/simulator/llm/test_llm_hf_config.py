@@ -189,6 +189,11 @@ FP8_SCOUT = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}},
     "ignore": ["re:.*lm_head", "re:.*self_attn", "re:.*router"],
 }
+FP8_BLOCKS = FP8_SCOUT | {
+    "config_groups": {
+        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}
+    }
+}
 INT4_EXPERTS = {
     "quant_method": "compressed-tensors",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
@@ -199,7 +204,9 @@ INT4_EXPERTS = {
 @pytest.mark.parametrize(
     ("quantization", "attention_dtype", "mlp", "expert", "shared"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", "fp8", "fp8", "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, *["fp8_block"] * 4),
+        ({"quant_method": "fp8", "weight_block_size": None}, *["fp8"] * 4),
+        (FP8_BLOCKS, "bf16", *["fp8_block"] * 3),
         ({"quant_method": "awq", "bits": 4}, "int4", "int4", "int4", "int4"),
         ({"quant_method": "gptq", "bits": 8}, "int8", "int8", "int8", "int8"),
         ({"quant_method": "mxfp4"}, "bf16", "mxfp4", "mxfp4", "mxfp4"),
@@ -217,6 +224,13 @@ def test_quantised_checkpoints_by_part(quantization, attention_dtype, mlp, exper
     assert (dtypes["attention"], dtypes["mlp"]) == (attention_dtype, mlp)
     assert (dtypes["expert"], dtypes["shared_expert"]) == (expert, shared)
     assert {dtypes[part] for part in ("embedding", "lm_head", "router", "norm")} == {"bf16"}
+
+
+@pytest.mark.parametrize("block", [[64, 128], [128], "128x128"])
+def test_blocks_of_another_size_are_refused(block):
+    quantization = {"quant_method": "fp8", "weight_block_size": block}
+    with pytest.raises(ForerunError, match=r"quantization_config\.weight_block_size must be"):
+        from_hf_config(DEEPSEEK | {"quantization_config": quantization})
 
 
 def test_unknown_type_with_all_of_llamas_fields_is_read_as_llama():
@@ -291,8 +305,11 @@ def test_mangled_configs_are_read_or_refused_in_one_line(model_type, changes, dr
 
 
 QUANTIZATION = st.dictionaries(
-    st.sampled_from(["quant_method", "bits", "ignore", "config_groups", "modules_to_not_convert", "quant_algo"]),
+    st.sampled_from(
+        ["quant_method", "bits", "ignore", "config_groups", "modules_to_not_convert", "quant_algo", "weight_block_size"]
+    ),
     st.one_of(
+        st.just([128, 128]),
         WRONG,
         st.sampled_from(
             ["fp8", "gptq", "compressed-tensors", "modelopt", "mxfp4", ["re:(", "re:.*a", "*"], ["re:(a*)*b"]]
@@ -321,4 +338,6 @@ def test_mangled_quantisation_is_read_or_refused(sound, changes):
     if architecture is None:
         assert "quantization_config" in refusal
     else:
-        assert set(architecture.checkpoint_dtypes.values()) <= {"bf16", "fp8", "fp4", "int4", "int8", "mxfp4"}
+        assert set(architecture.checkpoint_dtypes.values()) <= {
+            *("bf16", "fp8", "fp8_block", "fp4", "int4", "int8", "mxfp4"),
+        }

@@ -122,6 +122,23 @@ def test_what_the_source_does_not_tell_comes_from_the_scenario():
     assert scenario.workload.num_requests == 40, "ten waves where the source does not say how many were sent"
 
 
+@pytest.mark.parametrize(
+    ("model", "told", "asked"),
+    [
+        ("deepseek-ai/DeepSeek-R1-0528", "fp8", None),
+        ("deepseek-ai/DeepSeek-R1-0528", "fp8_block", None),
+        ("deepseek-ai/DeepSeek-R1-0528", "nvfp4", "fp4"),
+        ("openai/gpt-oss-120b", "fp4", None),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "fp8", "fp8_block"),
+        ("nvidia/Qwen3-235B-A22B-FP8", "fp8", "fp8"),
+        ("meta-llama/Llama-3.1-70B", "fp8_block", "fp8_block"),
+    ],
+)
+def test_fp8_of_a_checkpoint_in_blocks_is_that_checkpoint(model, told, asked):
+    run = closed_loop(2, model=model, weights_dtype=told, tensor_parallel=8)
+    assert run_scenario(run, BASE).weights_dtype == asked
+
+
 def test_unknown_names_are_skipped_with_their_reason():
     runs = [closed_loop(2), closed_loop(2, model="acme/unheard-of-7b"), closed_loop(2, chip="Ascend 910B")]
     report = replay_requests([*runs, closed_loop(2, data_parallel_attention=8)], BASE)

@@ -72,6 +72,16 @@ def test_what_no_flag_says_is_a_remark():
     assert "no flag is known for kv_cache_dtype fp32" in remark
 
 
+@pytest.mark.parametrize(("asked", "told"), [(None, ""), ("fp8_block", ""), ("fp8", "load a checkpoint with")])
+def test_a_quantised_checkpoint_is_not_quantised_again(asked, told):
+    chips = {"chip": "h200-sxm", "tensor_parallel": 8}
+    for engine in ("vllm", "sglang"):
+        words, remark = flags(engine, model="deepseek-r1", hardware=chips, weights_dtype=asked)
+        assert "--quantization" not in words
+        assert remark.startswith(told)
+        assert bool(remark) == bool(told)
+
+
 def test_an_fp8_cache_has_each_engines_name():
     assert pair(flags("vllm", kv_cache_dtype="fp8")[0], "--kv-cache-dtype") == "fp8"
     assert pair(flags("sglang", kv_cache_dtype="fp8")[0], "--kv-cache-dtype") == "fp8_e4m3"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hwprofiles import KernelLibrary
+from hwprofiles import KernelLibrary, load_chip
 from simulator.build import build_alone
 from simulator.errors import ForerunError
 from simulator.run import simulate
@@ -47,6 +47,17 @@ def test_kernels_by_engine_and_chip(chip, framework, backend, like):
     shape = {"tokens": np.array([1, 64, 8192]), "num_experts": 128, "experts_per_token": 4, "hidden": 2880}
     shape |= {"intermediate": 2880, "dtype": "mxfp4"}
     assert np.array_equal(made.moe(**shape).bytes, plain.moe(**shape).bytes)
+
+
+@pytest.mark.parametrize(("asked", "stored"), [(None, "fp8_block"), ("fp8", "fp8")])
+def test_experts_published_in_blocks_take_the_kernels_of_blocks(asked, stored):
+    """DeepSeek-R1 as published; who asks for one scale per tensor gets the kernels of that."""
+    data = {"model": "deepseek-r1", "hardware.chip": "b200-sxm", "hardware.tensor_parallel": 8, "weights_dtype": asked}
+    target = build_alone(scenario(framework="sglang").with_values(data), 0).main.timer.target.deployment
+    assert {target.weight_dtypes[part] for part in ("expert", "shared_expert", "attention", "mlp")} == {stored}
+    blocks = load_chip("b200-sxm").kernels["sglang"]["moe"]["fp8_block"]
+    assert (target.kernels.parameters("moe", target.weight_dtypes["expert"]) == blocks) == (stored == "fp8_block")
+    assert target.kernels.basis("moe", "fp8_block") == "calibrated"
 
 
 def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
