@@ -265,9 +265,9 @@ class RunLog:
     """Prompts whose KV went to another replica."""
     transferred_tokens: int = 0
     transfer_s: float = 0.0
+    """Sum over transfers of the seconds from the end of the prompt to the arrival of its KV."""
     spans: list[Span] = field(default_factory=list)
     """The first ``MOST_SPANS`` KV transfers and failures that ended."""
-    """Sum over transfers of the seconds from the end of the prompt to the arrival of its KV."""
     exact_steps: int = 0
     blocks_left: int = 0
     """KV blocks that requests still held when the last of them had ended."""

@@ -108,10 +108,13 @@ class Fleet:
         (pool,) = self.pools
         most = log.stream.max_concurrency
 
+        def requests_of(index: int) -> Sequence[int]:
+            return served[index :: pool.replicas]
+
         def serve(numbers: Sequence[int]) -> int:
             held = 0
             for index in numbers:
-                own = served[index :: pool.replicas]
+                own = requests_of(index)
                 feed = OpenFeed(own, log, pool.limits) if most is None else ClosedFeed(own, most, log, pool.limits)
                 replica = pool.replica(index, feed, log)
                 replica.engine.run()
@@ -119,10 +122,7 @@ class Fleet:
             return held
 
         first, *others = shares(pool, log, len(served))
-        turn = np.arange(len(served)) % pool.replicas
-        helpers = [
-            Helper(serve, part, np.asarray(served)[(turn >= part.start) & (turn < part.stop)], log) for part in others
-        ]
+        helpers = [Helper(serve, part, np.concatenate([requests_of(index) for index in part]), log) for part in others]
         return serve(first) + sum(helper.take() for helper in helpers)
 
 
