@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from forerun.yaml_files import parse
 from hwprofiles import Chip, Source
 from simulator.errors import ForerunError, did_you_mean
+from simulator.llm.architecture import Architecture
+from simulator.llm.layers import MoeMlp
 
 LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
 """Engines of one machine, for which llama-server's command is written."""
@@ -47,6 +49,8 @@ class Framework(BaseModel):
     step_s: float = Field(ge=0)
     per_sequence_s: float = Field(ge=0)
     kernels_per_layer: int = Field(ge=0)
+    expert_kernels: int = Field(default=0, ge=0)
+    """Further ones of a layer with routed experts."""
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
@@ -121,6 +125,12 @@ class Framework(BaseModel):
                 "overlapped_per_sequence_s": 0.0,
             }
         )
+
+    def launches_s(self, architecture: Architecture) -> float:
+        """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat."""
+        routed = sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
+        kernels = self.kernels_per_layer * architecture.num_layers + self.expert_kernels * routed
+        return self.eager_launch_s * kernels
 
     def sorting(self, vocabulary: int) -> Framework:
         """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.

@@ -46,11 +46,15 @@ def test_graphs_are_those_each_engine_captures(name, seqs, query_len, sizes, fou
     assert load_framework(name).for_engine(seqs, query_len, sizes).captured == found
 
 
-def test_a_step_outside_graphs_waits_for_its_launches():
-    """SGLang captures decoding alone: one prompt of few tokens beside it makes a small model launch-bound."""
-    timer = StepTimer(deployment("llama-3.2-1b", framework="sglang"), 512)
+@pytest.mark.parametrize(("name", "dense", "routed"), [("llama-3.2-1b", 16, 0), ("qwen3-30b-a3b", 0, 48)])
+def test_a_step_outside_graphs_waits_for_its_launches(name, dense, routed):
+    """SGLang captures decoding alone: one prompt of few tokens beside it makes a small model launch-bound, and a
+    mixture of experts, whose layers launch more kernels, the more so."""
+    timer = StepTimer(deployment(name, framework="sglang"), 512)
     framework = timer.deployment.framework
-    floor = framework.eager_launch_s * framework.kernels_per_layer * 16
+    assert framework.expert_kernels > 0
+    kernels = framework.kernels_per_layer * dense + (framework.kernels_per_layer + framework.expert_kernels) * routed
+    floor = framework.eager_launch_s * kernels
     alone, beside = decode(4, 100), mixed(4, 100, 1, 8)
     assert timer.seconds(alone) < floor + 1e-3
     assert timer.seconds(beside) >= floor
