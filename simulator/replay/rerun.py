@@ -339,8 +339,11 @@ def _lengths(tokens: int | tuple[int, int] | None) -> int | dict[str, Any] | Non
 
 
 def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
-    """The run's requests: rates that follow one another and prompts that repeat are laid over the drawn ones."""
+    """The run's requests: lengths that its client drew, rates that follow one another and prompts that repeat are laid
+    over the drawn ones."""
     stream = generate_requests(scenario.workload, seed)
+    if run.lengths is not None:
+        stream = replace(stream, input_tokens=run.lengths[0], output_tokens=run.lengths[1])
     if len(run.stages) > 1:
         start, times = 0.0, []
         for rate, seconds in run.stages:

@@ -100,6 +100,27 @@ def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
     assert unified(tmp_path, **totals | {"length_mode": "dataset"}).unusable == "lengths are those of a data set"
 
 
+def test_lengths_that_the_client_drew_are_known(tmp_path):
+    """SGLang's client seeds its draw with 1: ten published runs of at most 1,000 tokens have 6,101 and 4,220 in all."""
+    told = {"input_len": "1000", "output_len": "1000", "num_requests": "10", "length_mode": "uniform[1..len]"}
+    for total in ("6101", "6091"):
+        lengths = unified(tmp_path, **told, total_input_tokens=total).lengths
+        assert lengths is not None
+        assert [int(tokens.sum()) for tokens in lengths] == [6101, 4220]
+    for other in ({"total_input_tokens": "5000"}, {"total_input_tokens": ""}, {"length_mode": "fixed"}):
+        assert unified(tmp_path, **told | {"total_input_tokens": "6101"} | other).lengths is None
+
+
+@pytest.mark.parametrize(
+    ("streams", "median", "kept"), [("1", "68.6", False), ("1", "900", True), ("16", "68.6", True)]
+)
+def test_means_of_a_run_that_compiled_kernels_are_left_out(tmp_path, streams, median, kept):
+    """Requests sent one by one wait for nobody: a mean far beyond the median is one that waited for a compiler."""
+    run = unified(tmp_path, max_concurrency=streams, mean_ttft_ms="4247", median_ttft_ms=median)
+    assert {"median_ttft_ms", "mean_tpot_ms"} <= set(run.measured)
+    assert ("mean_ttft_ms" in run.measured, "output_throughput" in run.measured) == (kept, kept)
+
+
 def test_prefill_and_decode_workers_apart_are_pools(tmp_path):
     """Workers take up the chips named for their side; with data-parallel attention each chip is a group of its own."""
     told = {"disagg": "True", "n_gpus": "20", "prefill_gpus": "4.0", "decode_gpus": "16.0", "framework": "dynamo-trt"}

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from traces.errors import TraceError
 from traces.files import Cells
+
+IntArray = NDArray[np.int64]
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -63,6 +68,7 @@ class MeasuredRun:
         stages: (requests per second, seconds) of rates that follow one another.
         input_tokens, output_tokens: of the requests.
         num_requests: how many were sent.
+        lengths: tokens of every prompt and of every answer, in the order sent, where the client's own draw is known.
         pool: prompts that repeat; None = all prompts differ.
         trace, trace_format: file with the requests themselves, and its format.
         max_num_seqs, max_num_batched_tokens, max_model_len, num_kv_blocks, block_size: limits of the engine; tokens.
@@ -98,6 +104,7 @@ class MeasuredRun:
     input_tokens: TokenCounts | None = None
     output_tokens: TokenCounts | None = None
     num_requests: int | None = None
+    lengths: tuple[IntArray, IntArray] | None = None
     pool: PromptPool | None = None
     trace: str | None = None
     trace_format: str = "auto"

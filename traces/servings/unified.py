@@ -6,9 +6,19 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from traces.errors import TraceError
 from traces.files import Cells
-from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, TokenCounts, latencies_ms
+from traces.servings.run import (
+    LATENCIES,
+    STATISTICS,
+    THROUGHPUTS,
+    IntArray,
+    MeasuredRun,
+    TokenCounts,
+    latencies_ms,
+)
 
 SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
                        "output_tput_tok_s"})  # fmt: skip
@@ -24,6 +34,10 @@ SOON = 0.1
 _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
 _FROM_ONE = "uniform[1.."
 """How SGLang's client draws lengths by default: evenly from one token up to the length named."""
+CLIENT_SEED = 1
+"""Seed of that client unless told another (``bench_serving.py`` of SGLang); prompts are drawn first, then answers."""
+HELD_UP = 10
+"""Mean over median TTFT of requests sent one by one beyond which one of them waited for kernels to be compiled."""
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]*)(?:[ =]([^-\s]\S*))?")
 """An option of the command that started the engine, and its value if it has one."""
 _LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
@@ -39,8 +53,8 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
 
     A rate of ``inf`` with a concurrency is a closed loop, and so is one that would send everything ``SOON``; ``inf``
     without a concurrency sends everything at once; a finite rate is Poisson, as the clients behind these tables draw
-    it. Latencies whose TPOT counts the first token are left out. Prefill and decode workers that stand apart become
-    pools of the chips that each has.
+    it. Latencies whose TPOT counts the first token are left out, and means and throughput of a run that compiled
+    kernels meanwhile. Prefill and decode workers that stand apart become pools of the chips that each has.
 
     Raises:
         TraceError: a cell that is no number.
@@ -55,6 +69,8 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         if cells.text("tool") == "inference-perf":
             measured = {name: value for name, value in measured.items() if "_tpot_" not in name and "_itl_" not in name}
         measured = {name: value for name, value in measured.items() if "_itl_" not in name or _one_token_chunks(cells)}
+        if _held_up(cells):
+            measured = {name: value for name, value in measured.items() if "median" in name or "_tpot_" in name}
         static = cells.text("tool") in STATIC_TOOLS
         chips, tensor, pipeline = cells.count("n_gpus"), cells.several("tp"), cells.several("pp")
         per_replica = (tensor or 1) * (pipeline or 1)
@@ -84,6 +100,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             input_tokens=_tokens(cells, "input", share),
             output_tokens=_tokens(cells, "output", share),
             num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
+            lengths=_drawn(cells),
             prefix_caching=False if cells.text("dataset") == "random" else None,
             speculation=cells.text("spec_method"),
             num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
@@ -154,6 +171,23 @@ def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
     if value is None or share is None:
         return value
     return (max(1, int(value * share)), value)
+
+
+def _drawn(cells: Cells) -> tuple[IntArray, IntArray] | None:
+    """Lengths of every prompt and answer as SGLang's client draws them, if its prompts add up to the total told: all of
+    them, or each without the token that its tokeniser puts in front."""
+    count, longest = cells.count("num_requests"), [cells.count(f"{kind}_len") for kind in ("input", "output")]
+    if not (_from_one(cells) and count and all(longest)):
+        return None
+    random = np.random.RandomState(CLIENT_SEED)
+    prompts, answers = (random.randint(1, 1 + (most or 0), size=count, dtype=np.int64) for most in longest)
+    return (prompts, answers) if prompts.sum() - (cells.count("total_input_tokens") or 0) in (0, count) else None
+
+
+def _held_up(cells: Cells) -> bool:
+    """Whether the run compiled kernels while it was timed: nothing else holds up a request that is alone."""
+    mean, median = cells.positive("mean_ttft_ms"), cells.positive("median_ttft_ms")
+    return cells.count("max_concurrency") == 1 and bool(mean and median and mean > HELD_UP * median)
 
 
 def _kv_dtype(cells: Cells) -> str | None:

@@ -222,6 +222,12 @@ def test_published_chips(text, chip):
     assert chip_name(text, chip_names()) == chip
 
 
+def test_requests_have_the_lengths_that_their_client_drew():
+    drawn = closed_loop(2, input_tokens=(1, 400), output_tokens=(1, 64), lengths=(np.full(40, 256), np.full(40, 32)))
+    predicted = [rerun(run, BASE)["predicted"] for run in (drawn, closed_loop(2))]
+    assert predicted[0] == predicted[1]
+
+
 def test_a_pool_of_prompts_shares_what_its_groups_share():
     hashes = pool_hashes(PromptPool(prompts=4, groups=2, shared_tokens=40), np.full(6, 70), 16)
     lists = [hashes.ids[a:b].tolist() for a, b in zip(hashes.offsets[:-1], hashes.offsets[1:], strict=True)]
