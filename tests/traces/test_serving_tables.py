@@ -97,7 +97,6 @@ def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
     totals |= {"total_output_tokens": "4220", "length_mode": even}
     run = unified(tmp_path, **totals)
     assert (run.input_tokens, run.output_tokens, run.unusable) == ((1, 1219), (1, 843), None), "means of 610 and 422"
-    assert unified(tmp_path, **totals | {"length_mode": "dataset"}).unusable == "lengths are those of a data set"
 
 
 def test_lengths_that_the_client_drew_are_known(tmp_path):

@@ -36,6 +36,7 @@ _FROM_ONE = "uniform[1.."
 """How SGLang's client draws lengths by default: evenly from one token up to the length named."""
 CLIENT_SEED = 1
 """Seed of that client unless told another (``bench_serving.py`` of SGLang); prompts are drawn first, then answers."""
+LENGTHS_NOTE = "lengths of a data set of which only totals are told, drawn by their means"
 HELD_UP = 10
 """Mean over median TTFT of requests sent one by one beyond which one of them waited for kernels to be compiled."""
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]*)(?:[ =]([^-\s]\S*))?")
@@ -108,6 +109,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             settings=_settings(cells) | ({"pools": pools} if pools else {}),
             measured=measured,
             unusable=_unusable(cells),
+            notes=(LENGTHS_NOTE,) if _of_data_set(cells) else (),
             **_limits(cells, flags),
         )
 
@@ -164,8 +166,10 @@ def _arrivals(cells: Cells) -> tuple[str | None, float | None]:
 
 def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
     """Lengths of prompts (``input``) or outputs; of those drawn evenly from one token up, the longest that the total
-    tells where none is named."""
+    tells where none is named; of a data set the mean."""
     value, total, count = cells.count(f"{kind}_len"), cells.count(f"total_{kind}_tokens"), cells.count("num_requests")
+    if total and count and _of_data_set(cells):
+        return max(1, round(total / count))
     if value is None and _from_one(cells) and total and count:
         value = max(1, round(2 * total / count) - 1)
     if value is None or share is None:
@@ -174,14 +178,34 @@ def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
 
 
 def _drawn(cells: Cells) -> tuple[IntArray, IntArray] | None:
-    """Lengths of every prompt and answer as SGLang's client draws them, if its prompts add up to the total told: all of
-    them, or each without the token that its tokeniser puts in front."""
-    count, longest = cells.count("num_requests"), [cells.count(f"{kind}_len") for kind in ("input", "output")]
+    """Lengths of every prompt and answer, where the row tells enough.
+
+    As SGLang's client draws them, if its prompts add up to the total told (all of them, or each without the token that
+    its tokeniser puts in front). Of a data set whose totals alone are told, the draw that assumes no more than the
+    mean: geometric, of all lengths with that mean the one of most entropy.
+    """
+    count, random = cells.count("num_requests"), np.random.RandomState(CLIENT_SEED)
+    told = [cells.count(f"total_{kind}_tokens") or 0 for kind in ("input", "output")]
+    if count and _of_data_set(cells):
+        prompts, answers = (_adding_up(random.geometric(min(1.0, count / total), size=count), total) for total in told)
+        return prompts, answers
+    longest = [cells.count(f"{kind}_len") for kind in ("input", "output")]
     if not (_from_one(cells) and count and all(longest)):
         return None
-    random = np.random.RandomState(CLIENT_SEED)
     prompts, answers = (random.randint(1, 1 + (most or 0), size=count, dtype=np.int64) for most in longest)
-    return (prompts, answers) if prompts.sum() - (cells.count("total_input_tokens") or 0) in (0, count) else None
+    return (prompts, answers) if prompts.sum() - told[0] in (0, count) else None
+
+
+def _adding_up(drawn: IntArray, total: int) -> IntArray:
+    """Lengths that were drawn, brought to a total."""
+    scaled: IntArray = np.maximum(1, np.round(drawn * (total / drawn.sum()))).astype(np.int64)
+    return scaled
+
+
+def _of_data_set(cells: Cells) -> bool:
+    """Whether lengths are those of a data set's single questions, and their totals are told."""
+    totals = [cells.count(f"total_{kind}_tokens") for kind in ("input", "output")]
+    return cells.text("length_mode") == "dataset" and bool(cells.count("num_requests")) and all(totals)
 
 
 def _held_up(cells: Cells) -> bool:
@@ -245,6 +269,8 @@ def _unusable(cells: Cells) -> str | None:
         return "speculation whose draft depth is not recorded"
     if cells.text("spec_method") is None and cells.positive("accept_length") is not None:
         return "speculation of which only the acceptance length is recorded"
+    if _of_data_set(cells):
+        return None
     if any(_tokens(cells, kind, None) is None for kind in ("input", "output")):
         return "lengths are those of a data set"
     mode = (cells.text("length_mode") or "").lower()
