@@ -599,7 +599,10 @@ class KernelLibrary:
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
         """
-        parameters = cast(MoeParameters, self.parameters("moe", f"{dtype}{VARIANT}{kernel}" if kernel else dtype))
+        if not kernel and np.ndim(expert_parallel) == 0:
+            kernel = self._kernel_of_spread(dtype, expert_parallel)
+        named = f"{dtype}{VARIANT}{kernel}" if kernel else dtype
+        parameters = cast(MoeParameters, self.parameters("moe", named))
         spread = read_routing(routing)
         limits = self.limits(self._kernels_of("moe", dtype))
         weight = dtype_bytes(dtype)
@@ -624,12 +627,26 @@ class KernelLibrary:
         routed = {"uneven": spread.alpha if spread.kind == "power-law" else 0.0, "expert_parallel": expert_parallel}
         routed |= {"tensor_parallel": tensor_parallel, "tokens": tokens, "num_experts": num_experts}
         routed |= {"experts_per_token": experts_per_token, "hidden": hidden, "intermediate": intermediate}
-        time = self._corrected("moe", f"{dtype}{VARIANT}{kernel}" if kernel else dtype, time, **routed)
+        time = self._corrected("moe", named, time, **routed)
         if not mean_work or np.all(np.equal(expert_parallel, 1)):
             return time
         some = np.maximum(1.0, tokens)
         factor = slowest_rank_factor(ARRAY, spread, some, num_experts, experts_per_token, expert_parallel)
         return time._replace(flops=time.flops / factor, bytes=time.bytes / factor)
+
+    def _kernel_of_spread(self, dtype: str, expert_parallel: Num) -> str:
+        """Name of the kernel that the library keeps for experts spread over so many chips: the one whose fit has seen
+        them either whole on every chip or spread alone; empty where one kernel serves both.
+
+        vLLM runs experts in blocks of fp8 on Hopper by Triton, and where they are spread by FlashInfer's CUTLASS
+        (kernel_source of NVIDIA's tables of v0.24).
+        """
+        for name, parameters in self._fitted.kernels.get(self.library, {}).get("moe", {}).items():
+            low, high = (parameters.fit.ranges if parameters.fit else {}).get("expert_parallel", (1.0, np.inf))
+            one_of_two = VARIANT in name and format_of(name) == dtype and (low > 1 or high == 1)
+            if one_of_two and low <= expert_parallel <= high:
+                return name.split(VARIANT)[1]
+        return ""
 
     def elementwise(
         self,

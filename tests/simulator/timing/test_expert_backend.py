@@ -60,6 +60,27 @@ def test_experts_published_in_blocks_take_the_kernels_of_blocks(asked, stored):
     assert target.kernels.basis("moe", "fp8_block") == "calibrated"
 
 
+@pytest.mark.parametrize("chip", ["h100-sxm", "h200-sxm"])
+@pytest.mark.parametrize(
+    ("chips", "kernel"),
+    [(1, "vllm_fp8moe_triton_tritonexperts"), (8, "vllm_fp8moe_flashinfer_cutlass_flashinferexperts")],
+)
+def test_experts_in_blocks_run_the_kernel_of_their_spread(chip, chips, kernel):
+    """vLLM keeps one kernel for experts that every chip holds and one for those that are spread; each has its fit."""
+    kernels = KernelLibrary(chip, "vllm")
+    shape = {"tokens": np.array([8, 512, 8192]), "num_experts": 256, "experts_per_token": 8, "hidden": 7168}
+    shape |= {"intermediate": 2048, "dtype": "fp8_block", "expert_parallel": chips, "tensor_parallel": 8 // chips}
+    assert np.array_equal(kernels.moe(**shape).seconds, kernels.moe(**shape, kernel=kernel).seconds)
+
+
+def test_an_h200_runs_the_experts_of_the_same_engine_on_an_h100():
+    """Of no table of its own: the same cores under the same engine come nearer than another engine's kernels."""
+    for library in ("sglang", "trtllm"):
+        own, sister = (KernelLibrary(chip, library) for chip in ("h200-sxm", "h100-sxm"))
+        assert own.parameters("moe", "fp8_block").vector() == sister.parameters("moe", "fp8_block").vector()
+        assert own.basis("moe", "fp8_block") == "datasheet"
+
+
 def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
     """gpt-oss-120b on an H200, 64 at once: 32 ms with 64 requests, 43 ms with 2,560 (Nebius, vLLM 0.22;
     GloriaXimingLu/inferencex-profiling @237385b). Nothing is fitted on that table but the law of expert popularity."""
