@@ -131,6 +131,7 @@ def _model_spellings(word: str) -> list[str]:
                 found.append(tail)
     if re.fullmatch(r"llama-\d+b", tail):
         found.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
+    found.append(tail.removeprefix("nvidia-"))
     plain = tail.replace("llama-v", "llama-").replace("llama2", "llama-2").replace("llama3", "llama-3")
     return [*found, plain, re.sub(r"^meta-", "", plain)]
 
