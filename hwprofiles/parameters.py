@@ -501,6 +501,9 @@ class RecurrentDecodeParameters(FamilyParameters):
     """Share of the on-chip store that still holds states when the same update is repeated."""
     warm_efficiency: Share = 0.5
     """Share of the on-chip bandwidth at which such states are read and written."""
+    verify_s: NonNegative = 0.0
+    """Core time of one head's update by several tokens, in seconds: of a kernel that verifies head by head, the state
+    of each held by one core; 0 = verification waits for the memory alone."""
 
 
 class SparseParameters(FamilyParameters):
@@ -573,6 +576,14 @@ class SparseParameters(FamilyParameters):
     few_heads_efficiency: Fraction = 0.0
     """``compute_efficiency`` of fewer than ``FEW_HEADS`` heads, where kernels that widen 8-bit entries themselves serve
     those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
+    pair_s: NonNegative = 0.0
+    """Core time of each pair of query and key, masked or not, per index head, in seconds: of a library that scores all
+    of them in passes of their own (TensorRT-LLM 1.3 on MiniMax-M3); 0 = a kernel scores what the mask admits."""
+    group_pair_s: NonNegative = 0.0
+    """What a pair takes more where there are several index heads, for which the keys are copied."""
+    near_s: NonNegative = 0.0
+    """Core time that selecting the best of twice as many entries takes more than of very many, in seconds: the fewer
+    there are to choose from, the more of them lie near the last one chosen and are sorted one by one."""
 
 
 FEW_HEADS = 32

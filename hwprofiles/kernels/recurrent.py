@@ -104,7 +104,8 @@ def decode_time(
     """Time of the update of ``seqs`` states by ``q_len`` tokens each.
 
     The state is read once. A verification keeps the state after every token, so that it can roll back to the last one
-    that is accepted. Few heads and sequences draw less than the memory's bandwidth.
+    that is accepted. Few heads and sequences draw less than the memory's bandwidth. A kernel that verifies head by head
+    takes its time for each, whatever the memory could give.
 
     Args:
         xp: scalar or array functions.
@@ -129,6 +130,9 @@ def decode_time(
     units = seqs * heads * STATE_TILES
     drawn = moved * limits.cores / (bandwidth * limits.memory_share * parameters.core_bandwidth_ratio * units)
     reading = smooth_maximum(xp, reading, drawn, parameters.overlap)
+    if parameters.verify_s:
+        alone = xp.where(q_len > 1, xp.maximum(1.0, seqs * heads / limits.cores) * parameters.verify_s, 1e-12)
+        reading = smooth_maximum(xp, reading, alone, parameters.overlap)
     flops = 6.0 * seqs * q_len * heads * key * value
     launch = parameters.launch_s + 0.0 * reading
     return KernelTime(launch + reading, launch, 0.0 * reading, reading, flops, moved)

@@ -11,6 +11,7 @@ ROW_TILE = 64.0
 """Rows of queries (heads that share an entry) that one work item of these kernels holds; fewer are padded."""
 DENSE_TOKENS = 131072.0
 """Most keys of a batch that dense attention takes in place of sparse (SGLang's chunk capacity for prefixes)."""
+LN_2 = 0.6931471805599453
 SPLIT_ENTRIES = 64.0
 """Fewest entries worth a split of their own."""
 
@@ -85,6 +86,9 @@ def index_time(
     bandwidth = limits.bandwidth * parameters.index_memory_efficiency
     computing = flops / (limits.peak_flops * parameters.index_efficiency)
     reading = (stored * shape.key_bytes + scores * LOGIT_BYTES) / bandwidth
+    if parameters.pair_s:
+        each = parameters.pair_s + xp.where(shape.heads > 1, parameters.group_pair_s, 0.0)
+        computing = computing + q_tokens * kv_tokens / seqs * shape.heads * each / limits.cores
     alone = stored / seqs * shape.key_bytes * limits.cores / (limits.bandwidth * parameters.index_core_ratio)
     needed = xp.minimum(1.0, xp.maximum(0.0, 2.0 * scores / (q_tokens * xp.maximum(1.0, shape.top_k)) - 1.0))
     if parameters.dense_efficiency:  # no scores where dense attention reads everything
@@ -93,6 +97,13 @@ def index_time(
     rounds = xp.ceil(q_tokens / limits.cores)
     selecting = needed * (scores * LOGIT_BYTES / (limits.bandwidth * parameters.select_efficiency))
     selecting = selecting + needed * rounds * parameters.select_s
+    if parameters.near_s:
+        most = xp.maximum(1.0, shape.top_k)
+        last, first = stored / seqs, (kv_tokens - q_tokens) / seqs / shape.ratio
+        first, last = xp.maximum(most, first), xp.maximum(most, last)
+        near = LN_2 * xp.log2(last / first) + most / last - most / first  # of p(1 - p), p = most / entries
+        near = 4.0 * most * near * seqs * shape.ratio / q_tokens
+        selecting = selecting + near * rounds * parameters.near_s
     busy = smooth_maximum(xp, computing, smooth_maximum(xp, reading, alone, parameters.overlap), parameters.overlap)
     launch = parameters.index_launch_s + 0.0 * busy
     return KernelTime(launch + busy + selecting, launch, computing, reading + selecting, flops, moved)
@@ -159,6 +170,7 @@ def sparse_time(
         reading = alone * stored * per_entry / bandwidth + (1.0 - alone) * reading
         vectors = vectors * (alone * shape.dense_width / width + 1.0 - alone)
     reading = reading + vectors / limits.bandwidth
-    launch = parameters.launch_s + parameters.sequence_s * seqs + 0.0 * reading
+    prompts = xp.where(q_tokens > seqs, seqs, 0.0)  # single tokens go with those that are decoded
+    launch = parameters.launch_s + parameters.sequence_s * prompts + 0.0 * reading
     busy = smooth_maximum(xp, computing, reading, parameters.overlap)
     return KernelTime(launch + busy, launch, computing, reading, flops, stored * per_entry + vectors)

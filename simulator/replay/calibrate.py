@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from simulator.replay.tables import calibration_tables
 from simulator.result import Summary
 from simulator.tables import Table
 from traces.kernels import KernelTable
-from traces.kernels.table import IndexArray
+from traces.kernels.table import IndexArray, constant
 
 FloatArray = NDArray[np.float64]
 
@@ -50,6 +50,8 @@ SPARSE_STARTS: tuple[dict[str, float], ...] = (
     {"few_heads_efficiency": 0.25},
 )
 """Sparse attention under libraries that serve short prompts by dense attention, or few heads by another kernel."""
+SCARCE_SIZES = 20
+"""Fewest different sizes of a pass whose times make a fit of their own, however often they were measured."""
 OTHER_RULES = ("sparse", "recurrent", "elementwise")
 """Beginnings of families whose named kernels compute something else than the plain ones."""
 SCARCE_ROWS = 40
@@ -200,14 +202,15 @@ def calibrate(
         if len(rows) < MIN_ROWS:
             skipped[f"too few {family} {dtype} rows to fit"] = len(rows)
             continue
-        parameters, seen, few = _fit_family(rows, chip, library, family, dtype, split, seed)
+        alike = _same_kernel(table, found, dtype) if family == "elementwise" else rows
+        parameters, seen, few = _fit_family(alike, chip, library, family, dtype, split, seed)
         source = reference or _reference(table)
         if not judge:
             source_only = Source(kind="fitted", reference=source, date=_month(), rows=len(seen))
             told = {"source": source_only, "fit": Fit(ranges=seen_ranges(seen))}
             sets.setdefault(family, {})[dtype] = parameters.model_copy(update=told)
             continue
-        one, correction = _judged(rows, chip, family, dtype, parameters, split, few, source, residual, seed)
+        one, correction = _judged(rows, seen, chip, family, dtype, parameters, split, few, source, residual, seed)
         sets.setdefault(family, {})[dtype] = one.parameters
         fits.append(one)
         if correction is not None:
@@ -220,6 +223,12 @@ def calibrate(
         sets["attention_prefill"][dtype] = one_pass
     if not sets:
         raise ForerunError(f"{table.source}: no kernel family has the {MIN_ROWS} rows a fit needs")
+    fitted = _with_sets(chip, library, sets)
+    return Calibration(fitted, library, tuple(fits), corrections, skipped, table.source, split)
+
+
+def _with_sets(chip: Chip, library: str, sets: dict[str, dict[str, FamilyParameters]]) -> Chip:
+    """The chip with fitted sets in place of its own."""
     own = {name: {family: dict(found) for family, found in families.items()} for name, families in chip.kernels.items()}
     for family, by_dtype in sets.items():
         before = own.setdefault(library, {}).setdefault(family, {})
@@ -227,8 +236,23 @@ def calibrate(
         for name in [name for name in before if not heads and format_of(name) in by_dtype]:
             del before[name]  # an earlier fit of one kernel must not come before this one of its format
         before.update(by_dtype)
-    fitted = chip.with_kernels(own)
-    return Calibration(fitted, library, tuple(fits), corrections, skipped, table.source, split)
+    return chip.with_kernels(own)
+
+
+def _same_kernel(table: KernelTable, found: dict[tuple[str, str], IndexArray], dtype: str) -> KernelTable:
+    """The rows of a pass; of a convolution measured at few sizes also those of other layers, at other sizes, that the
+    same kernel served."""
+    index = found["elementwise", dtype]
+    rows = table.where(index)
+    different = np.unique(np.stack([rows.size("bytes_moved"), rows.size("pieces")]), axis=1).shape[1]
+    if different >= SCARCE_SIZES or not rows.size("pieces").all():
+        return rows
+    served = np.isin(table.word("source").codes, rows.word("source").codes) & (table.size("pieces") > 0)
+    alike = table.where(
+        np.sort(np.concatenate([part[served[part]] for (f, _), part in found.items() if f == "elementwise"]))
+    )
+    name = rows.word("name")
+    return replace(alike, words={**alike.words, "name": constant(name.names[name.codes[0]], len(alike))})
 
 
 def _plain_where_single(found: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
@@ -309,6 +333,7 @@ def _earlier(chip: Chip, library: str, family: str, dtype: str) -> list[FamilyPa
 
 def _judged(
     rows: KernelTable,
+    seen: KernelTable,
     chip: Chip,
     family: str,
     dtype: str,
@@ -319,10 +344,9 @@ def _judged(
     residual: bool,
     seed: int,
 ) -> tuple[FamilyFit, Correction | None]:
-    """Errors of a fit on rows it has not seen, and the parameter set with that evidence; the correction, if any."""
+    """Errors on ``rows`` that a fit on ``seen`` has not seen, and the parameters with that; the correction, if any."""
     training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, split)
     core = core_rows(family, rows)
-    seen = rows.where(training & core)
     ranges = seen_ranges(seen)
     predicted, regime = make_problem(chip, family, dtype, rows).times(parameters)
     codes = np.select([regime == name for name in REGIMES], list(range(len(REGIMES))), 1).astype(np.int8)
@@ -347,7 +371,7 @@ def _judged(
         date=_month(),
         rows=len(seen),
         held_out_mape=round(float(error.mean()), 2),
-        fitted_on=_fitted_on(rows, split, few),
+        fitted_on=_fitted_on(seen, split, few),
     )
     kept = parameters.model_copy(update={"source": source, "fit": Fit(ranges=ranges, intervals=intervals)})
     correction, residual_mape = None, None

@@ -252,9 +252,15 @@ PIECE = Coordinate("piece_s", 0.0, 1e-6)
 """Free where few heads have a kernel of their own."""
 ALONE = Coordinate("alone_key_s", 1e-10, 2e-7)
 """Free where batches of unequal lengths were measured and their longest sequence ends alone."""
+VERIFY = Coordinate("verify_s", 0.0, 5e-5)
+"""Free where verified tokens have a kernel of their own."""
+PAIRS = (Coordinate("pair_s", 1e-9, 1e-5), Coordinate("group_pair_s", 0.0, 1e-6))
+"""Free where a library scores every pair of query and key."""
+NEAR = Coordinate("near_s", 1e-8, 1e-3)
+"""Free where selecting from few entries takes longer than from many."""
 
 
-_OPTIONAL = (REGROUP, ROW_WAVE, ALONE, DENSE, DENSE_HOST, FEW, PIECE)
+_OPTIONAL = (REGROUP, ROW_WAVE, ALONE, DENSE, DENSE_HOST, FEW, PIECE, VERIFY, *PAIRS, NEAR)
 
 CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
     "attention_decode": (Coordinate("key_s", 0.0, 5e-7),),
@@ -307,6 +313,11 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
         return options + _decode_alternatives(parameters, few)
     if parameters.family == "moe":
         return [{"local_only": True}, {"local_only": False}]
+    if parameters.family == "recurrent_decode":
+        return [{"verify_s": 5e-6}]
+    if parameters.family.startswith("sparse"):
+        near = [{"near_s": 1e-5}] if parameters.family == "sparse_prefill" else []
+        return [{one.name: 1e-7 for one in PAIRS}, *near]
     return []
 
 

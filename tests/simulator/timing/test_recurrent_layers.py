@@ -176,6 +176,7 @@ def test_another_rule_is_not_calibrated_by_the_plain_one():
         ("h100-sxm", "kda/sglang/*/kda", "sglang", 5, 9),
         ("h200-sxm", "kda/vllm/*/kda", "vllm", 8, 10),
         ("b200-sxm", "kda/vllm/*/kda", "vllm", 8, 9),
+        ("b200-sxm", "kda/sglang/*/kda", "sglang", 5, 9),
     ],
 )
 def test_held_out_shapes_of_measured_recurrent_kernels(shared_data, chip, table, library, prefill, decode):
@@ -194,6 +195,26 @@ def test_held_out_shapes_of_mamba2s_convolution(shared_data, chip, most):
     (path,) = folder.glob("linear_attention/trtllm/*/mamba2_perf.parquet")
     found = replay_kernels(read_kernels(path), KernelLibrary(chip, "trtllm"), Split(0.7, 1))
     assert found.overall.mape <= most
+
+
+@pytest.mark.parametrize("chip", ["h100-sxm", "b200-sxm"])
+def test_updates_of_few_sizes_are_fitted_with_those_of_the_same_kernel(shared_data, chip):
+    """The eleven batch sizes of TensorRT-LLM's table do not tell what more than 128 sequences take; Mamba-2's do."""
+    folder = shared_data / "kernels" / "aiconfigurator" / chip.replace("-", "_")
+    (path,) = folder.glob("linear_attention/trtllm/*/gdn_perf.parquet")
+    rows = read_kernels(path)
+    rows = rows.where(rows.word("name").equals("convolution gdn-update"))
+    assert replay_kernels(rows, KernelLibrary(chip, "trtllm"), Split(0.7, 1)).overall.mape <= 9
+
+
+def test_heads_that_are_verified_one_by_one_wait_for_one_another():
+    """SGLang's kernel for drafts on a B200: two tokens of 12,288 heads take nearly as long as four, where the memory
+    would serve them in three fifths of the time."""
+    kernels = KernelLibrary("b200-sxm", "sglang")
+    shape = RecurrentShape(96, 96, 128, 128, "bf16@kda")
+    one, two, four = (kernels.recurrent_decode(shape, seqs=128, q_len=tokens).seconds for tokens in (1, 2, 4))
+    assert two > 0.7 * four
+    assert two > 1.9 * one
 
 
 def test_a_convolution_serves_every_channel_of_a_sequence_by_itself():
