@@ -42,8 +42,8 @@ def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
 
 
 def _draft_tokens(log: RunLog, pool: PoolBuild) -> NDArray[np.int64]:
-    """Tokens drafted for each request."""
-    if pool.rule is not None:
+    """Tokens drafted for each request; nothing has counted any where nothing drafts."""
+    if pool.rule is not None or pool.sampler is None:
         return np.asarray(log.draft_tokens, dtype=np.int64)
     return np.asarray(log.drafts, dtype=np.int64) * (pool.limits.query_len - 1)
 

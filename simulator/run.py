@@ -240,7 +240,7 @@ def _result(
     Raises:
         ForerunError: no request could be served, or the run lasts beyond what simulated time can tell apart.
     """
-    if sum(log.failed) == len(log.stream):
+    if np.sum(log.failed) == len(log.stream):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
         raise NothingServedError(reasons)
     totals = audit.totals
@@ -275,7 +275,7 @@ def _result(
         pools=tuple(map(PoolFacts.of, build.pools)),
         replicas=replica_use(log, totals, build.pools),
         transfers=transfer_report(log) if build.fleet.links else None,
-        restarts=sum(log.restarts),
+        restarts=int(np.sum(log.restarts)),
         spans=tuple(log.spans),
         scaling=log.scaling,
         detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
@@ -300,7 +300,7 @@ def _notes(build: Build, log: RunLog, steps: StepRecords) -> Iterator[str]:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"
     yield from (f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items()))
-    restarts = sum(log.restarts)
+    restarts = int(np.sum(log.restarts))
     if restarts:
         yield f"{restarts} requests started again elsewhere because their replica failed"
     yield from _decode_ranges(build, steps)

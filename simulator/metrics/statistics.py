@@ -35,23 +35,25 @@ class WeightedSample:
         value = np.asarray(values, dtype=np.float64).ravel()
         if counts is None:
             value = np.sort(value)  # NaN goes last
-            cumulative = np.arange(1, len(value) + 1)
+            cumulative = None
         else:
             count = np.asarray(counts, dtype=np.int64).ravel()
             if len(value) != len(count):
                 raise ValueError(f"{len(value)} values but {len(count)} counts")
             if np.any(count < 0):
                 raise ValueError("a count is negative")
-            kept = count > 0
-            value, count = value[kept], count[kept]
+            if not count.all():
+                kept = count > 0
+                value, count = value[kept], count[kept]
             order = np.argsort(value)
             value, cumulative = value[order], np.cumsum(count[order], dtype=np.int64)
+            del order
         if len(value) and np.isnan(value[-1]):
             raise ValueError("a value is NaN")
         # Equal values are one, so that what is summed over them does not depend on the order in which they were sorted.
         last = np.ones(len(value), dtype=np.bool_)
         np.not_equal(value[1:], value[:-1], out=last[:-1])
-        return cls(value[last], cumulative[last])
+        return cls(value[last], np.flatnonzero(last) + 1 if cumulative is None else cumulative[last])
 
     @property
     def size(self) -> int:
@@ -61,7 +63,9 @@ class WeightedSample:
     @property
     def counts(self) -> NDArray[np.int64]:
         """How often each value occurs."""
-        return np.diff(self.cumulative, prepend=0)
+        counts = self.cumulative.copy()
+        counts[1:] -= self.cumulative[:-1]
+        return counts
 
     def element(self, index: int) -> float:
         """The ``index``-th smallest element, counted from 0."""
@@ -75,8 +79,10 @@ class WeightedSample:
         """Population standard deviation (``ddof=0``, as vLLM's benchmark reports it); NaN of nothing."""
         if not self.size:
             return nan
-        deviation = self.values - self.mean()
-        return sqrt(float((deviation * deviation * self.counts).sum()) / self.size)
+        squares = self.values - self.mean()
+        squares *= squares
+        squares *= self.counts
+        return sqrt(float(squares.sum()) / self.size)
 
     def median(self) -> float:
         """Middle element, or the mean of the two middle ones; NaN of nothing."""

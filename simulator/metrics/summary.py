@@ -60,11 +60,16 @@ def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
     token after the first; requests of one output token have no TPOT. Failed requests have no latencies.
     """
     done = completed_requests(requests)
-    ttft = np.where(done, requests.first_token_s - requests.arrival_s, np.nan)
-    e2el = np.where(done, requests.finished_s - requests.arrival_s, np.nan)
-    later_tokens = np.where(requests.output_tokens > 1, requests.output_tokens - 1, 1)
-    tpot = np.where(requests.output_tokens > 1, (e2el - ttft) / later_tokens, np.nan)
-    return {"ttft": ttft * MS_PER_S, "tpot": tpot * MS_PER_S, "e2el": e2el * MS_PER_S}
+    ttft = requests.first_token_s - requests.arrival_s
+    e2el = requests.finished_s - requests.arrival_s
+    ttft[~done] = e2el[~done] = np.nan
+    tpot = e2el - ttft
+    tpot /= np.maximum(requests.output_tokens - 1, 1)
+    tpot[requests.output_tokens <= 1] = np.nan
+    found = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
+    for values in found.values():
+        values *= MS_PER_S
+    return found
 
 
 def summarise(result: Served) -> dict[str, Any]:
@@ -80,7 +85,9 @@ def summarise(result: Served) -> dict[str, Any]:
     """
     requests = result.requests
     done = completed_requests(requests)
-    per_request = {name: values[done] for name, values in request_latencies_ms(requests).items()}
+    per_request = request_latencies_ms(requests)
+    if not done.all():
+        per_request = {name: values[done] for name, values in per_request.items()}
     window = run_window_s(requests)
     duration = None if window is None else window[1] - window[0]
     completed = int(done.sum())
@@ -96,10 +103,13 @@ def summarise(result: Served) -> dict[str, Any]:
         "total_output_tokens": output_tokens,
         **{key: _rate(count, duration) for key, count in zip(RATES, counts, strict=True)},
     }
-    samples = {name: WeightedSample.of(values[~np.isnan(values)]) for name, values in per_request.items()}
-    samples["itl"] = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
-    for name in LATENCIES:
-        summary |= latency_statistics(name, samples[name])
+    for name in LATENCIES:  # one at a time: each takes several times its own memory
+        if name == "itl":
+            sample = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
+        else:
+            values = per_request.pop(name)
+            sample = WeightedSample.of(values[~np.isnan(values)])
+        summary |= latency_statistics(name, sample)
     return summary | speculation_summary(result.speculation)
 
 

@@ -2769,6 +2769,14 @@ class Arrivals:
         return self.requests[self.taken[0] - 1]
 
 
+def _with_room(column: Any) -> Any:
+    """A column twice as long; what is behind it takes no memory before it is written to."""
+    values = np.asarray(column)
+    longer = np.empty(2 * len(values), dtype=values.dtype)
+    longer[: len(values)] = values
+    return longer
+
+
 @cython.final
 @cython.cclass
 class Gaps:
@@ -2786,8 +2794,7 @@ class Gaps:
     def add(self, seconds: cython.double, count: cython.longlong) -> None:
         """``count`` requests had their next token after so many seconds."""
         if self.used == len(self.seconds):
-            self.seconds = np.concatenate((self.seconds, np.empty(self.used)))
-            self.counts = np.concatenate((self.counts, np.empty(self.used, dtype=np.int64)))
+            self.seconds, self.counts = _with_room(self.seconds), _with_room(self.counts)
         self.seconds[self.used] = seconds
         self.counts[self.used] = count
         self.used += 1
@@ -3064,7 +3071,8 @@ class Engine:
             if isnan(self.scheduled_s[sequence.index]):
                 self.scheduled_s[sequence.index] = start
                 self.prompt_replica[sequence.index] = self.index
-                self.cached_tokens[sequence.index] = max(0, sequence.cached_tokens)
+                if sequence.cached_tokens > 0:
+                    self.cached_tokens[sequence.index] = sequence.cached_tokens
                 if sequence.host_tokens:
                     self.log.host_hit_tokens += sequence.host_tokens
             sequence.computed_tokens += tokens
@@ -3391,7 +3399,8 @@ class PipelinedEngine(Engine):
         for sequence, tokens in plan.chunks:
             if isnan(self.scheduled_s[sequence.index]):
                 self.scheduled_s[sequence.index] = now
-                self.cached_tokens[sequence.index] = sequence.cached_tokens
+                if sequence.cached_tokens > 0:
+                    self.cached_tokens[sequence.index] = sequence.cached_tokens
             sequence.computed_tokens += tokens
         sent: cython.double = now + _on_grid(self.prices.host_seconds(batch.work))
         batch.end = sent

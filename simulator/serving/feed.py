@@ -19,7 +19,8 @@ from simulator.serving.log import RunLog
 FloatArray = NDArray[np.float64]
 
 
-Known = tuple["array[int]", "array[float]", "array[int]"]
+Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]"]
+"""Numbers of requests, seconds, one number."""
 
 
 class Feed(Protocol):
@@ -99,16 +100,19 @@ class OpenFeed:
     """
 
     def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
-        own = np.asarray(requests, dtype=np.int64)
-        times_s = np.frombuffer(log.arrival_s)[own]
+        if isinstance(requests, range):  # numpy would ask it for one number after the other
+            own = np.arange(requests.start, requests.stop, requests.step, dtype=np.int64)
+        else:
+            own = np.asarray(requests, dtype=np.int64)
+        times_s = np.asarray(log.arrival_s)[own]
         if not limits.instant_intake:
             work = on_grid(limits.intake_work(log.stream.input_tokens[own]))
             done = np.cumsum(work)
             begins = np.maximum.accumulate(times_s - (done - work))
             times_s = begins + done + on_grid(limits.intake_s)
-        self._arrival_s = array("d", np.append(times_s, inf).tobytes())
+        self._arrival_s: memoryview[Any] = np.append(times_s, inf).data
         self._taken = array("q", [0])
-        self._own = array("q", own.tobytes())
+        self._own = own.data
         self.known: Known | None = (self._own, self._arrival_s, self._taken)
         self.coming_s = array("d", [inf])
 
@@ -120,7 +124,8 @@ class OpenFeed:
 
     def next_s(self) -> float:
         """Time of the next arrival."""
-        return self._arrival_s[self._taken[0]]
+        next_s: float = self._arrival_s[self._taken[0]]
+        return next_s
 
     def finished(self, request: int, now: float) -> None:
         """Arrivals do not depend on completions."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-NAN = float("nan")
 
 SCALARS = (
     "replica",
@@ -183,6 +182,12 @@ class StepLog:
 
 
 COUNTED = ("replica", "preemptions", "drafts", "accepted_tokens", "draft_tokens", "failed", "cached_tokens")
+TIMES = ("scheduled_s", "first_token_s", "finished_s")
+
+
+def _own(column: NDArray[Any], dtype: type = np.int64) -> memoryview[Any]:
+    """A column that may be written to, as Python's own numbers: the array itself where it is one."""
+    return np.require(column, dtype, ["C", "W"]).data
 
 
 @dataclass(slots=True)
@@ -230,23 +235,23 @@ class RunLog:
     positions: int
     """Draft positions whose acceptance is counted, K."""
     progress: Callable[[int, int], None] | None = None
-    input_tokens: array[int] = field(init=False)
-    output_tokens: array[int] = field(init=False)
-    arrival_s: array[float] = field(init=False)
-    scheduled_s: array[float] = field(init=False)
-    first_token_s: array[float] = field(init=False)
-    finished_s: array[float] = field(init=False)
-    replica: array[int] = field(init=False)
-    preemptions: array[int] = field(init=False)
-    drafts: array[int] = field(init=False)
-    accepted_tokens: array[int] = field(init=False)
-    draft_tokens: array[int] = field(init=False)
+    input_tokens: memoryview[int] = field(init=False)
+    output_tokens: memoryview[int] = field(init=False)
+    arrival_s: memoryview[float] = field(init=False)
+    scheduled_s: memoryview[float] = field(init=False)
+    first_token_s: memoryview[float] = field(init=False)
+    finished_s: memoryview[float] = field(init=False)
+    replica: memoryview[int] = field(init=False)
+    preemptions: memoryview[int] = field(init=False)
+    drafts: memoryview[int] = field(init=False)
+    accepted_tokens: memoryview[int] = field(init=False)
+    draft_tokens: memoryview[int] = field(init=False)
     """Tokens drafted for each request; kept only where a policy changes their number, else drafts times K."""
-    failed: array[int] = field(init=False)
-    cached_tokens: array[int] = field(init=False)
-    prompt_replica: array[int] = field(init=False)
+    failed: memoryview[int] = field(init=False)
+    cached_tokens: memoryview[int] = field(init=False)
+    prompt_replica: memoryview[int] = field(init=False)
     """Replica that computed the prompt first; -1 where it is the one that served the request."""
-    restarts: array[int] = field(init=False)
+    restarts: memoryview[int] = field(init=False)
     """Times that a request started again because its replica failed."""
     accepted_counts: IntArray = field(init=False)
     """Verify steps by number of accepted tokens, 0..K."""
@@ -287,16 +292,15 @@ class RunLog:
 
     def __post_init__(self) -> None:
         count = len(self.stream)
-        self.input_tokens = array("q", self.stream.input_tokens.astype(np.int64).tobytes())
-        self.output_tokens = array("q", self.stream.output_tokens.astype(np.int64).tobytes())
-        self.arrival_s = array("d", self.stream.arrival_s.astype(np.float64).tobytes())
-        self.scheduled_s = array("d", [NAN]) * count
-        self.first_token_s = array("d", [NAN]) * count
-        self.finished_s = array("d", [NAN]) * count
-        for name in COUNTED:
-            setattr(self, name, array("q", [0]) * count)
-        self.restarts = array("q", [0]) * count
-        self.prompt_replica = array("q", [-1]) * count
+        # Columns that nothing is written to take no memory: the system gives zeros when a page is first touched.
+        self.input_tokens, self.output_tokens = _own(self.stream.input_tokens), _own(self.stream.output_tokens)
+        moves = self.stream.follows is not None or self.stream.max_concurrency is not None
+        self.arrival_s = _own(self.stream.arrival_s.copy() if moves else self.stream.arrival_s, np.float64)
+        for name in TIMES:
+            setattr(self, name, np.full(count, np.nan).data)
+        for name in (*COUNTED, "restarts"):
+            setattr(self, name, np.zeros(count, dtype=np.int64).data)
+        self.prompt_replica = np.full(count, -1, dtype=np.int64).data
         self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)
         self.refusals = Counter()
 
@@ -339,6 +343,9 @@ class RunLog:
     def gaps(self) -> tuple[FloatArray, IntArray]:
         """Gaps between token deliveries, and how many requests saw each."""
         tables = [made.table() for (what, *_), made in self.shared.items() if what == "gaps"]
+        if len(tables) == 1:
+            seconds, count = tables[0]
+            return seconds, count
         return np.concatenate([seconds for seconds, _ in tables]), np.concatenate([count for _, count in tables])
 
     def settle(self) -> None:
