@@ -87,6 +87,13 @@ def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
     assert unified(tmp_path, **changes).unusable == why
 
 
+def test_normal_dispatch_by_deepep_captures_no_graphs(tmp_path):
+    for mode, found in (("normal", {"engine.cuda_graphs": False}), ("low_latency", {})):
+        args = f"sglang --tp-size=8 --moe-a2a-backend=deepep --deepep-mode={mode} --max-running-requests=256"
+        run = unified(tmp_path, server_args=args)
+        assert (run.settings, run.max_num_seqs) == (found, 256)
+
+
 def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
     run = unified(tmp_path, length_mode="uniform[0.8 * n, n]")
     assert (run.input_tokens, run.output_tokens) == ((800, 1000), (160, 200))

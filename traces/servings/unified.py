@@ -39,7 +39,7 @@ CLIENT_SEED = 1
 LENGTHS_NOTE = "lengths of a data set of which only totals are told, drawn by their means"
 HELD_UP = 10
 """Mean over median TTFT of requests sent one by one beyond which one of them waited for kernels to be compiled."""
-_FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]*)(?:[ =]([^-\s]\S*))?")
+_FLAG = re.compile(r"(?<!\S)--([a-z][a-z0-9-]*)(?:[ =]([^-\s]\S*))?")
 """An option of the command that started the engine, and its value if it has one."""
 _LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
            "chunked-prefill-size": "max_num_batched_tokens", "max-num-batched-tokens": "max_num_batched_tokens",
@@ -106,7 +106,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             speculation=cells.text("spec_method"),
             num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
             acceptance_length=cells.positive("accept_length"),
-            settings=_settings(cells) | ({"pools": pools} if pools else {}),
+            settings=_settings(cells, flags) | ({"pools": pools} if pools else {}),
             measured=measured,
             unusable=_unusable(cells),
             notes=(LENGTHS_NOTE,) if _of_data_set(cells) else (),
@@ -133,9 +133,12 @@ def _limits(cells: Cells, flags: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def _settings(cells: Cells) -> dict[str, object]:
-    """What the tool implies for the engine."""
+def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
+    """What the tool and the engine's command imply for the engine: the host must learn the size of DeepEP's normal
+    dispatch, so that SGLang captures no graphs with it."""
     tool = cells.text("tool")
+    if flags.get("deepep-mode") == "normal":
+        return {"engine.cuda_graphs": False}
     if tool in STATIC_TOOLS:
         return {"engine.front_end": "offline", "engine.scheduler": "static"}
     return {"engine.front_end": "offline"} if tool in OFFLINE_TOOLS else {}
