@@ -375,7 +375,7 @@ def _machine(scenario: Scenario, assumed: Assumptions) -> _Machine:
     link_name = hardware.link or chip.links.scale_up
     with at_field("hardware.link"):
         link = assumed.link(load_link(link_name) if link_name else None)
-    framework = assumed.framework(load_framework(engine.framework)).on(chip)
+    framework = assumed.framework(load_framework(engine.framework)).on(chip, hardware.tensor_parallel)
     if engine.front_end == "offline":
         framework = framework.without_front_end()
     if engine.sampling == "top-p":

@@ -20,9 +20,12 @@ _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 _INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "architectures")
 _NESTED_TYPES = {"gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text", "llama4": "llama4_text",
                  "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "mistral3": "mistral",
-                 "kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear", "qwen3_5": "qwen3_5_text",
+                 "kimi_k25": "kimi_k2", "glm4v_moe": "glm4v_moe_text",
+                 "qwen3_omni_moe_thinker": "qwen3_omni_moe_text", "kimi_k3": "kimi_linear", "qwen3_5": "qwen3_5_text",
                  "qwen3_5_moe": "qwen3_5_moe_text"}  # fmt: skip
 """Type of the text part where ``text_config`` does not name one."""
+UNGATED = ("relu2", "xielu", "relu_squared")
+"""Activations of feed-forwards with two matrices, where Llama has three."""
 _MTP_NORMS = 3
 """Norms that an MTP layer has beside a layer's own: on the hidden state, on the embedding, and before the LM head."""
 
@@ -42,6 +45,8 @@ def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source
         ForerunError: a field is missing, wrong, or of a model that is not modelled; one line naming source and field.
     """
     outer = Fields.of(config, source)
+    if outer.has("thinker_config"):  # Qwen's models that also speak: the part that reads and writes text
+        outer = outer.section("thinker_config")
     fields, notes = _text_part(outer)
     family, fields = _family(fields)
     read = Config(
@@ -158,6 +163,11 @@ def _generic(fields: Fields, model_type: str) -> Family:
     for key, value in fields.values.items():
         if "expert" in key and isinstance(value, int) and not isinstance(value, bool) and value > 1:
             fields.fail(key, f"names experts, but model_type '{model_type[:40]}' is not known here")
+    if fields.text("hidden_act", "") in UNGATED:
+        fields.fail(
+            "hidden_act",
+            f"'{fields.get('hidden_act')}' mostly has no gate, and model_type '{model_type[:40]}' is not known here",
+        )
     for architecture in fields.texts("architectures"):
         if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
             fields.fail("architectures", f"'{architecture[:60]}' is not a causal language model")

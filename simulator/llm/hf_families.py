@@ -172,7 +172,12 @@ _MINIMAX_M3 = Family(
     layers="block-sparse",
 )
 _MINIMAX_01 = Family(moe="mixtral", active_counts="layers", layers="lightning")
-_LFM2 = Family(tied=True, qk_norm="head", layers="convolution", names={"intermediate_size": "block_ff_dim"})
+_LFM2 = Family(
+    tied=True,
+    qk_norm="head",
+    layers="convolution",
+    names={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"},
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
@@ -189,6 +194,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": _QWEN3,
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": replace(_QWEN3, head_dim=None, moe="qwen", active_counts="with-embedding"),
+    "qwen3_omni_moe_text": replace(
+        _QWEN3, head_dim=None, moe="qwen", active_counts="with-embedding", inert=("use_qk_norm",)
+    ),
     "qwen3_vl_moe_text": replace(_QWEN3, head_dim=None, moe="qwen", active_counts="with-embedding"),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -210,6 +218,8 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_k2": _DEEPSEEK_V3,
     "glm4_moe_lite": _DEEPSEEK_V3,
     "glm4_moe": _GLM4_MOE,
+    "glm4v_moe_text": _GLM4_MOE,
+    "dots1": replace(_DEEPSEEK_V3, mla=False, qk_norm="head", windows="upper"),
     "glm4": Family(head_dim=128, qkv_bias=_ATTENTION_BIAS, norms=4),
     "llama4_text": replace(
         _LLAMA,
@@ -227,11 +237,16 @@ FAMILIES: Mapping[str, Family] = {
         moe="mixtral",
         router_bias=Flag("use_routing_bias", True),
         active_counts="layers",
-        inert=("use_mtp", "num_mtp_modules", "mtp_transformer_layers"),
+        inert=("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size"),
     ),
     "phi3": Family(windows="all"),
     "internlm": Family(qkv_bias=Flag("bias", True), output_bias=Flag("bias", True)),
     "internlm2": Family(qkv_bias=Flag("bias", True), output_bias=Flag("bias", True)),
+    "apertus": replace(_LLAMA, gated=False, qk_norm="head", inert=("qk_norm",)),
+    "arcee": replace(_LLAMA, gated=False),
+    "nemotron": replace(_LLAMA, gated=False, norm_bias=True),
+    "exaone4": replace(_LLAMA, qk_norm="head", inert=("sliding_window_pattern",)),
+    "smollm3": replace(_LLAMA, tied=True, windows="upper", inert=("no_rope_layers", "no_rope_layer_interval")),
     "olmo2": replace(_LLAMA, mlp_bias=False, qk_norm="vector"),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -299,6 +314,7 @@ FAMILIES: Mapping[str, Family] = {
     "minimax_m3": _MINIMAX_M3,
     "minimax_m3_text": _MINIMAX_M3,
     "minimax": _MINIMAX_01,
+    "minimax_m1": _MINIMAX_01,
     "minimax_text_01": _MINIMAX_01,
     "gemma4_text": _GEMMA4,
     "gemma3n_text": _GEMMA3N,

@@ -41,7 +41,8 @@ pad_vocab_size_multiple partial_rotary_factors position_embedding_type pretraini
 problem_type qk_norm_type query_pre_attn_scalar remove_invalid_values reorder_and_upcast_attn
 rescale_prenorm_residual resid_mlp_multiplier residual_multiplier return_dict return_dict_in_generate
 rope_local_base_freq rotary_dim routed_scaling_factor router_aux_loss_coef router_jitter_noise
-scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id seq_aux seq_length share_expert_gate sliding_window
+scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id seq_aux seq_length share_expert_gate shared_moe_mode
+sliding_window
 softmax_type summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
 suppress_tokens swiglu_limit swiglu_limits swiglu_limits_shared task_specific_params tie_encoder_decoder
 time_step_rank token_healing tokenizer_class tokenizer_model_max_length top_k top_p topk_group topk_method
@@ -60,7 +61,7 @@ _QUIET = re.compile(
 )
 """Endings of training, numerics and labels."""
 _OTHER_MEDIA = re.compile(
-    r"^(auto_map|time_step|torch_|quantization|transformers|visual|mm_|projector|media|speech|vit_|img_|perceiver"
+    r"^(auto_map|time_step|torch_|quantization|transformers|visual|mm_|projector|media|spatial_|speech|vit_|img_|perceiver"
     r"|sub_configs)|(^|_)(vision|image|video|audio)(_|$)"
 )
 """Encoders of other media, and the software that wrote the file."""

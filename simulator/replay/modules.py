@@ -72,7 +72,7 @@ class Modules:
     def __init__(self, table: KernelTable, rows: IndexArray, library: KernelLibrary) -> None:
         self.phase = _text(table, "op", rows[0]).removeprefix("sparse_")
         try:
-            self.framework = load_framework(library.library)
+            self.framework = load_framework(library.library).on(library.chip)
         except ForerunError:  # a library that no engine is named after
             self.framework = load_framework("generic")
         self.tokens = table.size("batch")[rows] * table.size("q_len")[rows]

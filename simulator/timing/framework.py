@@ -40,6 +40,10 @@ HOST_COSTS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
 """Costs of an engine that no kernel's price contains."""
 
 
+WIDE = 4
+"""Chips in tensor parallel from which SGLang captures larger graphs."""
+
+
 class Framework(BaseModel):
     """Host costs and graph capture of one engine; times in seconds, sizes in bytes or tokens."""
 
@@ -63,6 +67,8 @@ class Framework(BaseModel):
     """What the sizes count."""
     captured_steps: Literal["all", "decode"] = "all"
     """Steps that may replay a graph: all, or those without prompt chunks."""
+    captured_by_memory: tuple[tuple[float, int, int], ...] = ()
+    """Largest size on chips of less than so many GiB: with fewer than ``WIDE`` chips in tensor parallel, with more."""
     captured_per_seq: float = Field(default=0.0, ge=0)
     """Largest size over ``max_num_seqs`` (times the tokens of a verify step); 0 = no such limit."""
     captured: tuple[int, ...] = ()
@@ -204,12 +210,17 @@ class Framework(BaseModel):
     def _default_sizes(self) -> list[int]:
         return [size for first, last, step in self.captured_sizes for size in range(first, last + 1, step)]
 
-    def on(self, chip: Chip) -> Framework:
-        """The same engine on a chip whose own software adds host time to every step and sequence."""
-        host = chip.host
-        return self.model_copy(
-            update={"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + host.sequence_s}
-        )
+    def on(self, chip: Chip, tensor_parallel: int = 1) -> Framework:
+        """The same engine on chips whose own software adds host time to every step and sequence, with the graphs that
+        their memory has room for."""
+        host, capacity = chip.host, chip.memory.capacity_bytes
+        most = next((most for gib, *most in self.captured_by_memory if capacity < gib * (1 << 30)), None)
+        sizes = self.captured_sizes
+        if most is not None:
+            limit = most[tensor_parallel >= WIDE]
+            sizes = tuple((first, min(last, limit), step) for first, last, step in sizes if first <= limit)
+        times = {"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + host.sequence_s}
+        return self.model_copy(update={"captured_sizes": sizes, **times})
 
 
 @cache

@@ -140,3 +140,14 @@ def test_mixed_batches_run_as_the_chip_was_measured(chip):
     verify = work._replace(query_len=4)
     checked = timer.costs(arrays(verify))
     assert timer.seconds(verify) == pytest.approx(float((checked.device_s + checked.host_s)[0]), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("chip", "few", "four"),
+    [("h100-sxm", 256, 512), ("h200-sxm", 256, 512), ("b200-sxm", 512, 512), ("a40", 32, 160), ("rtx-4090", 24, 80)],
+)
+def test_sglang_captures_as_many_sequences_as_memory_allows(chip, few, four):
+    """``cuda_graph_max_bs`` by GPU memory and tensor parallelism (SGLang 0.5); vLLM's are the same everywhere."""
+    found = [load_framework("sglang").on(load_chip(chip), chips).max_captured_tokens for chips in (1, 4)]
+    assert found == [few, four]
+    assert load_framework("vllm").on(load_chip(chip)).max_captured_tokens == 512
