@@ -110,7 +110,12 @@ def ramps_of(
         high: where it reaches 1.
         greatest: whether the greatest counts, by ramp.
     """
-    found: FloatArray = np.empty((len(greatest), features.shape[1]))
+    ends = ((end[feature] - low) / (high - low) for end in (features.min(axis=1), features.max(axis=1)))
+    least, most = (np.where(greatest, end.max(axis=1), end.min(axis=1)) for end in ends)
+    # Of kernels that are alike most ramps lie flat.
+    above = least >= 1.0
+    slopes = ~(above | (most <= 0.0))
+    found: FloatArray = np.repeat(above.astype(np.float64), features.shape[1]).reshape(len(above), -1)
 
     def unclipped(chosen: NDArray[np.bool_], part: int) -> FloatArray:
         risen: FloatArray = features[feature[chosen, part]]
@@ -118,7 +123,7 @@ def ramps_of(
         risen /= (high - low)[chosen, part, None]
         return risen
 
-    for chosen, of_both in ((greatest, np.maximum), (~greatest, np.minimum)):
+    for chosen, of_both in ((greatest & slopes, np.maximum), (~greatest & slopes, np.minimum)):
         best = unclipped(chosen, 0)
         for part in range(1, PARTS):
             of_both(best, unclipped(chosen, part), out=best)
