@@ -159,7 +159,7 @@ class KernelLibrary:
         self.corrections: Mapping[Key, Correction] = {}
         """Learned corrections in use, by library, family and name of the set."""
         if corrected and not self._older:
-            self.corrections = load_corrections(self.chip.corrections_file)
+            self.corrections = load_corrections(self._model.corrections_file)
 
     def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
         """Return the parameter set used for a kernel family and the dtype of its stored operand.
@@ -221,7 +221,7 @@ class KernelLibrary:
         known: Pairs = parameters.fit.intervals if trusted and parameters.fit is not None else {}
         if "all" not in known:
             return unfitted_interval(family) if assumed else (1.0, 1.0)
-        correction = self.correction(family, dtype)
+        correction = self.correction(family, dtype) if basis == BASES[CALIBRATED] else None
         if correction is not None and np.all(inside_ranges(correction.ranges, sizes)):
             known = correction.intervals or known
         inside = inside_ranges(parameters.fit.ranges, sizes) if parameters.fit is not None else True
@@ -238,16 +238,25 @@ class KernelLibrary:
         """The same kernels with the profile's learned corrections, or by physics alone."""
         other = copy(self)
         other.corrected = corrected
-        other.corrections = load_corrections(self.chip.corrections_file) if corrected and not self._older else {}
+        other.corrections = load_corrections(self._model.corrections_file) if corrected and not self._older else {}
         other._gemms = {}
         return other
+
+    @property
+    def _model(self) -> Chip:
+        """The chip whose fits are used and whose corrections go with them: this one, or what it is like where it has no
+        fits at all."""
+        model = self._fitted
+        while model.like is not None and not model.kernels:
+            model = load_chip(model.like)
+        return model
 
     def correction(self, family: str, dtype: str) -> Correction | None:
         """The learned correction of the parameter set used for a family and a format, where it is in use."""
         if not self.corrections:
             return None
         for library in dict.fromkeys((self.library, "generic")):
-            sets = self._fitted.kernels.get(library, {}).get(family, {})
+            sets = self._model.kernels.get(library, {}).get(family, {})
             for name in exact_names(family, self._kernels_of(family, dtype)):
                 if name in sets:
                     return self.corrections.get((library, family, name))
@@ -641,7 +650,7 @@ class KernelLibrary:
         vLLM runs experts in blocks of fp8 on Hopper by Triton, and where they are spread by FlashInfer's CUTLASS
         (kernel_source of NVIDIA's tables of v0.24).
         """
-        for name, parameters in self._fitted.kernels.get(self.library, {}).get("moe", {}).items():
+        for name, parameters in self._model.kernels.get(self.library, {}).get("moe", {}).items():
             low, high = (parameters.fit.ranges if parameters.fit else {}).get("expert_parallel", (1.0, np.inf))
             one_of_two = VARIANT in name and format_of(name) == dtype and (low > 1 or high == 1)
             if one_of_two and low <= expert_parallel <= high:

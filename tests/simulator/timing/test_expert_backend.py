@@ -81,6 +81,13 @@ def test_an_h200_runs_the_experts_of_the_same_engine_on_an_h100():
         assert own.basis("moe", "fp8_block") == "datasheet"
 
 
+def test_corrections_go_with_the_fits_to_a_chip_without_any():
+    """Between H100 and H200 they halve the error of experts and products carried either way."""
+    own, sister = (KernelLibrary(chip, "sglang") for chip in ("b300-sxm", "b200-sxm"))
+    for family, dtype in (("moe", "fp8_block"), ("gemm", "bf16")):
+        assert own.correction(family, dtype) is sister.correction(family, dtype) is not None
+
+
 def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
     """gpt-oss-120b on an H200, 64 at once: 32 ms with 64 requests, 43 ms with 2,560 (Nebius, vLLM 0.22;
     GloriaXimingLu/inferencex-profiling @237385b). Nothing is fitted on that table but the law of expert popularity."""
