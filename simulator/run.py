@@ -38,7 +38,7 @@ from simulator.serving.log import Span
 from simulator.serving.rules import SCHEDULERS
 from simulator.settings import LONGEST_S
 from simulator.speculation import PolicyFactory
-from simulator.step_rows import StepDetail, StepRows, StepTotals, run_gaps, step_detail
+from simulator.step_rows import StepDetail, StepRows, StepTotals, step_detail
 from simulator.tables import Table
 from simulator.timing import Evidence, MemoryPlan, ModelTimer
 from simulator.workload import RequestStream, generate_requests
@@ -258,7 +258,7 @@ def _result(
         requests=requests,
         steps=steps,
         totals=totals,
-        gaps=run_gaps(log),
+        gaps=log.gaps(),
         kv=kv,
         speculation=speculation_counters(log, build.main) if build.main.sampler is not None else None,
         engine=EngineCounters(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.build import Build
-from simulator.serving import GapCounts, RunLog, StepLog, StepRecords
+from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
 
 FloatArray = NDArray[np.float64]
@@ -186,11 +186,6 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     columns["light_s"] = costs.light_s * count
     columns |= {name: getattr(costs, name) * count * chips for name in ("flops", "bytes")}
     return StepRecords(decode_kv_tokens=steps.decode_kv_tokens, **columns)
-
-
-def run_gaps(log: RunLog) -> GapCounts:
-    """All gaps between token deliveries of a run."""
-    return GapCounts(*log.gaps())
 
 
 def summed(steps: StepRecords, size: int) -> StepRecords:

@@ -35,7 +35,6 @@ from simulator.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
-from simulator.step_rows import run_gaps
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
@@ -197,7 +196,7 @@ def _serve(build: Build, stream: RequestStream) -> RunLog:
 
 def _rerun(scenario: Scenario, build: Build, log: RunLog) -> Rerun:
     speculation = speculation_counters(log, build.main) if build.main.sampler is not None else None
-    return Rerun(scenario, request_records(log, build.main), run_gaps(log), speculation)
+    return Rerun(scenario, request_records(log, build.main), log.gaps(), speculation)
 
 
 def _with_factors(build: Build, factors: FloatArray) -> Build:

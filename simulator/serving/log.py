@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.serving.records import GapCounts
 from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream
 
@@ -284,6 +285,8 @@ class RunLog:
     """What an autoscaler did, where there is one."""
     shared: dict[Any, Any] = field(default_factory=dict)
     """What the replicas of a run have in common: prices, draws, step rows and gaps on their way."""
+    gaps_elsewhere: list[GapCounts] = field(default_factory=list)
+    """Counted by other processes."""
 
     def span(self, name: str, replica: int, start_s: float, end_s: float) -> None:
         """Keep what the timeline draws."""
@@ -340,13 +343,13 @@ class RunLog:
         if self.progress is not None:
             self.progress(self.completed, len(self.stream))
 
-    def gaps(self) -> tuple[FloatArray, IntArray]:
+    def gaps(self) -> GapCounts:
         """Gaps between token deliveries, and how many requests saw each."""
-        tables = [made.table() for (what, *_), made in self.shared.items() if what == "gaps"]
+        own = [GapCounts(*made.table()) for (what, *_), made in self.shared.items() if what == "gaps"]
+        tables = [*own, *self.gaps_elsewhere]
         if len(tables) == 1:
-            seconds, count = tables[0]
-            return seconds, count
-        return np.concatenate([seconds for seconds, _ in tables]), np.concatenate([count for _, count in tables])
+            return tables[0]
+        return GapCounts(np.concatenate([one.gap_s for one in tables]), np.concatenate([one.count for one in tables]))
 
     def settle(self) -> None:
         """The run has ended: take in the step rows that are still on their way."""

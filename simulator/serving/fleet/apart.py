@@ -9,13 +9,14 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.serving.fleet.pool import Pool
 from simulator.serving.log import CONDENSED_AT, COUNTED, RunLog, StepLog
+from simulator.serving.records import GapCounts
 from simulator.workers import cores
 
 WORTH_FORKING = 200_000
@@ -43,17 +44,6 @@ def shares(pool: Pool, log: RunLog, requests: int) -> list[range]:
     count = min(cores(), pool.replicas)
     ends = [pool.replicas * part // count for part in range(count + 1)]
     return [range(*ends[part : part + 2]) for part in range(count)]
-
-
-class GapTable(NamedTuple):
-    """Gaps between token deliveries that another process counted."""
-
-    seconds: NDArray[np.float64]
-    counts: NDArray[np.int64]
-
-    def table(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """All of them."""
-        return self.seconds, self.counts
 
 
 class Helper:
@@ -117,13 +107,13 @@ class Helper:
                 piece = file.read(min(left, 8 * log.steps.width * CONDENSED_AT))
                 log.steps.extend(np.frombuffer(piece).reshape(-1, log.steps.width))
                 left -= len(piece)
-            found: tuple[int, int, dict[str, Any], dict[str, Any], tuple[Any, Any]] = pickle.load(file)
+            found: tuple[int, int, dict[str, Any], dict[str, Any], GapCounts] = pickle.load(file)
         held, ended, columns, sums, gaps = found
         for name, values in columns.items():
             np.asarray(getattr(log, name))[self._requests] = values
         for name, value in sums.items():
             setattr(log, name, getattr(log, name) + value)
-        log.shared["gaps", self._child] = GapTable(*gaps)
+        log.gaps_elsewhere.append(gaps)
         log.ended[0] += ended
         log.tell()
         return held

@@ -101,7 +101,8 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
 
 def gaps(log: RunLog) -> np.ndarray:
     """Every gap between two deliveries of a request."""
-    return np.sort(np.repeat(*log.gaps()))
+    gaps = log.gaps()
+    return np.sort(np.repeat(gaps.gap_s, gaps.count))
 
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
