@@ -128,9 +128,9 @@ class LiveFleet:
 
     def __init__(self, build: Build, slots: int = SLOTS) -> None:
         self.build = build
-        ones = np.ones(slots, dtype=np.int64)
+        prompts, answers = np.ones((2, slots), dtype=np.int64)  # the log writes to each of them
         self._hashes = _Hashes(build.main.limits.block_size)
-        stream = RequestStream(np.zeros(slots), ones, ones, None, prefix_hashes=self._hashes, answers_hashed=True)
+        stream = RequestStream(np.zeros(slots), prompts, answers, None, prefix_hashes=self._hashes, answers_hashed=True)
         main = build.fleet.pools[0]
         steps = StepLog(len(main.timer.windows), drafting=main.rule is not None, condense=StepLog.forget)
         positions = main.sampler.num_speculative_tokens if main.sampler is not None else 0
