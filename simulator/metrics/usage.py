@@ -133,11 +133,11 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
         "activation_bytes": kv.activation_bytes,
         "capacity_bytes": kv.capacity_bytes,
         "overridden": kv.overridden,
-        **_split_section(kv.split_bytes),
+        **split_section(kv.split_bytes),
     }
 
 
-def _split_section(split: Mapping[str, float]) -> dict[str, Any]:
+def split_section(split: Mapping[str, float]) -> dict[str, Any]:
     """What holds the memory of one chip, of models that keep more than KV: recurrent state, or keys of an index."""
     return {"per_chip_bytes": dict(split)} if split.get("state") or split.get("index") else {}
 

@@ -111,9 +111,9 @@ class Modules:
         tokens = self.tokens[part].astype(np.float64)
         gemms = deployment.mixer_gemms(mixer)
         self.narrow[part] = sum(dtype_bytes(gemm.dtype) < ACTIVATION_BYTES for gemm in gemms)
-        sizes, place = np.unique(tokens, return_inverse=True)  # thousands of modules have a few hundred sizes
-        for time in self._surroundings(deployment, mixer, sizes):
-            self.around[:, part] += np.array([np.broadcast_to(value, len(sizes)) for value in time])[:, place]
+        different, place = np.unique(tokens, return_inverse=True)  # thousands of modules have a few hundred sizes
+        for time in self._surroundings(deployment, mixer, different):
+            self.around[:, part] += np.array([np.broadcast_to(value, len(different)) for value in time])[:, place]
         batch, q_len, kv_len = (table.size(size)[chosen].astype(np.float64) for size in ("batch", "q_len", "kv_len"))
         held = batch * kv_len * deployment.kv_bytes_per_token
         self.beyond_memory[part] = held > library.chip.memory.capacity_bytes

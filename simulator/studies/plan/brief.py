@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
+from simulator.metrics.tables import memory_rows
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
 from simulator.studies.plan.search import GROWTH, Candidate, Plan
@@ -33,6 +34,7 @@ def brief_document(plan: Plan) -> dict[str, Any] | None:
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
         "headroom": _headroom(plan, best),
+        **{heading.lower(): words for heading, words in memory_rows(verdict.observation.memory)},
         "a replica fails": _failure(plan, best),
         "twice the load": _growth(plan, best),
         **_by_hour(plan, best),

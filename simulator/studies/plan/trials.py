@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf, sqrt
 from typing import Any
@@ -128,6 +128,8 @@ class Observation:
     basis: str
     notes: tuple[str, ...]
     resamples: tuple[dict[str, float | None], ...] | None = None
+    memory: dict[str, float] = field(default_factory=dict)
+    """Bytes on one chip by what holds them, of models that keep more than KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
         basis=result.basis,
         notes=result.notes,
         resamples=None if rows is None else tuple(rows),
+        memory=document["kv_cache"].get("per_chip_bytes", {}),
     )
 
 

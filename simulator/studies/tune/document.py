@@ -9,6 +9,8 @@ from typing import Any
 
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.metrics.document import forerun_version, jsonable, scenario_document
+from simulator.metrics.tables import memory_rows
+from simulator.metrics.usage import split_section
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
@@ -18,7 +20,7 @@ from simulator.studies.engine_flags import published_name
 from simulator.studies.study_file import Source, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, GridCell, Load, Tuning, axis_values, find_drafts
-from simulator.tables import Cell, Table, Tone, Value
+from simulator.tables import Cell, Table, Tone, Value, pairs
 
 ENGINES = ("vllm", "sglang")
 WIDE = 4
@@ -247,6 +249,8 @@ class TuneResult(TunedResult):
         """Batches down and contexts across, what it takes to break even at the mean context, and the flags."""
         found = [_grid_table(self.document), _mean_table(self.document)]
         flags = [[self.document["engine"], self.flags]] if self.flags else []
+        held = memory_rows(self.document.get("per_chip_bytes"))
+        found += [pairs("Memory", held, name="memory")] if held else []
         return [*found, *([Table("Flags", ("engine", "flags"), flags, name="flags")] if flags else ())]
 
 
@@ -330,6 +334,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
     document = jsonable(
         {
             "table": [cell_document(cell) for cell in tuning.cells],
+            **split_section(tuning.memory),
             "at_mean_context": [cell_document(cell) for cell in tuning.mean],
             "method": speculation.method,
             "mean_request": {"input_tokens": tuning.prompt_tokens, "output_tokens": tuning.output_tokens},

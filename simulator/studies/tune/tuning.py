@@ -153,6 +153,8 @@ class Tuning:
     kv_tokens: int
     basis: str
     notes: tuple[str, ...]
+    memory: dict[str, float]
+    """Bytes on one chip by what holds them, with room for the most draft tokens."""
 
 
 def find_drafts(
@@ -231,6 +233,7 @@ def find_drafts(
         kv_tokens=capacity,
         basis=basis,
         notes=tuple(notes),
+        memory=drafted.memory.split,
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from test_step import arrays, decode, deployment
 from test_step_kernels import batches, one_price
 
-from hwprofiles import KernelLibrary
+from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.kernels.recurrent import RecurrentShape, convolution
 from simulator.errors import ForerunError
 from simulator.replay import Split, replay_kernels
@@ -18,6 +18,8 @@ from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.serving.engine import PrefixCache
 from simulator.serving.limits import EngineLimits
+from simulator.studies.plan.document import plan as plan_capacity
+from simulator.studies.tune.document import tune
 from simulator.timing import StepTimer, plan_memory, running
 from simulator.timing.kernels import price, recurrent_calls
 from simulator.timing.memory import hybrid_pages
@@ -154,6 +156,24 @@ def test_a_hybrid_runs(config, name, chips):
     result = simulate(scenario_from(scenario, "test"))
     assert not result.requests.failed.any()
     assert result.steps.output_tokens.sum() == 20 * 8
+
+
+def test_plan_and_tune_say_what_holds_the_memory_of_a_chip():
+    """Of a model that keeps states, in numbers and in words; weights, keys and states fill what an engine may use."""
+    scenario = {
+        "model": "qwen3.5-27b",
+        "hardware": {"chip": "h200-sxm", "tensor_parallel": 2},
+        "speculation": {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"alpha": 0.8}},
+        "workload": {"arrivals": {"process": "poisson", "request_rate": 1.0}, "input_tokens": 512, "output_tokens": 32,
+                     "num_requests": 20},
+    }  # fmt: skip
+    asked = {"slo": {"p99_ttft_ms": 5000.0}, "vary": {"hardware.tensor_parallel": [2]}, "replications": 1, "jobs": 1}
+    assert "state" in plan_capacity(scenario_from(scenario, "test"), **asked).document["brief"]["memory per chip"]
+    tuned = tune(scenario_from(scenario, "test"), batch=[1, 16], context=[512], tokens=[1])
+    held = tuned.document["per_chip_bytes"]
+    assert min(held["weights"], held["kv"], held["state"]) > 1e9
+    assert sum(held.values()) < load_chip("h200-sxm").memory.capacity_bytes
+    assert any(table.name == "memory" for table in tuned.tables())
 
 
 def test_another_rule_is_not_calibrated_by_the_plain_one():
