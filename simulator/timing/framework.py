@@ -53,8 +53,8 @@ class Framework(BaseModel):
     step_s: float = Field(ge=0)
     per_sequence_s: float = Field(ge=0)
     kernels_per_layer: int = Field(ge=0)
-    expert_kernels: int = Field(default=0, ge=0)
-    """Further ones of a layer with routed experts."""
+    eager_experts_s: float = Field(default=0.0, ge=0)
+    """Host time outside captured graphs that routed experts add to a layer's launches."""
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
@@ -135,8 +135,8 @@ class Framework(BaseModel):
     def launches_s(self, architecture: Architecture) -> float:
         """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat."""
         routed = sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
-        kernels = self.kernels_per_layer * architecture.num_layers + self.expert_kernels * routed
-        return self.eager_launch_s * kernels
+        dense = self.eager_launch_s * self.kernels_per_layer * architecture.num_layers
+        return dense + self.eager_experts_s * routed
 
     def sorting(self, vocabulary: int) -> Framework:
         """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.
