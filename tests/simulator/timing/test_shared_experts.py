@@ -230,7 +230,7 @@ class TestLayersByHand:
             passes = layer_passes(one, one.architecture.layer_groups[0].layer, 8192)
             assert passes[0][2] == due
 
-    @pytest.mark.parametrize(("framework", "most"), [("vllm", 256), ("sglang", 256), ("trtllm", 2048), ("generic", 0)])
+    @pytest.mark.parametrize(("framework", "most"), [("vllm", 256), ("sglang", 512), ("trtllm", 2048), ("generic", 0)])
     def test_shared_experts_run_beside_the_routed(self, framework, most):
         """In captured graphs up to the engine's threshold they add the least that their work takes, else their time."""
         one = deployment("deepseek-v3", "h200-sxm", framework=framework, tensor_parallel=8)
