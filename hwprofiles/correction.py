@@ -9,11 +9,12 @@ physics alone.
 
 from __future__ import annotations
 
+import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,6 +175,42 @@ class Correction(NamedTuple):
         found = np.exp(self.ramps(feature_matrix(family, sizes, time, cores)))
         shape = np.shape(time.seconds)
         return np.where(np.asarray(time.seconds) > 0, found.reshape(shape) if shape else found[0], 0.0)
+
+    def along(self, family: str, fixed: Mapping[str, float], moving: tuple[str, ...]) -> Callable[..., float]:
+        """Corrected seconds of kernels that differ in a few sizes, one after the other: a fiftieth of the time.
+
+        Every plain ramp is a line over the logarithms of what moves, so that all of them are one small product.
+
+        Args:
+            family: of the kernels, not products: waves of tiles are no line.
+            fixed: sizes that all have.
+            moving: names of the others.
+
+        Returns:
+            A function of the seconds of physics (above 0) and the ``moving`` sizes, plain numbers.
+        """
+        one, physics, *units = np.eye(2 + len(moving))
+        logs = {name: np.log1p(size) * one for name, size in fixed.items()} | dict(zip(moving, units, strict=True))
+        logs = {name: logs[name] * (-1.0 if name in FALLING else 1.0) for name in SIZES[family]}
+        products = [np.sum([logs[name] for name in names], axis=0) for names in PRODUCTS[family]]
+        ramps, count = self.ramps, len(self.ramps.gain)
+        lines = np.array([physics, *logs.values(), *products])[ramps.feature]
+        lines[:, :, 0] -= ramps.low
+        # The least of some is the greatest of their opposites.
+        sign = np.where(ramps.greatest, 1.0, -1.0)
+        lines *= (sign[:, None] / (ramps.high - ramps.low))[:, :, None]
+        parts = np.ascontiguousarray(lines.transpose(1, 0, 2).reshape(PARTS * count, -1))
+        low, high, gain = np.minimum(sign, 0.0), np.maximum(sign, 0.0), ramps.gain * sign
+        base, (start, end) = ramps.base, ramps.ends
+
+        def seconds(physics_s: float, *sizes: float) -> float:
+            log_s = math.log(max(1e-12, physics_s))
+            best = reduce(np.maximum, (parts @ np.array((1.0, log_s, *map(math.log1p, sizes)))).reshape(PARTS, count))
+            risen = float(gain @ np.minimum(np.maximum(best, low), high))
+            found = base + min(0.0, log_s - start) + max(0.0, log_s - end) + risen
+            return math.exp(min(max(found, log_s - LARGEST), log_s + LARGEST))
+
+        return seconds
 
 
 @lru_cache(maxsize=16)

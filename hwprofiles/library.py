@@ -432,7 +432,7 @@ class KernelLibrary:
             ProfileError: unknown dtype.
         """
         if isinstance(shape, RecurrentShape):
-            return lambda s, q, pairs, kv: self._recurrent_seconds(shape, s, q, None)
+            return self._scan_seconds(shape)
         if isinstance(shape, IndexShape):
             return lambda s, q, p, kv: self.index_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
         if isinstance(shape, SparseShape):
@@ -742,6 +742,33 @@ class KernelLibrary:
         if q_len is None:
             return total + self.recurrent_prefill(shape, seqs=seqs, q_tokens=tokens).seconds
         return total + self.recurrent_decode(shape, seqs=seqs, q_len=q_len).seconds
+
+    def _scan_seconds(self, shape: RecurrentShape) -> Callable[[Num, Num, Num, Num], Num]:
+        """``prefill_seconds`` of a recurrent layer: steps ask for one batch of prompts after the other."""
+        family, stored = "recurrent_prefill", format_of(shape.dtype)
+        correction = self.correction(family, shape.dtype)
+        if correction is None or not shape.value_heads:
+            return lambda s, q, pairs, kv: self._recurrent_seconds(shape, s, q, None)
+        parameters, limits = cast(RecurrentPrefillParameters, self.parameters(family, shape.dtype)), self.limits(stored)
+        heads = {"num_heads": shape.value_heads, "num_kv_heads": shape.key_heads}
+        corrected = correction.along(family, heads, ("batch", "q_len"))
+        before, known = shape._replace(value_heads=0), dict[tuple[Num, Num], float]()
+
+        def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
+            if not all_plain(seqs, q_tokens, 0):
+                return self._recurrent_seconds(shape, seqs, q_tokens, None)
+            found = known.get((seqs, q_tokens))
+            if found is None:
+                time = recurrent_prefill_time(SCALAR, limits, parameters, shape, seqs, q_tokens)
+                light = float(self.light_seconds(time, stored))
+                found = max(corrected(time.seconds, seqs, q_tokens / seqs), min(light, time.seconds))
+                found += self._recurrent_seconds(before, seqs, q_tokens, None)
+                if len(known) >= _CACHE_ENTRIES:
+                    known.clear()
+                known[seqs, q_tokens] = found
+            return found
+
+        return seconds
 
     def index_prefill(self, shape: IndexShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
         """Time of scoring and selecting keys for prompts; sizes as ``attention_prefill`` takes them.

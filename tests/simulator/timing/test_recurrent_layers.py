@@ -189,10 +189,10 @@ def test_another_rule_is_not_calibrated_by_the_plain_one():
 @pytest.mark.parametrize(
     ("chip", "table", "library", "prefill", "decode"),
     [
-        ("h100-sxm", "linear_attention/vllm/*/gdn", "vllm", 6, 2),
-        ("h100-sxm", "linear_attention/sglang/*/gdn", "sglang", 13, 2),
-        ("b200-sxm", "linear_attention/vllm/*/gdn", "vllm", 11, 4),
-        ("b200-sxm", "linear_attention/sglang/*/gdn", "sglang", 10, 4),
+        ("h100-sxm", "linear_attention/vllm/*/gdn", "vllm", 3.5, 2),
+        ("h100-sxm", "linear_attention/sglang/*/gdn", "sglang", 6.6, 2),
+        ("b200-sxm", "linear_attention/vllm/*/gdn", "vllm", 5.8, 4),
+        ("b200-sxm", "linear_attention/sglang/*/gdn", "sglang", 3.6, 4),
         ("h100-sxm", "kda/sglang/*/kda", "sglang", 5, 9),
         ("h200-sxm", "kda/vllm/*/kda", "vllm", 8, 10),
         ("b200-sxm", "kda/vllm/*/kda", "vllm", 8, 9),
