@@ -3,13 +3,17 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from forerun.lazy import PLACE
 
+pytestmark = pytest.mark.xdist_group("house")
+"""One process, so that each source is parsed once."""
 MOST_MODULES = 15
 """In one folder; ``__init__`` and ``__main__`` do not count."""
 MOST_LINES = 80
@@ -70,22 +74,37 @@ def sources() -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def imported(path: Path) -> set[str]:
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Source(NamedTuple):
+    """What the tests ask of a module."""
+
+    docstring: str | None
+    modules: set[str]
+    definitions: list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]
+
+
+@cache
+def parsed(path: Path) -> Source:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules, definitions = set(), []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             modules.add(node.module or "")
-    return modules
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            definitions.append(node)
+    docstring = ast.get_docstring(tree)
+    for node in definitions:
+        node.body = []  # which nobody asks for, and which is most of the tree
+    return Source(docstring, modules, definitions)
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_run_downwards(path):
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     own = room(module)
-    for name in imported(path):
+    for name in parsed(path).modules:
         other = room(name)
         if own is None or other is None or other == own or (own, other) in ALLOWED_UPWARDS:
             continue
@@ -95,7 +114,7 @@ def test_imports_run_downwards(path):
 
 def test_every_module_says_what_it_is():
     for path in sources():
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+        assert parsed(path).docstring, path
 
 
 def test_every_public_name_has_a_caller():
@@ -116,11 +135,8 @@ def test_every_public_name_has_a_caller():
     unused = [
         f"{path.relative_to(ROOT)}: {node.name}"
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and not node.name.startswith("_")
-        and not node.decorator_list
-        and written[node.name] < 2
+        for node in parsed(path).definitions
+        if not node.name.startswith("_") and not node.decorator_list and written[node.name] < 2
     ]
     assert unused == ["simulator/cli/output.py: on_broken_pipe"], "Rich calls that one"
 
@@ -134,8 +150,8 @@ def test_no_function_is_long():
     lines = {
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in parsed(path).definitions
+        if not isinstance(node, ast.ClassDef)
     }
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 

@@ -86,7 +86,7 @@ def test_a_browser_reads_its_streams_with_eventsource_and_with_fetch(served):
 def test_killing_it_leaves_nothing_behind(served):
     process, address, folder = served
     body = {"prompt": "a b c", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=600) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
         process.send_signal(signal.SIGKILL)
@@ -102,7 +102,7 @@ def test_killing_it_leaves_nothing_behind(served):
 def test_ctrl_c_tells_those_that_still_read(served):
     process, address, _ = served
     body = {"prompt": "a b c", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=600) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
         process.send_signal(signal.SIGINT)

@@ -32,7 +32,7 @@ def hpa(**changes) -> Hpa:
     return Hpa(AutoscalerConfig(**(plain | changes)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     rule=st.sampled_from(["hpa", "llm-d"]),
     metric=st.sampled_from(["outstanding", "running", "waiting", "kv_cache"]),

@@ -16,7 +16,7 @@ from simulator.serving.fleet.transfer import KvLink
 from simulator.serving.host_cache import HostSpace
 from simulator.speculation import AcceptanceSampler
 
-SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
 
 

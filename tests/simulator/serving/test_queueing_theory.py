@@ -42,7 +42,7 @@ def test_m_d_1_waiting_time(load):
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_m_m_1_waiting_time(load):
     """Exponential service as geometrically many equal steps: W = rho / (mu - lambda), with the lattice's correction."""
-    mean_steps, step_s = 20, 5e-4
+    mean_steps, step_s = 8, 1.25e-3
     service = mean_steps * step_s
     waits = []
     for seed in range(12):
@@ -51,7 +51,7 @@ def test_m_m_1_waiting_time(load):
         waits.append(mean_wait(rng.geometric(1 / mean_steps, 9_000), arrivals, step_s))
     second_moment = step_s**2 * (2 - 1 / mean_steps) * mean_steps**2
     theory = load / service * second_moment / (2 * (1 - load))
-    assert math.isclose(theory, load * service / (1 - load), rel_tol=0.03)
+    assert math.isclose(theory, load * service / (1 - load), rel_tol=0.07)
     check_against(theory, waits)
 
 
