@@ -196,3 +196,48 @@ def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, capsys):
         assert document["summary"]["completed"] == 12
         assert "at the peak" in document["broken_invariant"]
         assert any("fault of Forerun" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-4-scout"])
+def test_a_million_tokens_of_context(model):
+    """Of full attention and of attention in chunks: each token is computed, and the fast way is the exact one."""
+    ends = []
+    for stepping in ("fast", "exact-steps"):
+        data = {
+            "model": model,
+            "hardware": {"chip": "b200-sxm", "tensor_parallel": 8},
+            "engine": {"stepping": stepping, "max_model_len": 2**20},
+            "workload": {"arrivals": BURST, "input_tokens": 1_000_000, "output_tokens": 20, "num_requests": 2},
+        }
+        result = simulate(scenario_from(data, "long"), full_step_rows=None)
+        assert result.steps.prefill_tokens.sum() == 2_000_000
+        assert result.kv.peak_blocks * result.kv.block_size >= 1_000_019
+        ends.append(result.requests.finished_s)
+    assert np.array_equal(*ends)
+
+
+def test_an_answer_of_no_token_is_no_request_and_of_one_ends_with_its_first(tmp_path):
+    with pytest.raises(ForerunError, match="output_tokens: must be greater than 0"):
+        tiny({"output_tokens": 0})
+    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,5,0\n1,6,6\n")
+    workload = {"trace": str(tmp_path / "trace.csv")}
+    with pytest.raises(ForerunError, match=r"trace.csv:2: output_tokens: 0 tokens: at least 1 expected"):
+        simulate(scenario_from(tiny_data() | {"workload": workload}, "trace"))
+    skipped = simulate(scenario_from(tiny_data() | {"workload": workload | {"on_error": "skip"}}, "trace"))
+    assert skipped.requests.output_tokens.tolist() == [6]
+    one = simulate(tiny({"output_tokens": 1})).requests
+    assert np.array_equal(one.finished_s, one.first_token_s)
+
+
+@pytest.mark.parametrize("stepping", ["fast", "exact-steps"])
+def test_a_cache_smaller_than_a_request_refuses_that_one(stepping):
+    """A request of at most 20 blocks of 16 tokens is served, any other is not; where none can be, nothing runs."""
+    engine = {"num_kv_blocks": 20, "stepping": stepping}
+    lengths = {"distribution": "uniform", "min": 1, "max": 600}
+    requests = simulate(tiny({"arrivals": BURST, "input_tokens": lengths, "output_tokens": 50}, engine=engine)).requests
+    fits = requests.input_tokens + requests.output_tokens <= 20 * 16
+    assert 0 < fits.sum() < len(fits)
+    assert np.array_equal(requests.failed, ~fits)
+    assert np.array_equal(np.isfinite(requests.finished_s), fits)
+    with pytest.raises(ForerunError, match=r"no request can be served here .* needs 35 KV blocks, the replica has 20"):
+        simulate(tiny({"arrivals": BURST, "input_tokens": 500, "output_tokens": 50}, engine=engine))
