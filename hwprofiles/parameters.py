@@ -51,6 +51,9 @@ class DecodeKernel(Record):
     split_root: NonNegative = 0.0
     """Where it is positive, the parts number at most the root of this times the whole splits that the length gives, so
     that combining them does not dominate; 0 = as many as the length gives."""
+    split_seqs: NonNegative = 0.0
+    """Most sequences whose KV axis is split: vLLM fixes a number of parts for batches that it captures as a graph and
+    leaves larger ones to the library, which sees work enough; 0 = however many."""
     min_group_to_split: float = 1.0
     """Fewest query heads per KV head for which the library splits the KV axis."""
     tile_rows: float = 64.0
@@ -274,6 +277,9 @@ class PrefillParameters(FamilyParameters):
     """Whether query heads that share a KV head fill one tile: always, only for single queries, never."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
+    masked_share: Fraction = 0.0
+    """What a key costs that lies before the window of a tile's queries, over one that they see: 0 = its step is
+    skipped, 1 = computed and masked."""
     regroup_s: NonNegative = 0.0
     """Extra kernel that regroups query heads by KV head where single queries are packed (several sequences, several KV
     heads), in seconds; 0 = none."""

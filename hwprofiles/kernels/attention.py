@@ -116,6 +116,9 @@ def prefill_time(
         group = xp.where(length > 1.0, 1.0, group)
     tiles = seqs * (shape.num_heads / group) * xp.ceil(length * group / rows)
     mean_keys = pairs / q_tokens
+    if shape.windowed and parameters.masked_share:
+        unseen = xp.maximum(0.0, kv_tokens / seqs - 0.5 * (length - 1.0) - mean_keys)
+        mean_keys = mean_keys + parameters.masked_share * unseen
     longest_keys = xp.ceil(xp.minimum(kv_tokens / seqs, 2.0 * mean_keys) / columns) * columns
     keys = xp.maximum(mean_keys, xp.minimum(mean_keys + 0.5 * (rows / group + columns), longest_keys))
     per_key = 2.0 * width * rows * limits.cores / (limits.peak_flops * parameters.compute_efficiency)
@@ -266,6 +269,8 @@ def _kernel_time(
     length = kv_tokens / seqs
     most = xp.minimum(_most_splits(xp, parameters, length), parameters.max_splits)
     most = xp.where(heads >= parameters.min_group_to_split * kv_heads, most, 1.0)
+    if parameters.split_seqs:
+        most = xp.where(seqs <= parameters.split_seqs, most, 1.0)
     splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * split_cores // items, most))
     pieces = items * splits
     waves = xp.ceil(pieces / cores)

@@ -258,9 +258,11 @@ PAIRS = (Coordinate("pair_s", 1e-9, 1e-5), Coordinate("group_pair_s", 0.0, 1e-6)
 """Free where a library scores every pair of query and key."""
 NEAR = Coordinate("near_s", 1e-8, 1e-3)
 """Free where selecting from few entries takes longer than from many."""
+MASKED = Coordinate("masked_share", 0.0, 1.0)
+"""Free where keys before a window are walked over."""
 
 
-_OPTIONAL = (REGROUP, ROW_WAVE, ALONE, DENSE, DENSE_HOST, FEW, PIECE, VERIFY, *PAIRS, NEAR)
+_OPTIONAL = (REGROUP, ROW_WAVE, MASKED, ALONE, DENSE, DENSE_HOST, FEW, PIECE, VERIFY, *PAIRS, NEAR)
 
 CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
     "attention_decode": (Coordinate("key_s", 0.0, 5e-7),),
@@ -306,7 +308,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
     if parameters.family == "attention_prefill":
         options = [{"packing": name} for name in ("always", "single", "never")]
         options += [{"tile_rows": rows} for rows in (64.0, 128.0, 192.0)]
-        options += [{"regroup_s": 4e-6}, {"regroup_s": 0.0}]
+        options += [{"regroup_s": 4e-6}, {"regroup_s": 0.0}, {MASKED.name: 0.5}]
         return options + ([{"native_math": True}, {"native_math": False}] if narrow else [])
     if parameters.family == "attention_decode":
         options = [{"unpacked": unpacked_start(parameters, 0.0)}, CPU_DECODE] if kind == "cpu" else []
@@ -326,9 +328,10 @@ CPU_DECODE: dict[str, Any] = {"stream_overlap": 1.0, "row_step": 1.0}
 their own there (a vector instead of a matrix), hence the unpacked kernel is tried however few the rows."""
 
 
-ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 128.0, "max_splits": 64.0}
-"""A grid of so many parts for every sequence and KV head, however short the context: FlashAttention-4's of head size
-512 under vLLM 0.24."""
+ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 1024.0, "max_splits": 32.0, "split_seqs": 512.0}
+"""A grid of so many parts for every sequence and KV head, however short the context, up to the largest captured batch:
+FlashAttention-4's of head size 512 under vLLM 0.24 (``flash_attn_max_num_splits_for_cuda_graph`` and
+``max_cudagraph_capture_size`` of its configuration)."""
 
 
 def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[str, Any]]:

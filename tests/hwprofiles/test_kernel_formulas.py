@@ -125,6 +125,29 @@ def test_decode_is_limited_by_independent_work_items():
     assert long.memory_s == pytest.approx(long.bytes / (0.96 * 1e12))
 
 
+def test_batches_above_the_captured_ones_are_not_split():
+    """A fixed number of parts for every sequence, up to so many: one sequence more needs no kernel that combines."""
+    fixed = IDEAL_DECODE.model_copy(update={"split_tokens": 0.01, "max_splits": 32.0, "split_fill": 1024.0})
+    until = fixed.model_copy(update={"split_seqs": 512.0, "combine_s": 1e-3})
+    shape = AttentionShape(8, 1, 512, 512, 2048.0, "bf16")
+    launches = [decode_time(SCALAR, LIMITS, until, shape, seqs, 1, 16 * seqs).launch_s for seqs in (1, 512, 513)]
+    assert launches == [1e-3, 1e-3, 0.0]
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_keys_before_a_window_cost_their_share(share):
+    """A kernel that masks all of them takes as long as without a window, one that skips them as the window alone."""
+    shape = AttentionShape(8, 1, 192, 192, 768.0, "bf16", windowed=True)
+    tokens, ideal = 16384, IDEAL_PREFILL.model_copy(update={"tile_columns": 1.0, "tile_rows": 1.0, "packing": "never"})
+    times = {}
+    for masked, window in ((share, 128), (0.0, 128), (0.0, 0)):
+        set_ = ideal.model_copy(update={"masked_share": masked})
+        pairs = causal_pairs(SCALAR, tokens, tokens, window)
+        times[masked, window] = prefill_time(SCALAR, LIMITS, set_, shape, 1, tokens, pairs, tokens).compute_s
+    inside, whole = times[0.0, 128], times[0.0, 0]
+    assert_allclose(times[share, 128], inside + share * (whole - inside), rtol=0.02)
+
+
 def test_few_cores_per_kv_head_limit_a_tenstorrent_flash_decode():
     one_head = AttentionShape(4, 1, 128, 128, 2 * 128 * 1.0625, "bfp8")
     kernels = KernelLibrary("n150")
