@@ -209,6 +209,9 @@ def test_address_restores_a_view(browser, address, visit):
     again.open(f"what-if?{urlsplit(page.url).query}", 2)
     again.page.wait_for_function("() => document.body.innerText.includes('eagle3, K=5')")
     assert again.figure("load") == first
+    again.page.set_viewport_size({"width": 390, "height": 900})  # captions take more lines
+    again.page.wait_for_function(SETTLED)
+    again.page.wait_for_function(f"() => {CUT_CAPTIONS}.length == 0")
     again.close()
 
 
