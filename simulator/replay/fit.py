@@ -202,6 +202,9 @@ WORTH, WORTH_FEW = 0.98, 0.85
 """An alternative structure must lower the error to this share of what it was; to the second with few rows."""
 
 _EVALUATIONS = 60
+_TOLERANCE = 1e-4
+"""A search ends where error or position change by less than this share: slopes are taken over steps of 1e-3, and less
+than a hundredth of a percent of the error nobody can measure."""
 
 
 class Coordinate(NamedTuple):
@@ -378,14 +381,18 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
         changes.append({"alone_key_s": 2e-8})
     if problem.family == "elementwise" and problem.table.size("pieces").any():
         changes.append({"piece_s": 1e-8})
+    seconds = search.seconds(best)
     for change in changes:
         if not _applies(best, change):
             continue
+        other = _changed(best, change)
+        if np.array_equal(search.seconds(other), seconds):
+            continue  # no row tells the two apart
         prior = _changed(start.model_copy(update=_structure(best)), change)
-        candidate = _solve(search, _changed(best, change), prior, _concerned(best, change))
+        candidate = _solve(search, other, prior, _concerned(best, change))
         now = loss(search, candidate)
         if now < error * (WORTH_FEW if few else WORTH):
-            best, error = candidate, now
+            best, error, seconds = candidate, now, search.seconds(candidate)
     if len(search) == len(problem):
         return best
     chosen = {name: getattr(best, name) for name in type(best).model_fields if name not in best.free}
@@ -475,6 +482,8 @@ def _least_squares(errors: Callable[[FloatArray], FloatArray], first: Sequence[f
         f_scale=ROBUST_SCALE,
         diff_step=np.full(len(first), 1e-3),
         max_nfev=evaluations,
+        ftol=_TOLERANCE,
+        xtol=_TOLERANCE,
     )
     return np.asarray(found.x, dtype=np.float64)
 

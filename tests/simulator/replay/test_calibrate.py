@@ -1,6 +1,7 @@
 """Calibration: it finds a truth it was not told, says how sure it is, and never makes anything faster than light."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from made_kernels import attention_rows, gemm_rows, measured
 from hwprofiles import BASES, KernelLibrary, load_chip
 from simulator.errors import ForerunError
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
-from simulator.replay.calibrate import calibrate
+from simulator.replay.calibrate import calibrate, start_parameters
 from simulator.replay.correction import fit_ramps
 from simulator.replay.evidence import conformal_intervals
+from simulator.replay.fit import fit, make_problem
 from simulator.replay.light_speed import light_seconds
 from traces.kernels import KernelTable, concatenate, make_table
 
@@ -293,6 +295,25 @@ def test_one_pass_over_single_queries_is_no_faster_than_a_kernel_for_them():
 def test_a_library_of_ones_own_can_be_fitted(kernels):
     found = calibrate(kernels, CHIP, "my-engine", residual=False)
     assert KernelLibrary(found.chip, "my-engine").parameters("gemm") == found.fits[0].parameters
+
+
+def test_a_fit_searches_only_what_its_rows_can_tell_apart(monkeypatch):
+    """Where every query head has keys of its own, kernels that pack heads in other ways take the same time."""
+    rows = attention_rows(20, np.random.default_rng(0), "attention_prefill")
+    tried: list[set[str]] = []
+    for heads in (rows.size("num_heads"), rows.size("num_kv_heads")):
+        table = measured(replace(rows, sizes={**rows.sizes, "num_heads": heads}), "h100-sxm", "sglang", 0.03)
+        tried.append(set())
+        monkeypatch.setattr(
+            "simulator.replay.fit._solve",
+            lambda problem, start, prior, nested=None: tried[-1].add(start.packing) or start,
+        )
+        fit(
+            make_problem(BARE, "attention_prefill", "bf16", table),
+            start_parameters(BARE, "attention_prefill", "bf16")[0],
+        )
+    assert len(tried[0]) > 1
+    assert len(tried[1]) == 1
 
 
 def test_what_is_judged_elsewhere_is_fitted_alike_and_tells_the_shapes_it_saw():
