@@ -285,6 +285,28 @@ def test_rows_of_the_silicon_table_by_origin(tmp_path, row, seqs, inputs, output
     assert_allclose(run.measured["output_throughput"], run.max_concurrency * mean * 1e3 / (9 + (mean - 1) * 9))
 
 
+@pytest.mark.parametrize(
+    ("source", "sizes", "layout"),
+    [
+        (PUBLIC, (64, 1, 8, 8), (8, None, 8)),
+        (PUBLIC, (1, 64, 8, 8), (1, 8, 8)),
+        (PUBLIC, (4, 4, 1, 16), (1, 4, 4)),
+        (PUBLIC, (8, 1, 1, 8), (8, None, 8)),
+        (PUBLIC, (1, 8, 1, 8), (1, 8, 8)),
+        (PUBLIC, (4, 1, 4, 1), (4, None, None)),
+        (PUBLIC, (8, 1, 2, 4), (8, None, 4)),
+        ("data/x.csv", (4, 1, 2, 2), (4, None, 2)),
+    ],
+)
+def test_chips_that_an_export_multiplied_are_counted_once(tmp_path, source, sizes, layout):
+    """Two exports of InferenceX write its tp 8 and ep 8 as 64 chips; NVIDIA's own runs state theirs."""
+    head = SILICON.replace("attention_dp_size", "attention_dp_size,moe_tp_size,moe_ep_size")
+    row = f"a,{source},trtllm,,m/DeepSeek-R1,b200_sxm,fp8,agg,1000,500,1,{','.join(map(str, sizes))},9,9"
+    (run,) = read_runs(written(tmp_path, head + row + "\n", "s.csv"))
+    assert (run.tensor_parallel, run.data_parallel_attention, run.expert_parallel) == layout
+    assert run.max_concurrency == sizes[1]
+
+
 def test_a_table_of_settings_alone_says_what_it_lacks(tmp_path):
     with pytest.raises(TraceError, match="no metric is given"):
         read_runs(written(tmp_path, "run,model,chip\na,llama-3.1-8b,h100-sxm\n", "own.csv"))

@@ -46,6 +46,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         places, output = cells.count("batch_size"), cells.count("osl")
         concurrency = None if places is None else places * (cells.several("attention_dp_size") or 1)
         public = _INFERENCEX.search(cells.text("silicon_data_source") or "") is not None
+        tensor, groups, experts = _layout(cells, public)
         facts = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
         empty = 1 if facts == _EMPTY_SLOT else 0
         prompt = cells.count("isl")
@@ -62,10 +63,10 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             chip=cells.text("system"),
             framework=cells.text("backend"),
             framework_version=cells.text("backend_version"),
-            tensor_parallel=cells.count("tp_size"),
+            tensor_parallel=tensor,
             pipeline_parallel=cells.several("pp_size"),
-            expert_parallel=cells.several("moe_ep_size"),
-            data_parallel_attention=cells.several("attention_dp_size"),
+            expert_parallel=experts,
+            data_parallel_attention=groups,
             weights_dtype=cells.text("precision") or cells.text("gemm_quant_mode"),
             process="closed-loop",
             max_concurrency=concurrency,
@@ -79,6 +80,22 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             derived=("output_throughput",) if "output_throughput" in measured else (),
             unusable="disaggregated prefill and decode" if cells.text("mode") == "disagg" else None,
         )
+
+
+def _layout(cells: Cells, public: bool) -> tuple[int | None, int | None, int | None]:
+    """Tensor parallel size, attention groups and expert parallel size of a row.
+
+    InferenceX states ``tp`` and ``ep`` over the same chips, and attention groups as ``tp`` of them. Two exports of it
+    multiply the two where both are n (n x n chips of experts, n x n or 1 of attention; or n groups of n chips with
+    n x n experts apart), though their row names say ``tp8_ep8`` and a third export has the same means on n chips.
+    """
+    tensor, groups, experts = cells.count("tp_size"), cells.several("attention_dp_size"), cells.several("moe_ep_size")
+    chips, beside = (tensor or 1) * (groups or 1), cells.several("moe_tp_size")
+    multiplied = (experts == beside) if beside else (groups == tensor)
+    if not (public and experts and multiplied and chips == (beside or tensor or 1) ** 2):
+        return tensor, groups, experts
+    each = beside or tensor
+    return (1, each, each) if groups else (each, None, each)
 
 
 def _tail(name: str | None) -> str | None:
