@@ -249,7 +249,8 @@ def _plan_stage(
         raise ForerunError(
             f"model: {deployment.architecture.name} does not fit {deployment.group_chips} x "
             f"{deployment.chip.name}{_stage_words(deployment)}: "
-            f"per chip {weights / 1e9:.1f} GB weights + {draft_weights / 1e9:.1f} GB drafter + "
+            f"per chip {weights / 1e9:.1f} GB weights + "
+            f"{f'{draft_weights / 1e9:.1f} GB drafter + ' if draft else ''}"
             f"{_state_words(states, max_num_seqs)}{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
             f"({gpu_memory_utilization:.0%} of {deployment.chip.memory.capacity_bytes / 1e9:.0f} GB); "
             f"raise hardware.tensor_parallel or pipeline_parallel, choose a narrower weights_dtype or lower "

@@ -80,8 +80,10 @@ def _failure(plan: Plan, best: Candidate) -> str:
         "" if best.layout.usd_per_hour is None else f" for ${best.layout.usd_per_hour * HOURS_PER_MONTH:,.0f} a month"
     )
     spare = f"--spare 1 adds one{price}"
-    if plan.outlook is None or plan.outlook.one_less is None:
+    if best.replicas == 1:
         return f"there is one replica: while it is down nothing is served; {spare}"
+    if plan.outlook is None or plan.outlook.one_less is None:
+        return f"not tried with {best.replicas - 1} of {best.replicas} replicas; {spare}"
     left = plan.outlook.one_less
     if left.status == "meets":
         return f"with {left.replicas} of {best.replicas} replicas left, as predicted, every limit still holds"

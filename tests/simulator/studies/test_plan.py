@@ -344,8 +344,13 @@ def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
 
 def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
     slo, vary = {"p99_ttft_ms": 1500.0, "p99_tpot_ms": 60.0}, {"hardware.tensor_parallel": [1]}
-    found = plan(chat, rate=24.0, slo=slo, vary=vary, requests=500, replications=1, finalists=1, jobs=1)
+    asked = {"rate": 24.0, "slo": slo, "vary": vary, "requests": 500, "replications": 1, "finalists": 1, "jobs": 1}
+    found = plan(chat, **asked)
     brief, best = found.document["brief"], found.best
+    unsearched = plan(chat, **asked, headroom=False).document["brief"]
+    assert unsearched["a replica fails"].startswith(
+        f"not tried with {best['replicas'] - 1} of {best['replicas']} replicas;"
+    )
     assert brief["usd_per_month"] == 730 * best["usd_per_hour"]
     assert f"{best['replicas'] - 1} of {best['replicas']} replicas left" in brief["a replica fails"]
     replicas = int(brief["twice the load"].split()[0])
