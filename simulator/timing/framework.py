@@ -55,6 +55,8 @@ class Framework(BaseModel):
     kernels_per_layer: int = Field(ge=0)
     eager_experts_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs that routed experts add to a layer's launches."""
+    eager_mxfp4_experts_s: float = Field(default=0.0, ge=0)
+    """The same of MXFP4's, which one call chooses, runs and sums."""
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
@@ -132,11 +134,16 @@ class Framework(BaseModel):
             }
         )
 
-    def launches_s(self, architecture: Architecture) -> float:
-        """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat."""
+    def launches_s(self, architecture: Architecture, experts: str) -> float:
+        """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat.
+
+        Args:
+            architecture: the model.
+            experts: dtype of its routed experts.
+        """
         routed = sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
         dense = self.eager_launch_s * self.kernels_per_layer * architecture.num_layers
-        return dense + self.eager_experts_s * routed
+        return dense + routed * (self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s)
 
     def sorting(self, vocabulary: int) -> Framework:
         """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.

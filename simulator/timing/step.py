@@ -257,7 +257,7 @@ class StepTimer:
         captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
         self._eager = (~captured).tolist()
         self._decode_graphs = framework.captured_steps == "decode"
-        self._floor_s = framework.launches_s(architecture)
+        self._floor_s = framework.launches_s(architecture, deployment.weight_dtypes["expert"])
         routed = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
         groups = deployment.attention_data_parallel
         self._routed = routed and groups == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -58,7 +59,8 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
 
     A closed loop of b sequences spends, per token and sequence, its share of a step and of the prompts between:
     ``T / L + b P / n`` with the step T, tokens per step L (1 without speculation), one prompt's time P and n output
-    tokens per request. Speedup is the ratio of the two. Rows of one stream without lengths leave it out.
+    tokens per request. A step ends ``b L / n`` requests in the mean, and the prompts that follow them share a pass.
+    Speedup is the ratio of the two. Rows of one stream without lengths leave prompts out.
     """
     case = case_of(row)
     if isinstance(case, Unpredicted):
@@ -77,7 +79,10 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
     prompts = [0.0, 0.0]
     if _prompts_count(row, case.sequences):
         share = case.sequences / case.output_tokens
-        prompts = [share * _prompt_s(build.main.timer, case.input_tokens) for build in (plain, speculative)]
+        prompts = [
+            share * _prompt_s(build.main.timer, case.input_tokens, share * tokens)
+            for build, tokens in ((plain, 1.0), (speculative, length))
+        ]
     ratio = (before + prompts[0]) / (after / length + prompts[1])
     return Comparison(row, ratio, length, before, after, plain.basis, case.constants)
 
@@ -106,13 +111,20 @@ def _step_s(timer: EngineTimer, case: Case, sequences: int, query_len: int) -> f
     return float(timer.seconds(StepWork(0, 0, empty, empty, 0, empty, sequences, query_len, keys)))
 
 
-def _prompt_s(timer: EngineTimer, tokens: int) -> float:
-    """Seconds of a step that only reads one prompt."""
-    pairs = tuple(causal_pairs(tokens, 0, window) for window in timer.windows)
-    keys = tuple(keys_read(tokens, tokens, window) for window in timer.windows)
+def _prompt_s(timer: EngineTimer, tokens: int, ended: float) -> float:
+    """Seconds for each prompt of a step that only reads prompts: those that follow the requests which a step ended.
+
+    Args:
+        timer: of the engine.
+        tokens: of a prompt.
+        ended: requests that a step ends in the mean; those of steps that end any are Poisson's.
+    """
+    count = max(1, round(ended / -math.expm1(-ended)))
+    pairs = tuple(count * causal_pairs(tokens, 0, window) for window in timer.windows)
+    keys = tuple(count * keys_read(tokens, tokens, window) for window in timer.windows)
     empty = (0,) * len(keys)
-    first = tuple(keys_read(tokens + 1, 1, window) for window in timer.windows)
-    return float(timer.seconds(StepWork(1, tokens, pairs, keys, 1, first, 0, 1, empty)))
+    first = tuple(count * keys_read(tokens + 1, 1, window) for window in timer.windows)
+    return float(timer.seconds(StepWork(count, count * tokens, pairs, keys, count, first, 0, 1, empty))) / count
 
 
 def _compared_runs(case: Case) -> Comparison:

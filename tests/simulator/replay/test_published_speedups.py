@@ -78,6 +78,14 @@ def test_prompts_dilute_the_speedup():
     assert long.predicted < short.predicted
 
 
+def test_prompts_of_requests_that_one_step_ends_share_a_pass():
+    """Launches bound a mixture's prompts under SGLang, so that two together take as long as one: with sixteen streams a
+    verify step ends half a request, with 32 a whole one, and of steps that end any more than one."""
+    row = next(row for row in rows("dflash_t3") if row.id == "dflash_t3-06")
+    few, many = (compare_row(row._replace(load=load)).predicted for load in ("16", "32"))
+    assert many > few
+
+
 def test_curves_beyond_their_fit():
     scores = curve_scores()
     assert len(scores) >= 8

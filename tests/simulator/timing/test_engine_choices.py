@@ -10,6 +10,7 @@ from test_parallel_layouts import mixed
 from test_step import arrays, decode, deployment
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
+from simulator.llm import PARTS
 from simulator.timing import ModelTimer, StepTimer, load_framework
 
 NAMES = list(yaml.safe_load(resources.files("simulator.timing").joinpath("frameworks.yaml").read_text()))
@@ -62,6 +63,18 @@ def test_a_step_outside_graphs_waits_for_its_launches(name, dense, routed):
         costs = timer.costs(arrays(work))
         assert timer.seconds(work) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=0.02)
     assert float(timer.costs(arrays(alone)).host_s[0]) == 0.0
+
+
+def test_experts_of_one_call_are_launched_in_less():
+    """Experts of gpt-oss in MXFP4 are one call of SGLang's, in bf16 as many as those of other mixtures."""
+    called, apart = (
+        StepTimer(replace(deployment("gpt-oss-20b", framework="sglang"), weight_dtypes=dict.fromkeys(PARTS, dtype)), 64)
+        for dtype in ("mxfp4", "bf16")
+    )
+    framework = called.deployment.framework
+    lost = 24 * (framework.eager_experts_s - framework.eager_mxfp4_experts_s)
+    assert lost > 0.01
+    assert apart.tables.floor_s - called.tables.floor_s == pytest.approx(lost)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if load_framework(n).scheduling_s])
