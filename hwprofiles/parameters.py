@@ -579,9 +579,11 @@ class SparseParameters(FamilyParameters):
     """What every product of 8-bit weights adds to that, whose activations are quantised by a kernel of their own."""
     dense_host_s: NonNegative = 0.0
     """What dense attention adds to that in place of the index."""
+    row_tile: Positive = 64.0
+    """Rows of queries (heads that share an entry) that one work item holds; fewer are padded."""
     few_heads_efficiency: Fraction = 0.0
-    """``compute_efficiency`` of fewer than ``FEW_HEADS`` heads, where kernels that widen 8-bit entries themselves serve
-    those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
+    """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads, where kernels that widen 8-bit
+    entries themselves serve those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
     pair_s: NonNegative = 0.0
     """Core time of each pair of query and key, masked or not, per index head, in seconds: of a library that scores all
     of them in passes of their own (TensorRT-LLM 1.3 on MiniMax-M3); 0 = a kernel scores what the mask admits."""

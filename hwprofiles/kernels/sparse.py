@@ -1,5 +1,6 @@
 """Attention that reads chosen or compressed entries: an index scores and selects, then attention reads its choice."""
 
+import math
 from typing import NamedTuple
 
 from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
@@ -7,11 +8,10 @@ from hwprofiles.parameters import FEW_HEADS, SparseParameters
 
 LOGIT_BYTES = 4.0
 """Scores leave the index in fp32 and are read again to select."""
-ROW_TILE = 64.0
-"""Rows of queries (heads that share an entry) that one work item of these kernels holds; fewer are padded."""
+WIDENING_ROWS = 64.0
+"""``row_tile`` of kernels that widen 8-bit entries themselves."""
 DENSE_TOKENS = 131072.0
 """Most keys of a batch that dense attention takes in place of sparse (SGLang's chunk capacity for prefixes)."""
-LN_2 = 0.6931471805599453
 SPLIT_ENTRIES = 64.0
 """Fewest entries worth a split of their own."""
 
@@ -101,7 +101,7 @@ def index_time(
         most = xp.maximum(1.0, shape.top_k)
         last, first = stored / seqs, (kv_tokens - q_tokens) / seqs / shape.ratio
         first, last = xp.maximum(most, first), xp.maximum(most, last)
-        near = LN_2 * xp.log2(last / first) + most / last - most / first  # of p(1 - p), p = most / entries
+        near = math.log(2.0) * xp.log2(last / first) + most / last - most / first  # of p(1 - p), p = most / entries
         near = 4.0 * most * near * seqs * shape.ratio / q_tokens
         selecting = selecting + near * rounds * parameters.near_s
     busy = smooth_maximum(xp, computing, smooth_maximum(xp, reading, alone, parameters.overlap), parameters.overlap)
@@ -122,7 +122,7 @@ def sparse_time(
     """Time of attention over the entries that each query reads.
 
     Queries gather entries of their own, so nothing is shared between them but what the on-chip store still holds. Rows
-    (heads that share an entry) are padded to ``ROW_TILE``; work items run in whole waves. Where a library has dense
+    (heads that share an entry) are padded to ``row_tile``; work items run in whole waves. Where a library has dense
     attention for prompts that the index would choose all of, keys and values of cached tokens are rebuilt for it.
 
     Args:
@@ -143,16 +143,17 @@ def sparse_time(
     stored = xp.minimum(read, kv_tokens / shape.ratio + xp.minimum(kv_tokens, seqs * shape.local + q_tokens))
     width = shape.qk_dim + shape.v_dim
     group = shape.num_heads / shape.num_kv_heads
-    tiles = xp.ceil(group / ROW_TILE)
+    few_heads = (shape.num_heads < FEW_HEADS) & (parameters.few_heads_efficiency > 0)
+    rows = xp.where(few_heads, WIDENING_ROWS, parameters.row_tile)
+    tiles = xp.ceil(group / rows)
     flops = 2.0 * read * shape.num_heads * width
-    padded = 2.0 * computed * shape.num_kv_heads * tiles * ROW_TILE * width
+    padded = 2.0 * computed * shape.num_kv_heads * tiles * rows * width
     items = q_tokens * shape.num_kv_heads * tiles
     splits = xp.maximum(1.0, xp.minimum(parameters.max_splits, computed / q_tokens / SPLIT_ENTRIES))
     units = items * splits
     waves = xp.ceil(units / limits.cores)
     full = waves * limits.cores / units
-    few = parameters.few_heads_efficiency or parameters.compute_efficiency
-    efficiency = xp.where(shape.num_heads < FEW_HEADS, few, parameters.compute_efficiency)
+    efficiency = xp.where(few_heads, parameters.few_heads_efficiency, parameters.compute_efficiency)
     computing = full * padded / (limits.peak_flops * efficiency) + waves * parameters.item_s
     per_entry = shape.entry_bytes
     bandwidth = limits.bandwidth * parameters.memory_efficiency

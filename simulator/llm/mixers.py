@@ -323,6 +323,10 @@ class SelectiveAttention(Mixer):
         return self.attention.vector_parameters(hidden_size)
 
 
+INDEX_KEYS, INDEX_WEIGHTS = "indexer.wk", "indexer.weights_proj"
+"""Matrices that make the keys of an index, and the weights of its heads."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexedAttention(SelectiveAttention):
     """Latent attention over the ``top_k`` keys that an indexer chooses (DeepSeek-V3.2, GLM-5).
@@ -349,14 +353,18 @@ class IndexedAttention(SelectiveAttention):
         return self.index_head_dim if self.own_indexer else 0
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """The attention's matrices, then the indexer's; its queries come from the attention's compressed query."""
+        """The attention's matrices, then the indexer's; its queries come from the attention's compressed query.
+
+        The weights of index heads stay in the model's own format, as a router's do (``weights_proj`` of the published
+        checkpoints, and of every engine).
+        """
         yield from self.attention.tensors(hidden_size)
         if self.own_indexer:
             queries = self.index_heads * self.index_head_dim
             rank = self.attention.q_lora_rank or hidden_size
             yield Tensor("indexer.wq_b", queries, rank, "attention", "replicated")
-            yield Tensor("indexer.wk", self.index_head_dim, hidden_size, "attention", "replicated")
-            yield Tensor("indexer.weights_proj", self.index_heads, hidden_size, "attention", "replicated")
+            yield Tensor(INDEX_KEYS, self.index_head_dim, hidden_size, "attention", "replicated")
+            yield Tensor(INDEX_WEIGHTS, self.index_heads, hidden_size, "router", "replicated")
 
     @property
     def norm_parameters(self) -> int:
@@ -486,7 +494,7 @@ class CompressedAttention(Mixer):
             queries = self.index_heads * self.index_head_dim
             yield Tensor("indexer.compressor", compressed, hidden_size, "attention", "replicated")
             yield Tensor("indexer.q_b_proj", queries, self.q_lora_rank, "attention", "replicated")
-            yield Tensor("indexer.weights_proj", self.index_heads, hidden_size, "attention", "replicated")
+            yield Tensor(INDEX_WEIGHTS, self.index_heads, hidden_size, "router", "replicated")
         groups, rank = self.output_groups, self.output_lora_rank
         yield Tensor("o_a_proj", rank, width // groups, "attention", "column", groups)
         yield Tensor("o_b_proj", hidden_size, groups * rank, "attention", "row")

@@ -123,7 +123,7 @@ def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Call
     if family.startswith("attention"):
         return attention_call(table, rows)
     if family.startswith("sparse"):
-        modules = Modules(table, rows, KernelLibrary(chip, _library_of(chip, table, rows), corrected=False))
+        modules = Modules(table, rows, KernelLibrary(chip, _library_of(chip, table, rows)))
         return modules.times
     if family.startswith("recurrent"):
         return lambda kernels: recurrent_rows(table, kernels, rows)
@@ -322,7 +322,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
         return [{"verify_s": 5e-6}]
     if parameters.family.startswith("sparse"):
         near = [{"near_s": 1e-5}] if parameters.family == "sparse_prefill" else []
-        return [{one.name: 1e-7 for one in PAIRS}, *near]
+        return [{"row_tile": 128.0}, {"row_tile": 64.0}, {one.name: 1e-7 for one in PAIRS}, *near]
     return []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import NamedTuple, cast
@@ -18,6 +18,8 @@ from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import PARTS, Architecture
 from simulator.llm.layers import Attention, Layer, LayerGroup, Mixer, MoeMlp, Tensor
 from simulator.llm.mixers import (
+    INDEX_KEYS,
+    INDEX_WEIGHTS,
     BlockSparseAttention,
     CompressedAttention,
     GatedDeltaNet,
@@ -222,13 +224,24 @@ class Deployment:
 
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:
         """Weight matrices of a layer that every token passes through (routed experts excluded), one chip's slice."""
-        for tensor in layer.tensors(self.architecture.hidden_size):
+        for tensor in self._as_run(layer.tensors(self.architecture.hidden_size)):
             if tensor.part != "expert":
                 yield self._slice(tensor)
 
     def mixer_gemms(self, mixer: Mixer) -> list[GemmSlice]:
         """Weight matrices of a token mixer, one chip's slice."""
-        return [self._slice(tensor) for tensor in mixer.tensors(self.architecture.hidden_size)]
+        return [self._slice(tensor) for tensor in self._as_run(mixer.tensors(self.architecture.hidden_size))]
+
+    def _as_run(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Matrices as the engine multiplies by them: an index's keys and head weights together where it joins them."""
+        keys = 0
+        for tensor in tensors:
+            if tensor.name == INDEX_KEYS and self.framework.joins_index_keys:
+                keys = tensor.out_features
+            elif tensor.name == INDEX_WEIGHTS:
+                yield tensor._replace(out_features=tensor.out_features + keys)
+            else:
+                yield tensor
 
     def attention_shape(self, attention: Attention) -> AttentionShape:
         """Attention of one layer on one chip, as its kernel sees it.

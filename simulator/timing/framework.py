@@ -63,6 +63,8 @@ class Framework(BaseModel):
     passes: Passes = Passes()
     norms_in_reductions: bool = False
     """Whether an all-reduce adds the residual and takes the norm behind it in its own kernel."""
+    joins_index_keys: bool = False
+    """Whether an index's keys and the weights of its heads are one product, widened to the model's own format."""
     shared_beside_tokens: int = Field(default=0, ge=0)
     """Tokens up to which a step's shared experts run on a stream of their own beside the routed ones; 0: after them."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"

@@ -46,6 +46,19 @@ def test_deepseek_v4_reads_its_window_and_compressed_entries(config):
     assert [gemm.n * gemm.k for gemm in grouped] == [16 * 1024 * (128 * 512 // 16) // 4]
 
 
+def test_what_weighs_index_heads_stays_in_16_bits_and_some_engines_join_the_keys_to_it(config):
+    """64 weights and a key of 128 from a hidden state of 7,168; the queries of the index are narrow everywhere."""
+    found = {}
+    for engine in ("vllm", "trtllm", "sglang"):
+        made = deployment(config("deepseek-v3.2"), weights="fp8_block", framework=engine, tensor_parallel=8)
+        (mixer,) = {group.layer.mixer for group in made.architecture.layer_groups}
+        gemms = [gemm for gemm in made.mixer_gemms(mixer) if gemm.name.startswith("indexer")]
+        found[engine] = [(gemm.n, gemm.k, gemm.dtype) for gemm in gemms]
+    joined = [(64 * 128, 1536, "fp8_block"), (64 + 128, 7168, "bf16")]
+    assert found["vllm"] == found["trtllm"] == joined
+    assert found["sglang"] == [joined[0], (128, 7168, "fp8_block"), (64, 7168, "bf16")]
+
+
 def test_few_rows_are_padded_and_work_goes_in_waves():
     kernels = KernelLibrary("h100-sxm")
     shape = SparseShape(16, 1, 576, 512, 1152.0, "bf16@dsa", most=2048)
@@ -57,6 +70,20 @@ def test_few_rows_are_padded_and_work_goes_in_waves():
     )
     assert one.compute_s == four.compute_s
     assert one.flops * 4 == four.flops
+
+
+def test_vllm_pads_prompts_on_a_b200_to_128_heads():
+    """Its kernel takes blocks of 128 heads there and of 64 on Hopper."""
+    computing = {}
+    for chip, cache, heads in (
+        (chip, cache, heads) for chip in ("b200-sxm", "h100-sxm") for cache in ("bf16", "fp8") for heads in (64, 128)
+    ):
+        shape = SparseShape(heads, 1, 576, 512, 1152.0, f"{cache}@dsa", most=2048)
+        sizes = {"seqs": 1, "q_tokens": 148 * 132, "pairs": 148 * 132 * 2048, "kv_tokens": 148 * 132}
+        computing[chip, cache, heads] = KernelLibrary(chip, "vllm").sparse_prefill(shape, **sizes).compute_s
+    for cache in ("bf16", "fp8"):
+        assert computing["b200-sxm", cache, 64] == computing["b200-sxm", cache, 128]
+        assert 1.9 * computing["h100-sxm", cache, 64] < computing["h100-sxm", cache, 128]
 
 
 def test_nothing_is_selected_where_a_context_has_no_more_keys():
