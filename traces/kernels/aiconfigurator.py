@@ -220,6 +220,7 @@ def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     """
     frame.need("batch_size", "seq_len", "kernel_source", "phase", "op_name", "d_conv")
     frame = drop(frame, _eager_convolution(frame), EAGER, skipped)
+    frame = drop(frame, _whole_steps(frame), "no prediction for convolution, update and norm in one kernel", skipped)
     source, rule = frame.texts("kernel_source"), frame.texts("op_name")
     convolving = np.array(["conv1d" in name for name in source.names], dtype=bool)[source.codes]
     prompt = frame.texts("phase").equals("context")
@@ -248,6 +249,15 @@ def _eager_convolution(frame: Frame) -> NDArray[np.bool_]:
     kernels, framework = frame.texts("kernel_source"), _framework(frame)
     launched = np.array([name.endswith("conv1d_fn_qkv3") for name in kernels.names], dtype=bool)
     return np.asarray(launched[kernels.codes] & framework.equals("vllm"))
+
+
+def _whole_steps(frame: Frame) -> NDArray[np.bool_]:
+    """Rows of Kimi-K3's kernels that replace convolution, update and gated norm of a single token (vLLM's
+    ``fused_kda_decode``, SGLang's ``kda_fused_decode``): the update of the same rows, which verification and other
+    shapes run, is measured beside them."""
+    kernels = frame.texts("kernel_source")
+    whole_step = np.array([{"fused", "kda", "decode"} == set(name.split("_")) for name in kernels.names], dtype=bool)
+    return np.asarray(whole_step[kernels.codes])
 
 
 def _mamba2_channels(frame: Frame) -> IntArray:

@@ -193,10 +193,10 @@ def test_another_rule_is_not_calibrated_by_the_plain_one():
         ("h100-sxm", "linear_attention/sglang/*/gdn", "sglang", 6.6, 2),
         ("b200-sxm", "linear_attention/vllm/*/gdn", "vllm", 5.8, 4),
         ("b200-sxm", "linear_attention/sglang/*/gdn", "sglang", 3.6, 4),
-        ("h100-sxm", "kda/sglang/*/kda", "sglang", 5, 9),
-        ("h200-sxm", "kda/vllm/*/kda", "vllm", 8, 10),
-        ("b200-sxm", "kda/vllm/*/kda", "vllm", 8, 9),
-        ("b200-sxm", "kda/sglang/*/kda", "sglang", 5, 9),
+        ("h100-sxm", "kda/sglang/*/kda", "sglang", 5, 8),
+        ("h200-sxm", "kda/vllm/*/kda", "vllm", 8, 7),
+        ("b200-sxm", "kda/vllm/*/kda", "vllm", 8, 7),
+        ("b200-sxm", "kda/sglang/*/kda", "sglang", 5, 10),
     ],
 )
 def test_held_out_shapes_of_measured_recurrent_kernels(shared_data, chip, table, library, prefill, decode):

@@ -143,6 +143,11 @@ def test_convolutions_before_a_recurrence_are_passes_with_pieces(tmp_path):
     eager = {**row, "op_name": "kda", "kernel_source": "causal_conv1d_fn_qkv3"}
     skipped = read_kernels(parquet(tmp_path / "kda_perf.parquet", [eager, row])).skipped
     assert skipped == {"timed without a captured graph (host launches included)": 1}
+    whole = {**row, "op_name": "kda", "phase": "generation", "seq_len": 1}
+    kernels = ("fused_kda_decode", "kda_fused_decode", "fused_recurrent_kda_packed_decode")
+    table = read_kernels(parquet(tmp_path / "kda_perf.parquet", [{**whole, "kernel_source": name} for name in kernels]))
+    assert [table.row(i)["source"] for i in range(len(table))] == [kernels[2]]
+    assert table.skipped == {"no prediction for convolution, update and norm in one kernel": 2}
 
 
 def test_tables_nobody_predicts_are_counted(tmp_path):
