@@ -307,6 +307,21 @@ def test_chips_that_an_export_multiplied_are_counted_once(tmp_path, source, size
     assert run.max_concurrency == sizes[1]
 
 
+@pytest.mark.parametrize(
+    ("model", "tpots", "drafted"),
+    [
+        ("DeepSeek-R1", (10.0, 7.0), (False, True)),
+        ("DeepSeek-R1", (10.0, 8.5), (False, False)),
+        ("Kimi-K2.5", (10.0, 7.0), (False, False)),
+    ],
+)
+def test_runs_that_must_have_speculated_are_told(tmp_path, model, tpots, drafted):
+    """Two runs of one configuration: an export of InferenceX does not say which has MTP."""
+    rows = [f"a,{PUBLIC},trtllm,1.1.0rc2.post2,m/{model},h200_sxm,fp8,agg,1000,500,8,8,1,9,{tpot}" for tpot in tpots]
+    runs = read_runs(written(tmp_path, SILICON + "\n".join(rows) + "\n", "s.csv"))
+    assert tuple(run.unusable == "speculation that is not recorded" for run in runs) == drafted
+
+
 def test_a_table_of_settings_alone_says_what_it_lacks(tmp_path):
     with pytest.raises(TraceError, match="no metric is given"):
         read_runs(written(tmp_path, "run,model,chip\na,llama-3.1-8b,h100-sxm\n", "own.csv"))
