@@ -24,7 +24,7 @@ _INFERENCEX_WAVES = 10
 _DRAFTED = 0.8
 """TPOT over that of the slowest run of one configuration, from which the faster is taken to speculate."""
 _DRAFTED_RELEASE = "1.2.0rc6.post3"
-"""Release of TensorRT-LLM in the exports whose runs of DeepSeek all speculate: 36 of its 57 are so much faster than those
+"""Release of TensorRT-LLM in the exports whose runs of DeepSeek all speculate: 36 of 57 are that much faster than those
 of the release before, as no run of another model is between releases."""
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
