@@ -142,6 +142,7 @@ def exact_names(family: str, named: str) -> tuple[str, ...]:
     kernels = {VARIANT.join((name, *rest)): None for name in (dtype, same)}
     if family.startswith("attention"):
         sizes = (rest[0], rest[0].removesuffix(WINDOWED)) if rest else ()
+        kernels |= {VARIANT.join((name, size, *rest[1:])): None for name in (dtype, same) for size in sizes}
         kernels |= {f"{name}{VARIANT}{size}": None for name in (dtype, same) for size in sizes}
     own = tuple(kernels)
     return own if named != dtype and family in _RULES else (*own, dtype, same, "any")

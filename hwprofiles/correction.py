@@ -171,10 +171,20 @@ class Correction(NamedTuple):
     intervals: Pairs
 
     def seconds(self, family: str, sizes: Mapping[str, Num], time: KernelTime, cores: float) -> Num:
-        """Corrected seconds; a shape beyond those it was learned on is corrected as the nearest of them."""
-        found = np.exp(self.ramps(feature_matrix(family, sizes, time, cores)))
+        """Corrected seconds; a shape beyond those it was learned on is corrected as the nearest of them.
+
+        Of a size that had one value in all of them (queries per sequence of decode attention) nothing was learned.
+        """
         shape = np.shape(time.seconds)
+        sizes = {name: sizes[name] if low < high else low for name, (low, high) in self._known(family)}
+        if len(shape) > 1:
+            sizes = {name: np.broadcast_to(size, shape) for name, size in sizes.items()}
+        found = np.exp(self.ramps(feature_matrix(family, sizes, time, cores)))
         return np.where(np.asarray(time.seconds) > 0, found.reshape(shape) if shape else found[0], 0.0)
+
+    def _known(self, family: str) -> list[tuple[str, tuple[float, float]]]:
+        """Sizes of the family and their least and greatest value where it was learned."""
+        return [(name, self.ranges.get(name, (0.0, np.inf))) for name in SIZES[family]]
 
     def along(self, family: str, fixed: Mapping[str, float], moving: tuple[str, ...]) -> Callable[..., float]:
         """Corrected seconds of kernels that differ in a few sizes, one after the other: a fiftieth of the time.
@@ -191,6 +201,7 @@ class Correction(NamedTuple):
         """
         one, physics, *units = np.eye(2 + len(moving))
         logs = {name: np.log1p(size) * one for name, size in fixed.items()} | dict(zip(moving, units, strict=True))
+        logs |= {name: np.log1p(low) * one for name, (low, high) in self._known(family) if low == high}
         logs = {name: logs[name] * (-1.0 if name in FALLING else 1.0) for name in SIZES[family]}
         products = [np.sum([logs[name] for name in names], axis=0) for names in PRODUCTS[family]]
         ramps, count = self.ramps, len(self.ramps.gain)
@@ -243,6 +254,10 @@ def save_corrections(corrections: Mapping[Key, Correction], path: Path) -> Path:
     for key, correction in corrections.items():
         place = "/".join(key)
         arrays |= {f"{place}/{name}": np.asarray(part) for name, part in correction.ramps._asdict().items()}
+        # Half the digits are enough, as long as a ramp has some width.
+        low = arrays[f"{place}/low"] = correction.ramps.low.astype(np.float32)
+        arrays[f"{place}/gain"] = correction.ramps.gain.astype(np.float32)
+        arrays[f"{place}/high"] = np.maximum(correction.ramps.high.astype(np.float32), np.nextafter(low, np.inf))
         arrays[f"{place}/names"] = np.array(feature_names(key[1]))
         for name, pairs in (("ranges", correction.ranges), ("intervals", correction.intervals)):
             arrays[f"{place}/{name}"] = np.array(list(pairs.values()), dtype=np.float64).reshape(-1, 2)

@@ -229,6 +229,8 @@ class CollectiveTime(NamedTuple):
 
 HEAD_SIZES = (64, 128, 192, 256, 512)
 """Head sizes that attention libraries compile kernels for; 128's set stands for the format."""
+PLAIN_HEAD = "128"
+"""Head size of attention whose set stands for the format."""
 WINDOWED = "w"
 """What ends the name of a kernel for windows."""
 

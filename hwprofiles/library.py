@@ -24,7 +24,9 @@ from hwprofiles.dtypes import MIXED, VARIANT, dtype_bytes, format_of, shares_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import (
     ARRAY,
+    PLAIN_HEAD,
     SCALAR,
+    WINDOWED,
     AttentionShape,
     CollectiveTime,
     Functions,
@@ -37,7 +39,6 @@ from hwprofiles.formulas import (
     functions_of,
 )
 from hwprofiles.kernels.attention import (
-    WARM_FADE,
     alone_key_time,
     alone_sequences,
     decode_time,
@@ -252,14 +253,17 @@ class KernelLibrary:
         return model
 
     def correction(self, family: str, dtype: str) -> Correction | None:
-        """The learned correction of the parameter set used for a family and a format, where it is in use."""
+        """The learned correction of the parameter set used for a family and a format, where it is in use; of attention
+        only for heads of the size that it was learned on."""
         if not self.corrections:
             return None
+        heads = dtype.split(VARIANT)[1:2] if family.startswith("attention") else []
+        plain = heads in ([], [PLAIN_HEAD], [PLAIN_HEAD + WINDOWED])
         for library in dict.fromkeys((self.library, "generic")):
             sets = self._model.kernels.get(library, {}).get(family, {})
             for name in exact_names(family, self._kernels_of(family, dtype)):
                 if name in sets:
-                    return self.corrections.get((library, family, name))
+                    return self.corrections.get((library, family, name)) if plain or VARIANT in name else None
         return None
 
     def _corrected(self, family: str, dtype: str, time: KernelTime, held: bool = False, **sizes: Num) -> KernelTime:
@@ -276,8 +280,13 @@ class KernelLibrary:
         if correction is None:
             return time
         _untraceable(time)
-        light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, format_of(dtype))
         seconds = correction.seconds(family, sizes, time, float(self.chip.compute.usable_cores))
+        return self._no_faster(time, seconds, format_of(dtype), held)
+
+    def _no_faster(self, time: KernelTime, seconds: Num, dtype: str, held: bool = False) -> KernelTime:
+        """A time of physics with ``seconds`` in its place, but never faster than light unless physics is; ``held`` as
+        ``_corrected`` takes it."""
+        light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, dtype)
         seconds = np.maximum(seconds, np.minimum(light, time.seconds))
         if not isinstance(time.seconds, np.ndarray):
             seconds = float(seconds)
@@ -388,39 +397,44 @@ class KernelLibrary:
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        if all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0:
-            time = decode_time(SCALAR, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond_kv)
-        else:
-            time = evaluate(
-                (seqs, q_len, kv_tokens),
-                lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, beyond_kv=beyond_kv),
-            )
-        return self._whole_decode(shape, parameters, time, seqs, q_len, kv_tokens, warm)
+        plain = all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0
+
+        def timed(warm: bool, beyond: Num) -> KernelTime:
+            def priced(xp: Functions, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
+                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond)
+
+            return priced(SCALAR, seqs, q_len, kv_tokens) if plain else evaluate((seqs, q_len, kv_tokens), priced)
+
+        return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, warm, beyond_kv)
 
     def _whole_decode(
         self,
         shape: AttentionShape,
-        parameters: DecodeParameters,
-        time: KernelTime,
+        timed: Callable[[bool, Num], KernelTime],
         seqs: Num,
         q_len: Num,
         kv_tokens: Num,
         warm: bool,
+        beyond_kv: Num = 0.0,
     ) -> KernelTime:
         """A decode kernel's time of physics with its correction, and with its scores.
 
-        Corrections were learned on repeated calls: a cold one has none where a repeated one finds KV on the chip.
+        Corrections were learned on repeated calls over sequences of one length: what physics adds for KV that must come
+        from memory, and for a longer sequence, stays as it is.
+
+        Args:
+            shape: of one layer on this chip.
+            timed: time of physics by whether the call is repeated, and by ``beyond_kv``.
+            seqs: as ``attention_decode`` takes them, and the others too.
         """
+        time = timed(warm, beyond_kv)
         if self._split_kv and self.correction("attention_decode", shape.kernel) is not None:
-            _untraceable(time)
+            repeated = timed(True, 0.0)
             kept = kv_tokens * shape.kv_bytes_per_token / self.chip.on_chip.capacity_bytes
             each = {"batch": seqs, "q_len": q_len, "kv_len": kv_tokens / np.maximum(1, seqs), "kept": kept}
-            corrected = self._corrected("attention_decode", shape.kernel, time, warm, **each, **_heads(shape))
-            same = warm | (kept >= WARM_FADE * parameters.warm_share)
-            if isinstance(same, np.ndarray):
-                time = KernelTime(*(np.where(same, *pair) for pair in zip(corrected, time, strict=True)))
-            elif same:
-                time = corrected
+            corrected = self._corrected("attention_decode", shape.kernel, repeated, True, **each, **_heads(shape))
+            seconds = time.seconds + (corrected.seconds - repeated.seconds)
+            time = self._no_faster(time, seconds, format_of(shape.kernel), warm)
         return time if self.flash else self._with_scores(shape, time, q_len * kv_tokens)
 
     def prefill_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num, Num], Num]:
@@ -465,9 +479,11 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
-            xp = functions_of(kv_tokens)
-            time = decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens)
-            return self._whole_decode(shape, parameters, time, seqs, q_len, kv_tokens, False).seconds
+            def timed(warm: bool, beyond: Num) -> KernelTime:
+                xp = functions_of(kv_tokens)
+                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond)
+
+            return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, False).seconds
 
         return seconds
 
@@ -760,8 +776,7 @@ class KernelLibrary:
             found = known.get((seqs, q_tokens))
             if found is None:
                 time = recurrent_prefill_time(SCALAR, limits, parameters, shape, seqs, q_tokens)
-                light = float(self.light_seconds(time, stored))
-                found = max(corrected(time.seconds, seqs, q_tokens / seqs), min(light, time.seconds))
+                found = self._no_faster(time, corrected(time.seconds, seqs, q_tokens / seqs), stored).seconds
                 found += self._recurrent_seconds(before, seqs, q_tokens, None)
                 if len(known) >= _CACHE_ENTRIES:
                     known.clear()

@@ -18,13 +18,13 @@ from hwprofiles.catalogue import load_defaults
 from hwprofiles.choice import inside_ranges
 from hwprofiles.correction import SIZES, Correction, Key, save_corrections
 from hwprofiles.dtypes import VARIANT, format_of
-from hwprofiles.formulas import WINDOWED
+from hwprofiles.formulas import PLAIN_HEAD, WINDOWED
 from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit, FittedOn
 from hwprofiles.schema import CORRECTIONS
 from simulator.errors import ForerunError
-from simulator.replay.correction import correction_inputs, learn
+from simulator.replay.correction import KEPT, KEPT_OF_ATTENTION, correction_inputs, learn
 from simulator.replay.evidence import conformal_intervals, interval_ends, rows_inside, seen_ranges
 from simulator.replay.fit import FEW_ROWS, FitProblem, core_rows, family_rows, fit, loss, make_problem, mixed_structure
 from simulator.replay.kernels import check_devices
@@ -43,8 +43,6 @@ FloatArray = NDArray[np.float64]
 MIN_ROWS = 5
 """Fewest rows that a family's parameters are moved for."""
 FOLDS = 4
-PLAIN_HEAD = "128"
-"""Head size of attention whose set stands for the format."""
 SPARSE_STARTS: tuple[dict[str, float], ...] = (
     {"dense_efficiency": 0.5, "dense_host_s": 2e-4},
     {"few_heads_efficiency": 0.25},
@@ -400,7 +398,8 @@ def _learned(
         return None, None
     matrix, sizes = correction_inputs(make_problem(chip, family, dtype, rows), parameters)
     target = np.log(rows.measured_s / predicted)
-    correction = learn(matrix, sizes, target, training, seed)
+    kept = KEPT_OF_ATTENTION if family.startswith("attention") else KEPT
+    correction = learn(matrix, sizes, target, training, seed, kept)
     if correction is None:
         return None, None
     inside = np.asarray(inside_ranges(correction.ranges, sizes))

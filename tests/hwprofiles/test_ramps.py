@@ -5,6 +5,8 @@ import pytest
 
 from hwprofiles import KernelLibrary, KernelTime
 from hwprofiles.correction import LARGEST, PARTS, SIZES, Correction, Ramps, feature_names, ramps_of
+from hwprofiles.dtypes import dtype_bytes
+from hwprofiles.formulas import AttentionShape
 from hwprofiles.kernels.recurrent import RecurrentShape
 
 
@@ -58,3 +60,75 @@ def test_scans_of_more_tokens_or_sequences_never_take_less(chip: str, library: s
         together = kernels.recurrent_prefill(shape, seqs=n, q_tokens=n * tokens)
         assert row == pytest.approx(together.seconds, rel=1e-12)
         assert (together.seconds >= kernels.light_seconds(together, "bf16")).all()
+
+
+def _decoding(heads: tuple[int, int, int], dtype: str) -> AttentionShape:
+    query, kv, dim = heads
+    return AttentionShape(query, kv, dim, dim, 2.0 * kv * dim * dtype_bytes(dtype), dtype)
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 128), (8, 1, 128), (64, 64, 128), (128, 8, 128), (64, 8, 64), (16, 8, 256)])
+@pytest.mark.parametrize("library", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("chip", ["h100-sxm", "h200-sxm", "b200-sxm"])
+def test_decoding_of_twice_the_keys_or_sequences_takes_no_less(
+    chip: str, library: str, heads: tuple[int, int, int]
+) -> None:
+    """Where physics takes no less; what memory adds may shrink by a little faster than what was learned rises."""
+    kernels = KernelLibrary(chip, library)
+    for dtype in ("bf16", "fp8"):
+        shape, batches, lengths = _decoding(heads, dtype), 2.0 ** np.arange(10)[:, None], 2.0 ** np.arange(18)
+        for warm in (False, True):
+            asked = {"seqs": batches, "q_len": 1, "kv_tokens": batches * lengths, "warm": warm}
+            found = kernels.attention_decode(shape, **asked).seconds
+            physics = kernels.reading(False).attention_decode(shape, **asked).seconds
+            for axis in (0, 1):
+                grown, by_physics = (np.diff(np.log(values), axis=axis) for values in (found, physics))
+                assert (grown[by_physics >= 0.0] >= (-1e-9 if warm else -0.02)).all()
+
+
+def test_decode_tables_are_what_their_kernels_take() -> None:
+    """All batches and contexts at once, as the tables of an engine ask for them."""
+    kernels, shape = KernelLibrary("h100-sxm", "vllm"), _decoding((32, 8, 128), "bf16")
+    batches, lengths = np.arange(1.0, 18.0)[:, None], np.array([1.0, 100.0, 5000.0])
+    table = kernels.decode_seconds(shape)(batches, 1, batches * lengths)
+    one = [kernels.attention_decode(shape, seqs=b, q_len=1, kv_tokens=b * n).seconds
+           for b in batches[:, 0].tolist() for n in lengths.tolist()]  # fmt: skip
+    assert table.ravel() == pytest.approx(np.array(one), rel=1e-9)
+
+
+def test_what_memory_adds_to_repeated_decoding_is_as_physics_has_it() -> None:
+    """Corrections were learned where KV may lie on the chip; a cold call adds to theirs what physics adds."""
+    shape, tokens = _decoding((32, 8, 128), "bf16"), np.geomspace(1000.0, 100_000.0, 40)
+
+    def both(kernels: KernelLibrary) -> list[np.ndarray]:
+        asked = {"seqs": 16.0, "q_len": 1, "kv_tokens": tokens}
+        return [np.asarray(kernels.attention_decode(shape, **asked, warm=warm).seconds) for warm in (False, True)]
+
+    kernels = KernelLibrary("h100-sxm", "vllm")
+    (cold, warm), (cold_physics, warm_physics) = both(kernels), both(kernels.reading(False))
+    assert kernels.correction("attention_decode", "bf16") is not None
+    assert (cold_physics > warm_physics).any()
+    assert (warm != warm_physics).all()
+    assert cold - warm == pytest.approx(cold_physics - warm_physics, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("chip", ["h100-sxm", "h200-sxm", "b200-sxm"])
+def test_latent_and_other_heads_are_not_corrected_as_heads_of_128(chip: str) -> None:
+    kernels = KernelLibrary(chip, "vllm")
+    assert kernels.correction("attention_decode", "fp8@128w") is not None
+    assert kernels.correction("attention_decode", "fp8") is kernels.correction("attention_decode", "fp8@128")
+    assert kernels.correction("attention_decode", "fp8@mla") is None
+    assert kernels.correction("attention_decode", "fp8@512") is None
+
+
+def test_a_size_that_never_varied_says_nothing() -> None:
+    """Kernels that verify drafts are corrected as those of one token, which alone were measured."""
+    correction = KernelLibrary("b200-sxm", "trtllm").correction("attention_decode", "bf16")
+    assert correction is not None
+    sizes = {"batch": 4.0, "q_len": 1.0, "kv_len": 900.0, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    time, moving = KernelTime(8e-6, *[0.0] * 5), ("batch", "q_len")
+    for kept in (0.01, 1.0):
+        one, five = (correction.seconds("attention_decode", sizes | {"q_len": q, "kept": kept}, time, 148.0)
+                     for q in (1.0, 5.0))  # fmt: skip
+        line = correction.along("attention_decode", sizes | {"kept": kept}, moving)
+        assert one == five == pytest.approx(line(8e-6, 4.0, 5.0), rel=1e-12)
