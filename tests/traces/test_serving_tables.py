@@ -94,6 +94,25 @@ def test_normal_dispatch_by_deepep_captures_no_graphs(tmp_path):
         assert (run.settings, run.max_num_seqs) == (found, 256)
 
 
+@pytest.mark.parametrize(
+    ("args", "dp", "read"),
+    [
+        ("--tp-size 8 --enable-dp-attention", "", (8, None, None)),
+        ("--tp-size 8 --dp-size 8 --enable-dp-attention", "8", (1, None, 8)),
+        ("--tp 8 --dp 4 --enable-dp-attention", "4", (2, None, 4)),
+        ("--tp 8 --moe-a2a-backend deepep", "", (8, 8, None)),
+        ("--tp-size=8 --dp-size=8 --enable-dp-attention --moe-a2a-backend=deepep", "8", (1, 8, 8)),
+    ],
+)
+def test_groups_and_experts_are_those_that_sglang_makes_of_its_command(tmp_path, args, dp, read):
+    """Groups share the chips of ``--tp-size``, none are made where their number is not given, and DeepEP gives every
+    chip experts of its own."""
+    asked = "true" if "enable-dp-attention" in args else ""
+    run = unified(tmp_path, server_args=f"sglang {args}", n_gpus="8", tp="8", dp=dp, dp_attention=asked)
+    assert (run.tensor_parallel, run.expert_parallel, run.data_parallel_attention) == read
+    assert run.replicas is None
+
+
 def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
     run = unified(tmp_path, length_mode="uniform[0.8 * n, n]")
     assert (run.input_tokens, run.output_tokens) == ((800, 1000), (160, 200))

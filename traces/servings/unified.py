@@ -46,6 +46,8 @@ _LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs
            "mem-fraction-static": "gpu_memory_utilization",
            "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
 """Options of vLLM and SGLang, and the limit of a run that each is; SGLang's are of all attention groups together."""
+SPREADING = ("deepep", "mooncake")
+"""SGLang's ``--moe-a2a-backend`` for which every chip has experts of its own, whatever ``--ep-size`` says."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
 
 
@@ -79,6 +81,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         flags = dict(_FLAG.findall(cells.text("server_args") or ""))
         groups = _attention_groups(cells, flags)
         expert = groups if groups and "enable-expert-parallel" in flags else expert
+        expert = tensor if flags.get("moe-a2a-backend") in SPREADING else expert
         pools = _pools(cells)
         replicas = chips // per_replica if chips and tensor and not expert else None
         yield MeasuredRun(
@@ -88,7 +91,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             chip=cells.text("gpu"),
             framework=cells.text("framework"),
             framework_version=cells.text("framework_version"),
-            tensor_parallel=None if pools else (tensor or chips) if groups is None else 1,
+            tensor_parallel=None if pools else max(1, (tensor or 1) // groups) if groups else tensor or chips,
             pipeline_parallel=pipeline,
             expert_parallel=None if pools else expert,
             data_parallel_attention=None if pools else groups,
@@ -227,14 +230,16 @@ def _kv_dtype(cells: Cells) -> str | None:
 
 
 def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
-    """Attention groups of one chip each, where attention is data-parallel: as many as the chips that share experts.
+    """Attention groups, where attention is data-parallel: as many as the chips that share experts, or as are named.
 
-    vLLM's ``--data-parallel-size`` says so too where it takes up every chip named.
+    vLLM's ``--data-parallel-size`` says so too where it takes up every chip named. SGLang divides ``--tp-size`` chips
+    into ``--dp-size`` groups, of one where that is not given, whatever else is asked for (``server_args.py``).
     """
     if "enable-expert-parallel" in flags and flags.get("data-parallel-size") == str(cells.count("n_gpus")):
         return cells.count("n_gpus")
     asked = (cells.text("dp_attention") or "false").lower()
-    return None if asked in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
+    alone = "enable-dp-attention" in flags and not cells.count("dp")
+    return None if alone or asked in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
 
 
 def _from_one(cells: Cells) -> bool:
