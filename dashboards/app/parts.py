@@ -12,7 +12,7 @@ from dash import dcc, html
 from dashboards.app.controls import Component, Identity
 from dashboards.page import Tile
 from dashboards.theme import BASIS_WORDS
-from simulator.tables import Cell, Table, Value, cell_class, cell_text
+from simulator.tables import Table
 
 EXPORTS = ("png", "svg", "csv", "html")
 GRAPH_CONFIG: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
@@ -175,39 +175,14 @@ def tiles(rows: Iterable[Tile]) -> Component:
     )
 
 
-def table(shown: Table) -> Component:
-    """A table as data on a page, without its title; rows beyond ``shown.shown`` are folded. None without rows."""
-    if not shown.rows:
-        return None
-    words = [index > 0 and shown.words(index) for index in range(len(shown.columns))]
-    rows = [html.Tr(list(map(_cell, row, words))) for row in shown.rows]
-    head = [html.Thead(html.Tr(list(map(_heading, shown.columns, words))))] if shown.headed else []
-
-    def part(lines: Sequence[Component], which: str = "") -> Component:
-        named: Any = {"aria-label": f"{shown.title or 'table'}{which}"}
-        plain = html.Table([*head, html.Tbody(list(lines))], className="plain" if shown.headed else "plain pairs")
-        return html.Div(plain, className="scroll", tabIndex=0, role="region", **named)
-
-    first, rest = rows[: shown.shown], rows[len(rows) - shown.hidden :]
-    if not shown.hidden:
-        return part(first)
-    return html.Div([part(first), html.Details([html.Summary(f"{shown.hidden:,} more"), part(rest, ", the rest")])])
-
-
-def _heading(column: str, words: bool) -> Component:
-    return html.Th(column, scope="col", className="words" if words else "") if column else html.Td()
-
-
-def _cell(value: Value, words: bool) -> Component:
-    if not isinstance(value, Cell):
-        return html.Td(cell_text(value), className=cell_class(value, words))
-    aside = [html.Span(f" {value.aside}", className="aside")] if value.aside else []
-    return html.Td([value.text, *aside], className=cell_class(value, words))
-
-
 def table_card(shown: Table) -> Component:
-    """A table in a titled box; None without rows."""
-    return card(shown.title, table(shown)) if shown.rows else None
+    """A table in a titled box; None without rows.
+
+    The browser fills the place with the table's HTML, as reports have it: a component for every cell would take it
+    seconds.
+    """
+    filled: Any = {"data-html": shown.html()}
+    return card(shown.title, html.Div(className="table", **filled)) if shown.rows else None
 
 
 def commands_card(title: str, commands: Mapping[str, str]) -> Component:

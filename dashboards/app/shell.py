@@ -89,6 +89,7 @@ def frame(pages: Sequence[Page]) -> Any:
                 header={"height": 60},
                 navbar=_navbar(opened=False),
                 padding={"base": "xs", "sm": "md"},
+                transitionDuration=0,  # a menu that slides away would have figures drawn anew in every width on the way
             ),
         ],
         id="theme",

@@ -368,14 +368,16 @@ def barriers_of():
     table, as which the others look.
     """
     source = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    kinds = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice'], rules: {'color-contrast': {enabled: false}}}"
+    tags = "['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']"
+    kinds = f"runOnly: {tags}, rules: {{'color-contrast': {{enabled: false}}}}"
     places = "{exclude: [['.main-svg'], ['tbody tr:nth-child(n + 21)']]}"
 
     def complaints(page, colours_alone=False):
         page.evaluate(source)
-        looks = [f"{places}, {{runOnly: {{type: 'rule', values: ['color-contrast']}}}}"]
-        looks += [] if colours_alone else [f"document, {kinds}"]
-        found = [one for look in looks for one in page.evaluate(f"axe.run({look}).then(found => found.violations)")]
+        looks = [(places, "runOnly: {type: 'rule', values: ['color-contrast']}")]
+        looks += [] if colours_alone else [("document", kinds)]
+        runs = [f"axe.run({where}, {{{what}, resultTypes: ['violations']}})" for where, what in looks]
+        found = [one for run in runs for one in page.evaluate(f"{run}.then(found => found.violations)")]
         return [(one["impact"], one["id"], one["nodes"][0]["html"][:120]) for one in found]
 
     return complaints

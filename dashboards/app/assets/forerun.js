@@ -6,7 +6,15 @@
     document.querySelectorAll("input[type=file]:not([aria-label])").forEach(function (input) {
       input.setAttribute("aria-label", "File to upload");
     });
-  }).observe(document.documentElement, { childList: true, subtree: true });
+    document.querySelectorAll(".table[data-html]").forEach(fill);
+  }).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["data-html"] });
+  // A table arrives as HTML, escaped where it was made; what was unfolded stays so when its numbers change.
+  function fill(place) {
+    if (place.filled === place.dataset.html) { return; }
+    var unfolded = place.querySelector("details[open]") !== null;
+    place.innerHTML = place.filled = place.dataset.html;
+    place.querySelectorAll("details").forEach(function (rest) { rest.open = unfolded; });
+  }
   var BESIDE = "/beside";
   if (window.parent !== window) { document.documentElement.classList.add("framed"); }
   function narrow() { return window.innerWidth < 560; }
