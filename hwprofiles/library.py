@@ -123,6 +123,7 @@ class KernelLibrary:
             a launch, makes gpt-oss as served 18 % slower than it is; under ``int4`` it is 2 % off.)
         corrected: whether the profile's learned corrections are put on top of physics.
         flash: whether attention keeps its scores on the chip (FlashAttention); else they pass through memory.
+        reductions: the library whose collectives it runs, where they are not its own.
 
     Raises:
         ProfileError: no such chip or library, or a damaged file of corrections.
@@ -137,6 +138,7 @@ class KernelLibrary:
         marlin: bool = False,
         corrected: bool = CORRECTED,
         flash: bool = True,
+        reductions: str | None = None,
     ) -> None:
         self.flash = flash
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
@@ -146,6 +148,7 @@ class KernelLibrary:
                 f"no kernel library '{library}'{did_you_mean(library, known)} (one of {', '.join(known)})"
             )
         self.library = library
+        self._reductions = reductions or library
         self._older = library == PORTABLE and self.chip.compute.asynchronous
         self._fitted = self.chip
         if self._older:
@@ -863,7 +866,8 @@ class KernelLibrary:
     def _choose(self, family: str, dtype: str) -> tuple[FamilyParameters, str]:
         key = (family, dtype)
         if key not in self._chosen:
-            found, basis = find_parameters(self._fitted, self.library, family, self._kernels_of(family, dtype))
+            library = self._reductions if family == "collective" else self.library
+            found, basis = find_parameters(self._fitted, library, family, self._kernels_of(family, dtype))
             if self._older:
                 found, basis = found.carried(True, False), "extrapolated" if basis == "calibrated" else basis
             if isinstance(found, DecodeParameters) and not self._split_kv:

@@ -48,7 +48,7 @@ class Assumptions:
         scaled = self._scaled(f"{chip.name}.on_chip", {"bandwidth_bytes_per_s": chip.on_chip.bandwidth_bytes_per_s})
         return _once(_with_on_chip, chip, *scaled.values()) if scaled else chip
 
-    def kernels(self, chip: Chip, library: str, *choices: bool) -> KernelLibrary:
+    def kernels(self, chip: Chip, library: str, *choices: Any) -> KernelLibrary:
         """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; what was calibrated stays as it is.
 
         Args:
@@ -90,7 +90,7 @@ _LATELY: deque[tuple[tuple[Any, ...], Any]] = deque(maxlen=64)
 class _ScaledKernels(KernelLibrary):
     """Kernels whose parameters are multiplied where they were not fitted on this chip's own measurements."""
 
-    def __init__(self, chip: Chip, library: str, factors: Factors, *choices: bool) -> None:
+    def __init__(self, chip: Chip, library: str, factors: Factors, *choices: Any) -> None:
         super().__init__(chip, library, *choices)
         self._factors = dict(factors)
         self._scaled: dict[tuple[str, str], FamilyParameters] = {}

@@ -406,6 +406,7 @@ def _kernels(scenario: Scenario, chip: Chip, framework: Framework, assumed: Assu
         marlin,
         engine.kernel_correction,
         engine.flash_attention,
+        framework.reductions,
     )
 
 

@@ -36,8 +36,8 @@ _CHIPS = (
 )
 """Patterns of device names, most telling first, and the chip each means; None = the chip of that very name, if any."""
 _ENGINES = {"trtllm": r"trt|tensorrt", "sglang": r"sglang|^sgl", "vllm": r"vllm"}
-_OLDER = {"trtllm": (16, "trtllm-0.14"), "vllm": (13, "vllm-0.11")}
-"""Last minor version of an engine's earlier parameter set, and that set."""
+_OLDER = {"trtllm": ((16,), "trtllm-0.14"), "vllm": ((13,), "vllm-0.11"), "sglang": ((5, 10), "sglang-0.5.10")}
+"""Last minor version (and release of it) of an engine's earlier parameter set, and that set."""
 _OTHER_ENGINE = r"atom|mindie|lmdeploy|metal"
 _SUFFIXES = ("-fp8-dynamic", "-fp8", "-nvfp4", "-fp4", "-bf16", "-instruct", "-chat", "-it", "-hf", "-0528", "-v0.1",
              "-awq", "-gptq")  # fmt: skip
@@ -94,13 +94,14 @@ def framework_of_version(framework: str, version: str | None) -> str:
     """The parameter set of an engine's version.
 
     TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
-    and its engine V0, where a version names it, did so in Python between all steps.
+    and its engine V0, where a version names it, did so in Python between all steps. SGLang up to v0.5.10 ran vLLM's
+    all-reduces.
     """
     if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
         return "vllm-2024"
-    found = re.match(r"v?0\.(\d+)", version or "")
-    last, older = _OLDER.get(framework, (-1, framework))
-    return older if found and int(found.group(1)) <= last else framework
+    found = re.match(r"v?0\.(\d+)(?:\.(\d+))?", version or "")
+    last, older = _OLDER.get(framework, ((-1,), framework))
+    return older if found and tuple(int(part or 0) for part in found.groups())[: len(last)] <= last else framework
 
 
 def dtype_name(text: str) -> str | None:

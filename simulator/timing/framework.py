@@ -80,6 +80,8 @@ class Framework(BaseModel):
     reserved_bytes: float = Field(ge=0)
     library: str | None = None
     """Kernel library, where it is not named like the engine."""
+    reductions: str | None = None
+    """Kernel library whose collectives it runs, where they are not its own."""
     rank_skew_s: float = Field(default=0.0, ge=0)
     """What every all-reduce waits for each further rank."""
     static_activation_scales: bool = False
