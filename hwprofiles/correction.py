@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles.errors import ProfileError
-from hwprofiles.formulas import KernelTime, Num
+from hwprofiles.formulas import TRACED, KernelTime, Num, functions_of
 from hwprofiles.parameters import FAMILIES
 
 FloatArray = NDArray[np.float64]
@@ -30,7 +30,7 @@ Key = tuple[str, str, str]
 """Library, family, stored format."""
 Pairs = Mapping[str, tuple[float, float]]
 
-LARGEST = np.log(3.0)
+LARGEST = math.log(3.0)
 """A correction never exceeds a factor of three; what needs more is missing physics."""
 MOST_BYTES = 1 << 28
 """Unpacked size of a file of corrections beyond which it is not read."""
@@ -189,7 +189,8 @@ class Correction(NamedTuple):
     def along(self, family: str, fixed: Mapping[str, float], moving: tuple[str, ...]) -> Callable[..., float]:
         """Corrected seconds of kernels that differ in a few sizes, one after the other: a fiftieth of the time.
 
-        Every plain ramp is a line over the logarithms of what moves, so that all of them are one small product.
+        Every plain ramp is a line over the logarithms of what moves. Numbers that are not known yet are
+        traced; what is written down yields the same to the bit.
 
         Args:
             family: of the kernels, not products: waves of tiles are no line.
@@ -204,24 +205,53 @@ class Correction(NamedTuple):
         logs |= {name: np.log1p(low) * one for name, (low, high) in self._known(family) if low == high}
         logs = {name: logs[name] * (-1.0 if name in FALLING else 1.0) for name in SIZES[family]}
         products = [np.sum([logs[name] for name in names], axis=0) for names in PRODUCTS[family]]
-        ramps, count = self.ramps, len(self.ramps.gain)
+        ramps = self.ramps
         lines = np.array([physics, *logs.values(), *products])[ramps.feature]
         lines[:, :, 0] -= ramps.low
         # The least of some is the greatest of their opposites.
         sign = np.where(ramps.greatest, 1.0, -1.0)
         lines *= (sign[:, None] / (ramps.high - ramps.low))[:, :, None]
-        parts = np.ascontiguousarray(lines.transpose(1, 0, 2).reshape(PARTS * count, -1))
-        low, high, gain = np.minimum(sign, 0.0), np.maximum(sign, 0.0), ramps.gain * sign
-        base, (start, end) = ramps.base, ramps.ends
+        clipped = Clipped(lines, np.minimum(sign, 0.0), np.maximum(sign, 0.0), ramps.gain * sign)
+        start, end = ramps.ends
 
-        def seconds(physics_s: float, *sizes: float) -> float:
-            log_s = math.log(max(1e-12, physics_s))
-            best = reduce(np.maximum, (parts @ np.array((1.0, log_s, *map(math.log1p, sizes)))).reshape(PARTS, count))
-            risen = float(gain @ np.minimum(np.maximum(best, low), high))
-            found = base + min(0.0, log_s - start) + max(0.0, log_s - end) + risen
-            return math.exp(min(max(found, log_s - LARGEST), log_s + LARGEST))
+        def seconds(physics_s: Num, *sizes: Num) -> Num:
+            xp = functions_of(physics_s)
+            log_s = xp.log(xp.maximum(1e-12, physics_s))
+            logs = (log_s, *(xp.log(1.0 + size) for size in sizes))
+            risen = clipped.traced(logs) if xp is TRACED else clipped(logs)
+            found = ramps.base + xp.minimum(0.0, log_s - start) + xp.maximum(0.0, log_s - end) + risen
+            return xp.exp(xp.minimum(xp.maximum(found, log_s - LARGEST), log_s + LARGEST))
 
         return seconds
+
+
+class Clipped(NamedTuple):
+    """A sum of the greatest of ``PARTS`` lines each, between a lower and an upper end, times a gain."""
+
+    lines: FloatArray
+    """Terms x ``PARTS`` x (constant and slopes)."""
+    low: FloatArray
+    high: FloatArray
+    gain: FloatArray
+
+    def __call__(self, values: tuple[Num, ...]) -> float:
+        """The sum for numbers, one term after the other."""
+        found = self.lines[:, :, 0]
+        for place, value in enumerate(values, 1):
+            found = found + self.lines[:, :, place] * value
+        terms = self.gain * np.minimum(np.maximum(found.max(axis=1), self.low), self.high)
+        return float(np.add.accumulate(terms)[-1]) if len(terms) else 0.0
+
+    def traced(self, values: tuple[Num, ...]) -> Num:
+        """The sum for numbers that are not known yet."""
+        total: Num = 0.0
+        for lines, low, high, gain in zip(*(part.tolist() for part in self), strict=True):
+            found = []
+            for constant, *slopes in dict.fromkeys(map(tuple, lines)):
+                terms = (slope * value for slope, value in zip(slopes, values, strict=True) if slope)
+                found.append(sum(terms, constant))
+            total += gain * TRACED.minimum(TRACED.maximum(reduce(TRACED.maximum, found), low), high)
+        return total
 
 
 @lru_cache(maxsize=16)

@@ -25,21 +25,24 @@ class Functions:
     ceil: Callable[[Num], Num]
     where: Callable[[Num, Num, Num], Num]
     log2: Callable[[Num], Num]
+    log: Callable[[Num], Num]
+    exp: Callable[[Num], Num]
 
 
 def _choose(condition: Num, yes: Num, no: Num) -> Num:
     return yes if condition else no
 
 
-SCALAR = Functions(maximum=max, minimum=min, ceil=math.ceil, where=_choose, log2=math.log2)
+SCALAR = Functions(maximum=max, minimum=min, ceil=math.ceil, where=_choose, log2=math.log2, log=math.log, exp=math.exp)
 """Plain numbers: no numpy call, a fraction of a microsecond each."""
 
-ARRAY = Functions(maximum=np.maximum, minimum=np.minimum, ceil=np.ceil, where=np.where, log2=np.log2)
+ARRAY = Functions(np.maximum, np.minimum, np.ceil, np.where, np.log2, np.log, np.exp)
 """Numpy arrays, elementwise."""
 
 
 OPERATIONS = (
     "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "ceil", "where", "less", "at_most", "both",
+    "log", "exp",
 )  # fmt: skip
 """What the steps of a ``Tape`` do; conditions are 1 or 0."""
 
@@ -135,6 +138,8 @@ TRACED = Functions(
         _traced("where", condition, yes, no) if isinstance(condition, Traced) else _choose(condition, yes, no)
     ),
     log2=_unless_known("log2", math.log2),
+    log=_unless_known("log", math.log),
+    exp=_unless_known("exp", math.exp),
 )
 """Numbers that are not known yet."""
 

@@ -80,6 +80,8 @@ LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference",
 """Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
 
 
+PROMPT_SIZES = ("batch", "q_len", "kv_len", "seen")
+"""What differs between the prompts of a layer, by its corrections' names."""
 CORRECTED = True
 """Whether prices carry a profile's learned correction where nobody says so (``engine.kernel_correction``)."""
 
@@ -286,14 +288,26 @@ class KernelLibrary:
         seconds = correction.seconds(family, sizes, time, float(self.chip.compute.usable_cores))
         return self._no_faster(time, seconds, format_of(dtype), held)
 
+    def _along(
+        self, family: str, dtype: str, fixed: Mapping[str, float], moving: tuple[str, ...]
+    ) -> Callable[..., Num] | None:
+        """Corrected seconds of a time of physics and the ``moving`` sizes, for kernels asked for one after the other or
+        traced; None without a correction."""
+        correction = self.correction(family, dtype)
+        if correction is None:
+            return None
+        corrected, stored = correction.along(family, fixed, moving), format_of(dtype)
+        return lambda time, *sizes: self._no_faster(time, corrected(time.seconds, *sizes), stored).seconds
+
     def _no_faster(self, time: KernelTime, seconds: Num, dtype: str, held: bool = False) -> KernelTime:
         """A time of physics with ``seconds`` in its place, but never faster than light unless physics is; ``held`` as
         ``_corrected`` takes it."""
         light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, dtype)
-        seconds = np.maximum(seconds, np.minimum(light, time.seconds))
-        if not isinstance(time.seconds, np.ndarray):
+        xp = functions_of(time.seconds)
+        seconds = xp.maximum(seconds, xp.minimum(light, time.seconds))
+        if not isinstance(seconds, np.ndarray | Traced):
             seconds = float(seconds)
-        return time._replace(seconds=seconds, launch_s=np.minimum(time.launch_s, seconds))
+        return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
 
     def light_seconds(self, time: KernelTime, dtype: str = "") -> Num:
         """Least seconds of a kernel's work at the chip's peak.
@@ -304,7 +318,7 @@ class KernelLibrary:
         """
         bandwidth = self.chip.memory.bandwidth_bytes_per_s
         peak = self.chip.peak_flops(dtype) if dtype else max(self.chip.compute.dense_flops_per_s.values())
-        return np.maximum(time.flops / peak, time.bytes / bandwidth)
+        return functions_of(time.flops).maximum(time.flops / peak, time.bytes / bandwidth)
 
     def gemm(self, m: Num, n: Num, k: Num, dtype: str = "bf16") -> KernelTime:
         """Time of ``y[m,n] = x[m,k] w[k,n]``.
@@ -359,11 +373,14 @@ class KernelLibrary:
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        time = evaluate(
-            (seqs, q_tokens, pairs, kv_tokens),
-            lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
-        )
-        return self._whole_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens)
+
+        def timed(pairs: Num, kv_tokens: Num) -> KernelTime:
+            return evaluate(
+                (seqs, q_tokens, pairs, kv_tokens),
+                lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
+            )
+
+        return self._whole_prefill(shape, timed, seqs, q_tokens, pairs, kv_tokens)
 
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
         """Attention in three kernels that hand each other so many scores of a head through memory, in fp32: products
@@ -372,14 +389,39 @@ class KernelLibrary:
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
     def _whole_prefill(
-        self, shape: AttentionShape, time: KernelTime, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
+        self,
+        shape: AttentionShape,
+        timed: Callable[[Num, Num], KernelTime],
+        seqs: Num,
+        q_tokens: Num,
+        pairs: Num,
+        kv_tokens: Num,
+        along: Callable[..., Num] | None = None,
     ) -> KernelTime:
-        """A prompt kernel's time of physics with its correction, and with its scores."""
+        """A prompt kernel's time of physics with its correction, and with its scores.
+
+        Corrections were learned on prompts of one length with nothing cached: what physics adds for keys before them
+        and for unequal lengths stays as it is.
+
+        Args:
+            shape: of one layer on this chip.
+            timed: time of physics by pairs and by KV lengths.
+            seqs: as ``attention_prefill`` takes them, and the others too.
+            along: corrected seconds of a time and of what moves, for numbers (see ``_along``).
+        """
+        time = timed(pairs, kv_tokens)
         if self.correction("attention_prefill", shape.kernel) is not None:
-            _untraceable(time)
-            some, asked = np.maximum(1, seqs), np.maximum(1, q_tokens)
-            each = {"batch": seqs, "q_len": q_tokens / some, "kv_len": kv_tokens / some, "seen": pairs / asked}
-            time = self._corrected("attention_prefill", shape.kernel, time, **each, **_heads(shape))
+            xp = functions_of(time.seconds)
+            each = q_tokens / xp.maximum(1, seqs)
+            causal = xp.minimum(pairs, q_tokens * (each + 1.0) / 2.0)
+            fresh = timed(causal, q_tokens)
+            moving = (seqs, each, each, causal / xp.maximum(1, q_tokens))
+            if along is not None:
+                seconds = along(fresh, *moving)
+            else:
+                sizes: dict[str, Num] = dict(zip(PROMPT_SIZES, moving, strict=True))
+                seconds = self._corrected("attention_prefill", shape.kernel, fresh, **sizes, **_heads(shape)).seconds
+            time = self._no_faster(time, time.seconds + (seconds - fresh.seconds), format_of(shape.kernel))
         return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
 
     def attention_decode(
@@ -456,11 +498,16 @@ class KernelLibrary:
             return lambda s, q, p, kv: self.sparse_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
+        corrected = self._along("attention_prefill", shape.kernel, _heads(shape), PROMPT_SIZES) if self.flash else None
 
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
             xp = functions_of(pairs)
-            time = prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens)
-            return self._whole_prefill(shape, time, seqs, q_tokens, pairs, kv_tokens).seconds
+            along = None if xp is ARRAY else corrected
+
+            def timed(pairs: Num, kv_tokens: Num) -> KernelTime:
+                return prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens)
+
+            return self._whole_prefill(shape, timed, seqs, q_tokens, pairs, kv_tokens, along).seconds
 
         return seconds
 
@@ -764,27 +811,17 @@ class KernelLibrary:
 
     def _scan_seconds(self, shape: RecurrentShape) -> Callable[[Num, Num, Num, Num], Num]:
         """``prefill_seconds`` of a recurrent layer: steps ask for one batch of prompts after the other."""
-        family, stored = "recurrent_prefill", format_of(shape.dtype)
-        correction = self.correction(family, shape.dtype)
-        if correction is None or not shape.value_heads:
-            return lambda s, q, pairs, kv: self._recurrent_seconds(shape, s, q, None)
-        parameters, limits = cast(RecurrentPrefillParameters, self.parameters(family, shape.dtype)), self.limits(stored)
-        heads = {"num_heads": shape.value_heads, "num_kv_heads": shape.key_heads}
-        corrected = correction.along(family, heads, ("batch", "q_len"))
-        before, known = shape._replace(value_heads=0), dict[tuple[Num, Num], float]()
+        family, heads = "recurrent_prefill", {"num_heads": shape.value_heads, "num_kv_heads": shape.key_heads}
+        corrected = self._along(family, shape.dtype, heads, ("batch", "q_len")) if shape.value_heads else None
+        parameters = cast(RecurrentPrefillParameters, self.parameters(family, shape.dtype))
+        limits, before = self.limits(format_of(shape.dtype)), shape._replace(value_heads=0)
 
         def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
-            if not all_plain(seqs, q_tokens, 0):
+            xp = functions_of(q_tokens)
+            if corrected is None or xp is ARRAY:
                 return self._recurrent_seconds(shape, seqs, q_tokens, None)
-            found = known.get((seqs, q_tokens))
-            if found is None:
-                time = recurrent_prefill_time(SCALAR, limits, parameters, shape, seqs, q_tokens)
-                found = self._no_faster(time, corrected(time.seconds, seqs, q_tokens / seqs), stored).seconds
-                found += self._recurrent_seconds(before, seqs, q_tokens, None)
-                if len(known) >= _CACHE_ENTRIES:
-                    known.clear()
-                known[seqs, q_tokens] = found
-            return found
+            time = recurrent_prefill_time(xp, limits, parameters, shape, seqs, q_tokens)
+            return corrected(time, seqs, q_tokens / seqs) + self._recurrent_seconds(before, seqs, q_tokens, None)
 
         return seconds
 

@@ -27,9 +27,9 @@ try:
 except ImportError:  # nothing is compiled here; the names only say types
     from simulator.serving import plain as cython
 if cython.compiled:
-    from cython.cimports.libc.math import ceil, isnan, pow
+    from cython.cimports.libc.math import ceil, exp, isnan, log, pow
 else:
-    from math import ceil, isnan, pow
+    from math import ceil, exp, isnan, log, pow
 
 SOURCE = "interpreted"
 """The compiled module holds the checksum of this file in its place."""
@@ -576,7 +576,9 @@ class Formula:
             return 1.0 if first < second else 0.0
         if operation == 10:
             return 1.0 if first <= second else 0.0
-        return 1.0 if first != 0.0 and second != 0.0 else 0.0
+        if operation == 11:
+            return 1.0 if first != 0.0 and second != 0.0 else 0.0
+        return log(first) if operation == 12 else exp(first)
 
 
 @cython.final

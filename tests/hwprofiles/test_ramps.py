@@ -86,6 +86,38 @@ def test_decoding_of_twice_the_keys_or_sequences_takes_no_less(
                 assert (grown[by_physics >= 0.0] >= (-1e-9 if warm else -0.02)).all()
 
 
+@pytest.mark.parametrize("heads", [(32, 8, 128), (8, 1, 128), (64, 64, 128), (64, 8, 64), (16, 8, 256)])
+@pytest.mark.parametrize("library", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("chip", ["h100-sxm", "h200-sxm", "b200-sxm"])
+def test_prompts_of_twice_the_tokens_or_sequences_take_no_less(
+    chip: str, library: str, heads: tuple[int, int, int]
+) -> None:
+    """Where physics takes no less."""
+    kernels = KernelLibrary(chip, library)
+    for dtype in ("bf16", "fp8"):
+        shape, seqs, tokens = _decoding(heads, dtype), 2.0 ** np.arange(7)[:, None], 2.0 ** np.arange(16)
+        asked = {"seqs": seqs, "q_tokens": seqs * tokens, "kv_tokens": seqs * tokens}
+        asked["pairs"] = seqs * tokens * (tokens + 1) / 2
+        found, physics = (one.attention_prefill(shape, **asked).seconds for one in (kernels, kernels.reading(False)))
+        for axis in (0, 1):
+            grown, by_physics = (np.diff(np.log(values), axis=axis) for values in (found, physics))
+            assert (grown[by_physics >= 0.0] >= -1e-9).all()
+
+
+def test_what_cached_keys_add_to_a_prompt_is_as_physics_has_it() -> None:
+    """Prompts behind cached keys and of unequal lengths were not measured."""
+    kernels, shape = KernelLibrary("h100-sxm", "vllm"), _decoding((32, 8, 128), "bf16")
+    cached, ask = 2.0 ** np.arange(17), {"seqs": 2.0, "q_tokens": 1024.0}
+    gained = []
+    for one in (kernels, kernels.reading(False)):
+        fresh = one.attention_prefill(shape, **ask, pairs=512.0 * 513.0, kv_tokens=1024.0).seconds
+        whole = one.attention_prefill(
+            shape, **ask, pairs=512.0 * 513.0 + 1024.0 * cached, kv_tokens=1024.0 + 2.0 * cached
+        )
+        gained.append(whole.seconds - fresh)
+    assert gained[0] == pytest.approx(gained[1], rel=1e-9, abs=1e-15)
+
+
 def test_decode_tables_are_what_their_kernels_take() -> None:
     """All batches and contexts at once, as the tables of an engine ask for them."""
     kernels, shape = KernelLibrary("h100-sxm", "vllm"), _decoding((32, 8, 128), "bf16")

@@ -4,6 +4,7 @@ import math
 import operator
 import random
 
+import numpy as np
 import pytest
 
 from hwprofiles import KernelLibrary, load_chip, tape
@@ -14,6 +15,7 @@ from simulator.serving.engine import Formula
 PYTHON = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
     "power": operator.pow, "maximum": max, "minimum": min, "ceil": lambda one, two: float(math.ceil(one)),
+    "log": lambda one, two: math.log(one), "exp": lambda one, two: math.exp(one),
     "less": operator.lt, "at_most": operator.le, "both": lambda one, two: bool(one) and bool(two),
 }  # fmt: skip
 
@@ -69,12 +71,20 @@ def test_a_formula_that_branches_stays_as_it_is():
     assert Formula(branching, 2) is not None
 
 
-@pytest.mark.parametrize("library", ["generic", "vllm", "sglang", "trtllm"])
-def test_attention_is_traced_beside_corrected_products(library):
-    kernels = KernelLibrary("h100-sxm", library, corrected=True)
-    assert kernels.corrections
-    assert kernels.correction("attention_prefill", SHAPES[0].kernel) is None
-    assert tape(kernels.prefill_seconds(SHAPES[0]), 4) is not None
+@pytest.mark.parametrize("shape", SHAPES, ids=["attention", "recurrent"])
+@pytest.mark.parametrize("library", ["vllm", "sglang"])
+@pytest.mark.parametrize("chip", ["h100-sxm", "b200-sxm"])
+def test_learned_corrections_are_traced_too(chip, library, shape):
+    kernels, rng = KernelLibrary(chip, library), random.Random(chip)
+    formula, physics = kernels.prefill_seconds(shape), kernels.reading(False).prefill_seconds(shape)
+    moved = 0
+    for _ in range(60):
+        asked = sizes(rng)
+        assert played(formula, *asked) == formula(*asked)
+        together = formula(*(np.array([float(size)]) for size in asked))
+        assert formula(*asked) == pytest.approx(together[0], rel=1e-12)
+        moved += formula(*asked) != physics(*asked)
+    assert moved > 50
 
 
 def test_what_does_not_count_is_left_out():
