@@ -23,8 +23,7 @@ CUT_CAPTIONS = """[...document.querySelectorAll('.figure .gtitle')].filter(e => 
     e.getBoundingClientRect().right > e.closest('.figure').getBoundingClientRect().right + 1).map(e => e.textContent)"""
 SHOWN = "[...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent && !e.closest('.wide'))"
 DRAWN_WIDTHS = f"{SHOWN}.map(e => e._fullLayout.width)"
-SETTLED = f"""() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(
-    {SHOWN}.every(e => Math.abs(e._fullLayout.width - e.clientWidth) < 2)))))"""
+SETTLED = f"() => {SHOWN}.every(e => Math.abs(e._fullLayout.width - e.clientWidth) < 2)"
 """Figures have been drawn anew in the room that the window leaves them."""
 PAPER = """paper => [...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
     .every(e => e._fullLayout.paper_bgcolor == paper)"""

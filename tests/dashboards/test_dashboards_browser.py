@@ -10,8 +10,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 DRAWN = "() => [...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
-SETTLED = """() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(
-    [...document.querySelectorAll('.figure')].every(e => Math.abs(e._fullLayout.width - e.clientWidth) < 2)))))"""
+SETTLED = (
+    "() => [...document.querySelectorAll('.figure')].every(e => Math.abs(e._fullLayout.width - e.clientWidth) < 2)"
+)
 """Figures have been drawn anew in the room that the window leaves them."""
 PAPER = "paper => [...document.querySelectorAll('.figure')].every(e => e._fullLayout.paper_bgcolor == paper)"
 PAPERS = {"light": "#ffffff", "dark": "#161b22"}
