@@ -9,6 +9,7 @@ physics alone.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import zipfile
@@ -16,7 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ Pairs = Mapping[str, tuple[float, float]]
 
 LARGEST = math.log(3.0)
 """A correction never exceeds a factor of three; what needs more is missing physics."""
+_STORED = ("feature", "low", "high", "greatest", "gain")
+"""Arrays that a file has for the ramps of all its corrections."""
 MOST_BYTES = 1 << 28
 """Unpacked size of a file of corrections beyond which it is not read."""
 _DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, MemoryError,
@@ -261,8 +264,9 @@ def _read(path: Path, changed_ns: int) -> Mapping[Key, Correction]:
             if sum(part.file_size for part in archive.infolist()) > MOST_BYTES:
                 raise ValueError(f"unpacks to more than {MOST_BYTES >> 20} MiB")
         with np.load(path, allow_pickle=False) as data:
-            keys = [tuple(str(text).split("/")) for text in data["keys"]]
-            return {(key[0], key[1], key[2]): _unpacked(data, key) for key in keys}
+            index = json.loads(data["index"].tobytes())
+            parts = {name: np.asarray(data[name], dtype=np.float64) for name in _STORED}
+        return {tuple(one["key"]): _unpacked(one, parts) for one in index}
     except _DAMAGE as problem:
         raise ProfileError(f"{path}: damaged file of corrections ({' '.join(str(problem).split())[:100]})") from None
 
@@ -279,38 +283,41 @@ def load_corrections(path: Path | None) -> Mapping[Key, Correction]:
 
 
 def save_corrections(corrections: Mapping[Key, Correction], path: Path) -> Path:
-    """Write corrections and return the file's path."""
-    arrays: dict[str, NDArray[np.generic]] = {}
-    for key, correction in corrections.items():
-        place = "/".join(key)
-        arrays |= {f"{place}/{name}": np.asarray(part) for name, part in correction.ramps._asdict().items()}
+    """Write corrections and return the file's path: the ramps of all one after the other, and an index of them; those
+    that two sets share once."""
+    index: list[dict[str, Any]] = []
+    stored: dict[str, list[NDArray[np.generic]]] = {name: [] for name in _STORED}
+    starts: dict[bytes, int] = {}
+    place = 0
+    for key, (ramps, ranges, intervals) in corrections.items():
         # Half the digits are enough, as long as a ramp has some width.
-        low = arrays[f"{place}/low"] = correction.ramps.low.astype(np.float32)
-        arrays[f"{place}/gain"] = correction.ramps.gain.astype(np.float32)
-        arrays[f"{place}/high"] = np.maximum(correction.ramps.high.astype(np.float32), np.nextafter(low, np.inf))
-        arrays[f"{place}/names"] = np.array(feature_names(key[1]))
-        for name, pairs in (("ranges", correction.ranges), ("intervals", correction.intervals)):
-            arrays[f"{place}/{name}"] = np.array(list(pairs.values()), dtype=np.float64).reshape(-1, 2)
-            arrays[f"{place}/{name}_names"] = np.array(list(pairs), dtype=np.str_)
-    np.savez_compressed(path, keys=np.array(["/".join(key) for key in corrections]), **arrays)  # type: ignore[arg-type]
+        low, gain = ramps.low.astype(np.float32), ramps.gain.astype(np.float32)
+        high = np.maximum(ramps.high.astype(np.float32), np.nextafter(low, np.inf))
+        parts = ramps.feature.astype(np.int8), low, high, ramps.greatest, gain
+        start = starts.setdefault(b"".join(part.tobytes() for part in parts), place)
+        names, count = feature_names(key[1]), len(gain)
+        index.append({"key": key, "names": names, "start": start, "count": count, "base": ramps.base,
+                      "ends": ramps.ends, "ranges": ranges, "intervals": intervals})  # fmt: skip
+        if start == place:
+            place += count
+            for name, part in zip(_STORED, parts, strict=True):
+                stored[name].append(part)
+    arrays = {name: np.concatenate(parts) for name, parts in stored.items()}
+    np.savez_compressed(path, index=np.frombuffer(json.dumps(index).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
     return path
 
 
-def _unpacked(data: Mapping[str, NDArray[np.generic]], key: tuple[str, ...]) -> Correction:
-    place = "/".join(key)
-    names = tuple(str(text) for text in data[f"{place}/names"])
-    if key[1] not in FAMILIES or names != feature_names(key[1]):
+def _unpacked(entry: Mapping[str, Any], stored: Mapping[str, FloatArray]) -> Correction:
+    library, family, name = entry["key"]
+    place, names = f"{library}/{family}/{name}", feature_names(family)
+    if family not in FAMILIES or tuple(entry["names"]) != names:
         raise ValueError(f"{place}: other features than those of the family; calibrate again")
-    pairs = []
-    for name in ("ranges", "intervals"):
-        values = np.asarray(data[f"{place}/{name}"], dtype=np.float64)
-        keys = [str(text) for text in data[f"{place}/{name}_names"]]
-        pairs.append({key: (float(low), float(high)) for key, (low, high) in zip(keys, values, strict=True)})
-    parts = {name: np.asarray(data[f"{place}/{name}"], dtype=np.float64) for name in Ramps._fields}
-    count = parts["gain"].shape
+    start, count = entry["start"], (entry["count"],)
+    parts = {name: part[start : start + count[0]] for name, part in stored.items()}
     whole = all(parts[name].shape == (*count, PARTS) for name in ("feature", "low", "high"))
-    if len(count) != 1 or not whole or parts["greatest"].shape != count or parts["ends"].shape != (2,):
+    if not whole or parts["greatest"].shape != count or parts["gain"].shape != count or len(entry["ends"]) != 2:
         raise ValueError(f"{place}: ramps of which parts are missing")
+    parts |= {name: np.array(entry[name], dtype=np.float64) for name in ("base", "ends")}
     if not all(np.isfinite(part).all() for part in parts.values()):
         raise ValueError(f"{place}: a ramp that is no number")
     if (parts["gain"] < 0).any() or (parts["high"] <= parts["low"]).any():
@@ -327,4 +334,6 @@ def _unpacked(data: Mapping[str, NDArray[np.generic]], key: tuple[str, ...]) -> 
         float(parts["base"]),
         (low, high),
     )
-    return Correction(ramps, pairs[0], pairs[1])
+    pairs = ({key: (float(low), float(high)) for key, (low, high) in entry[name].items()}
+             for name in ("ranges", "intervals"))  # fmt: skip
+    return Correction(ramps, *pairs)

@@ -1,13 +1,14 @@
 """A file of learned corrections that is damaged is refused in one line, whatever the damage is."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 from fuzzing.seeds import corrections
 
 from hwprofiles import correction
-from hwprofiles.correction import feature_names, load_corrections
+from hwprofiles.correction import feature_names, load_corrections, save_corrections
 from simulator.cli import main
 from simulator.errors import ForerunError
 
@@ -20,8 +21,12 @@ def arrays():
 
 
 def packed(**changes):
-    sink = io.BytesIO()
-    np.savez_compressed(sink, **arrays() | {f"{PLACE}/{name}": value for name, value in changes.items()})
+    """The file with other arrays, or with other entries of its index."""
+    found, sink = arrays(), io.BytesIO()
+    (entry,) = json.loads(found["index"].tobytes())
+    entry |= {name: changes.pop(name) for name in list(changes) if name in entry}
+    found["index"] = np.frombuffer(json.dumps([entry]).encode(), np.uint8)
+    np.savez_compressed(sink, **found | changes)
     return sink.getvalue()
 
 
@@ -72,24 +77,47 @@ def test_an_array_in_place_of_an_archive(tmp_path):
         ({"feature": np.full((2, 3), 99)}, "ramps over features that are not there"),
         ({"feature": np.full((2, 3), -1)}, "ramps over features that are not there"),
         ({"low": np.ones((2, 2))}, "ramps of which parts are missing"),
-        ({"ends": np.ones(3)}, "ramps of which parts are missing"),
+        ({"ends": [1.0, 1.0, 1.0]}, "ramps of which parts are missing"),
         ({"gain": np.full(2, np.nan)}, "a ramp that is no number"),
         ({"gain": np.array([0.1, -0.1])}, "a ramp that falls"),
         ({"high": np.zeros((2, 3))}, "a ramp that falls"),
         ({"feature": np.ones(3, np.int8)}, ""),
-        ({"names": np.array(["m", "colour"])}, "other features than those of the family"),
-        ({"ranges": np.ones((5, 2))}, ""),
-        ({"names": np.array([{"a": 1}], dtype=object)}, "pickle"),
+        ({"names": ["m", "colour"]}, "other features than those of the family"),
+        ({"ranges": {"m": [1.0]}}, ""),
+        ({"ranges": [1.0]}, ""),
+        ({"count": 3}, "ramps of which parts are missing"),
+        ({"start": -1}, "ramps of which parts are missing"),
+        ({"count": 1.5}, ""),
+        ({"key": ["gemm"]}, ""),
+        ({"base": None}, ""),
+        ({"gain": np.array([{"a": 1}], dtype=object)}, "pickle"),
     ],
 )
 def test_arrays_that_do_not_fit_together(tmp_path, changes, told):
     assert told in refused(tmp_path, packed(**changes))
 
 
-def test_a_key_of_another_kind(tmp_path):
-    sink = io.BytesIO()
-    np.savez(sink, **arrays() | {"keys": np.array(["gemm"])})
-    refused(tmp_path, sink.getvalue())
+def test_an_index_of_another_kind(tmp_path):
+    for index in (b"[1]", b"{}x", b"7"):
+        sink = io.BytesIO()
+        np.savez(sink, **arrays() | {"index": np.frombuffer(index, np.uint8)})
+        refused(tmp_path, sink.getvalue())
+
+
+def test_ramps_that_two_sets_share_are_stored_once(tmp_path):
+    (tmp_path / "mine.residual.npz").write_bytes(corrections())
+    ((key, found),) = load_corrections(tmp_path / "mine.residual.npz").items()
+    other = found._replace(ranges={"m": (1.0, 2.0)})
+    both = {key: found, (*key[:2], "fp8"): other}
+    path = save_corrections(both, tmp_path / "both.residual.npz")
+    with np.load(path) as data:
+        assert len(data["gain"]) == len(found.ramps.gain)
+    again = load_corrections(path)
+    assert list(again) == list(both)
+    for one, before in zip(again.values(), both.values(), strict=True):
+        assert (one.ranges, one.intervals, one.ramps.ends, one.ramps.base) == (
+            before.ranges, before.intervals, before.ramps.ends, before.ramps.base)  # fmt: skip
+        assert np.array_equal(one.ramps.low, before.ramps.low)
 
 
 def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
