@@ -182,8 +182,12 @@ class Correction(NamedTuple):
         sizes = {name: sizes[name] if low < high else low for name, (low, high) in self._known(family)}
         if len(shape) > 1:
             sizes = {name: np.broadcast_to(size, shape) for name, size in sizes.items()}
-        found = np.exp(self.ramps(feature_matrix(family, sizes, time, cores)))
-        return np.where(np.asarray(time.seconds) > 0, found.reshape(shape) if shape else found[0], 0.0)
+        features = feature_matrix(family, sizes, time, cores)
+        some = np.broadcast_to(np.ravel(np.asarray(time.seconds)) > 0, features.shape[1])  # most steps have no prompts
+        found = np.zeros(len(some))
+        if some.any():
+            found[some] = np.exp(self.ramps(features if some.all() else features[:, some]))
+        return found.reshape(shape) if shape else found[0]
 
     def _known(self, family: str) -> list[tuple[str, tuple[float, float]]]:
         """Sizes of the family and their least and greatest value where it was learned."""

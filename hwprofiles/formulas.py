@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -151,6 +152,7 @@ def functions_of(value: Num) -> Functions:
     return TRACED if value.__class__ is Traced else ARRAY
 
 
+@lru_cache(maxsize=256)  # every run of a study asks for those of its timing model
 def tape(formula: Callable[..., Num], arguments: int) -> Tape | None:
     """A formula of plain numbers as a list of steps that yields the same to the bit; None where it branches on its
     arguments or does something that is not in ``OPERATIONS``."""
