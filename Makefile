@@ -18,9 +18,7 @@ test: .venv/ready-dev
 # What a busy machine can break: tests with processes, threads, signals or browsers, beside four endless loops.
 test-load: .venv/ready-dev
 	@for n in 1 2 3 4; do (while :; do :; done) & busy="$$busy $$!"; done; trap "kill $$busy" EXIT INT TERM; \
-	for n in $$(seq $(ROUNDS)); do \
-		$(BIN)/pytest -q $$(grep -rlE "subprocess|playwright|threading|multiprocessing|sleep|signal[.]" tests --include='test_*.py') || exit 1; \
-	done
+	for n in $$(seq $(ROUNDS)); do $(BIN)/pytest -q -m concurrent || exit 1; done
 
 coverage: .venv/ready-dev
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "coverage needs torch: $(BIN)/pip install -e '.[measure]'"; exit 1; }

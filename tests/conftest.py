@@ -1,7 +1,10 @@
 """Fixtures shared by all tests."""
 
+import inspect
 import os
+import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +15,31 @@ settings.register_profile("repeatable", settings.get_profile("unhurried"), deran
 settings.load_profile("repeatable" if os.environ.get("CI") else "unhurried")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+CONCURRENT = re.compile(r"subprocess|playwright|threading|multiprocessing|sleep|signal[.]|os[.]kill|jobs=[2-9]")
+"""What a test names that has processes, threads, browsers or signals beside it."""
+
+
+def concurrent(function: object, module: ModuleType, seen: set[object]) -> bool:
+    """Whether a function, or one of its module that it calls, names what a busy machine could upset."""
+    function = inspect.unwrap(getattr(getattr(function, "hypothesis", None), "inner_test", function))  # type: ignore[arg-type]
+    if not inspect.isfunction(function) or function.__module__ != module.__name__ or function in seen:
+        return False
+    seen.add(function)
+    called = (getattr(module, name, None) for name in function.__code__.co_names)
+    return bool(CONCURRENT.search(inspect.getsource(function))) or any(concurrent(one, module, seen) for one in called)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what ``make test-load`` runs, where asked for: by what a test does, so that a new one is among them."""
+    if "concurrent" not in config.getoption("markexpr"):
+        return
+    for item in items:
+        if isinstance(item, pytest.Function):
+            fixtures = [one.func for found in item._fixtureinfo.name2fixturedefs.values() for one in found]
+            if any(concurrent(one, item.module, set()) for one in (item.function, *fixtures)):
+                item.add_marker("concurrent")
 
 
 @pytest.fixture(autouse=True)
