@@ -83,6 +83,7 @@ def vllm_command(scenario: Scenario) -> str:
     words = ["vllm", "serve", model_name(scenario)]
     remarks: list[str] = []
     _pair(words, "--tensor-parallel-size", hardware.tensor_parallel, 1)
+    _pair(words, "--data-parallel-size", hardware.attention_data_parallel, 1)
     _pair(words, "--pipeline-parallel-size", hardware.pipeline_parallel, 1)
     if hardware.expert_parallel > 1:
         words.append("--enable-expert-parallel")
@@ -130,7 +131,9 @@ def sglang_command(scenario: Scenario) -> str:
     hardware, engine = scenario.hardware, scenario.engine
     words = ["python", "-m", "sglang.launch_server", "--model-path", model_name(scenario)]
     remarks: list[str] = []
-    _pair(words, "--tp-size", hardware.tensor_parallel, 1)
+    _pair(words, "--tp-size", hardware.tensor_parallel * hardware.attention_data_parallel, 1)
+    if hardware.attention_data_parallel > 1:
+        words += ["--dp-size", str(hardware.attention_data_parallel), "--enable-dp-attention"]
     _pair(words, "--pp-size", hardware.pipeline_parallel, 1)
     _pair(words, "--ep-size", hardware.expert_parallel, 1)
     _scheduler(scenario, words, remarks, "sglang", "SGLang")

@@ -43,6 +43,19 @@ def test_what_is_switched_has_its_switch_and_what_is_not_has_none(sections, vllm
             assert flag not in flags(engine, engine={"enable_prefix_caching": True})[0]
 
 
+def test_attention_groups_are_as_each_engine_counts_chips():
+    """Eight chips in four groups of two: vLLM counts those of a group, SGLang all of them."""
+    spread = {"tensor_parallel": 2, "attention_data_parallel": 4, "expert_parallel": 8}
+    words, _ = flags("vllm", model="qwen3-30b-a3b", hardware=spread)
+    assert [pair(words, f"--{name}-parallel-size") for name in ("tensor", "data")] == ["2", "4"]
+    words, _ = flags("sglang", model="qwen3-30b-a3b", hardware=spread)
+    assert [pair(words, f"--{name}-size") for name in ("tp", "dp", "ep")] == ["8", "4", "8"]
+    assert "--enable-dp-attention" in words
+    alone, _ = flags("sglang", model="qwen3-30b-a3b", hardware={"tensor_parallel": 2})
+    assert "--dp-size" not in alone
+    assert pair(alone, "--tp-size") == "2"
+
+
 def test_an_unchunked_prompt_is_minus_one_for_sglang():
     words, _ = flags("sglang", engine={"enable_chunked_prefill": False})
     assert pair(words, "--chunked-prefill-size") == "-1"
