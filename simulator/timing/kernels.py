@@ -370,10 +370,18 @@ def decode_attention(
         beyond_kv: context of the longest beyond the mean of those that end alone (``StepWork.beyond_kv``).
     """
     formula = getattr(library, op)
-    exact: KernelTime = formula(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
+    # Work and launch are physics', whatever was learned of the seconds.
+    exact: KernelTime = getattr(library.reading(False), op)(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
 
     def seconds(keys: IntArray) -> Any:
-        return formula(shape, seqs=seqs, q_len=q_len, kv_tokens=keys).seconds
+        # Many steps lie between the same contexts.
+        asked = np.broadcast_arrays(seqs, q_len, keys)
+        places, strides = np.zeros(len(keys), dtype=np.int64), 1
+        for size in asked:
+            places, strides = places + strides * size, strides * (int(size.max(initial=0)) + 1)
+        _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
+        distinct = (size[first] for size in asked)
+        return formula(shape, **dict(zip(("seqs", "q_len", "kv_tokens"), distinct, strict=True))).seconds[inverse]
 
     alone = library.alone_seconds(shape, seqs, q_len) * beyond_kv if isinstance(shape, AttentionShape) else 0.0
     found = between_cells(seconds, seqs, kv_tokens) + alone
