@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # An example takes as long as the machine lets it: no limit per example, and none on making examples up.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -15,6 +17,23 @@ settings.register_profile("repeatable", settings.get_profile("unhurried"), deran
 settings.load_profile("repeatable" if os.environ.get("CI") else "unhurried")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+TOGETHER = {"test_calibrate.py", "test_dashboards_app_browser.py", "test_dashboards_browser.py", "test_house.py"}
+"""Files whose tests share what is dear to make, so that one process runs each of them."""
+
+
+class TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests one by one, but for files in ``TOGETHER``. (pytest-xdist 3.8's own groups do nothing under pytest 9.2.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return file if Path(file).name in TOGETHER else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TogetherScheduling:
+    """How tests are dealt out to processes."""
+    return TogetherScheduling(config, log)
 
 
 CONCURRENT = re.compile(r"subprocess|playwright|threading|multiprocessing|sleep|signal[.]|os[.]kill|jobs=[2-9]")

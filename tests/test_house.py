@@ -12,8 +12,6 @@ import pytest
 
 from forerun.lazy import PLACE
 
-pytestmark = pytest.mark.xdist_group("house")
-"""One process, so that each source is parsed once."""
 MOST_MODULES = 15
 """In one folder; ``__init__`` and ``__main__`` do not count."""
 MOST_LINES = 80

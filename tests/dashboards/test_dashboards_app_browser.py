@@ -13,10 +13,7 @@ from simulator.tables import number
 
 pytest.importorskip("dash")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
-    pytest.mark.xdist_group("dashboard"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WAIT_MS = 300_000
 CUT_CAPTIONS = """[...document.querySelectorAll('.figure .gtitle')].filter(e => e.closest('.figure').offsetParent &&

@@ -22,8 +22,6 @@ from traces.kernels import KernelTable, concatenate, make_table
 CHIP = load_chip("h100-sxm")
 BARE = CHIP.model_copy(update={"kernels": {}})
 SPLIT = Split(0.7, 1)
-pytestmark = pytest.mark.xdist_group("calibrate")
-"""One process, so that what its tests share is fitted once."""
 
 
 @pytest.fixture(scope="module")
