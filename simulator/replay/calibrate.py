@@ -213,7 +213,7 @@ def calibrate(
         fits.append(one)
         if correction is not None:
             corrections[library, family, dtype] = correction
-    _plain_sets(sets, fits)
+    _plain_sets(library, sets, corrections, fits)
     mixed = mixed_structure(
         table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split, MIN_ROWS
     )
@@ -279,14 +279,22 @@ def _unnamed(family: str, dtype: str) -> str:
     return f"{dtype}{VARIANT}{rest[0]}" if sized else dtype
 
 
-def _plain_sets(sets: dict[str, dict[str, FamilyParameters]], fits: list[FamilyFit]) -> None:
+def _plain_sets(
+    library: str,
+    sets: dict[str, dict[str, FamilyParameters]],
+    corrections: dict[Key, Correction],
+    fits: list[FamilyFit],
+) -> None:
     """Of several kernels for a format, let the one with most rows stand for the format itself, where all compute the
-    same."""
+    same: its fit, and its correction or none."""
     fitted = {(one.family, one.dtype) for one in fits}
     for one in sorted(fits, key=lambda fit: fit.rows):
         plain = _unnamed(one.family, one.dtype)
         if plain != one.dtype and not one.family.startswith(OTHER_RULES) and (one.family, plain) not in fitted:
             sets[one.family][plain] = one.parameters
+            corrections.pop((library, one.family, plain), None)
+            if (correction := corrections.get((library, one.family, one.dtype))) is not None:
+                corrections[library, one.family, plain] = correction
 
 
 def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParameters]:

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from made_kernels import attention_rows, gemm_rows, measured
 from hwprofiles import BASES, KernelLibrary, load_chip
 from simulator.errors import ForerunError
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
-from simulator.replay.calibrate import calibrate, start_parameters
+from simulator.replay.calibrate import _plain_sets, calibrate, start_parameters
 from simulator.replay.correction import fit_ramps
 from simulator.replay.evidence import conformal_intervals
 from simulator.replay.fit import fit, make_problem
@@ -312,6 +313,18 @@ def test_a_fit_searches_only_what_its_rows_can_tell_apart(monkeypatch):
         )
     assert len(tried[0]) > 1
     assert len(tried[1]) == 1
+
+
+@pytest.mark.parametrize("corrected", [(), ("bf16@128@fa2",), ("bf16@128@fa3",), ("bf16@128@fa2", "bf16@128@fa3")])
+def test_the_kernel_that_stands_for_a_format_brings_its_correction_or_none(corrected):
+    fits = [SimpleNamespace(family="attention_decode", dtype=name, rows=rows, parameters=name)
+            for name, rows in (("bf16@128@fa3", 900), ("bf16@128@fa2", 70))]  # fmt: skip
+    sets = {"attention_decode": {one.dtype: one.parameters for one in fits}}
+    corrections = {("vllm", "attention_decode", name): name for name in corrected}
+    _plain_sets("vllm", sets, corrections, fits)
+    assert sets["attention_decode"]["bf16"] == "bf16@128@fa3"
+    wanted = "bf16@128@fa3" if "bf16@128@fa3" in corrected else None
+    assert corrections.get(("vllm", "attention_decode", "bf16")) == wanted
 
 
 def test_what_is_judged_elsewhere_is_fitted_alike_and_tells_the_shapes_it_saw():
