@@ -33,6 +33,7 @@ def frame(pages: Sequence[Page]) -> Any:
         **{"aria-label": "Colours"},
         value="auto",
         size="xs",
+        transitionDuration=0,  # the words change with the page, not after it
         persistence="forerun",
         persistence_type="local",
     )
