@@ -350,7 +350,7 @@ class TestVerifySteps:
             for seqs, q in ((3, 5), (2, 8))
         ]
         linear = [cost.device_s.item() - 32 * a for cost, a in zip(costs, attention, strict=True)]
-        assert linear[0] == pytest.approx(linear[1], rel=1e-9)
+        assert linear[0] == pytest.approx(linear[1], rel=1e-6)  # a step looks corrected decoding up in a table
         assert all(seconds > 0 for seconds in heads)
 
     def test_a_crowd_of_verify_steps_leaves_the_captured_sizes(self):

@@ -138,12 +138,16 @@ def test_run_replay_and_predict_agree_on_a_kernel(tmp_path):
 
 
 def test_every_kernel_has_the_interval_of_its_own_shape():
-    """A verify step lies outside what decode kernels were fitted on: its interval is the wider one of such rows."""
+    """A verify step lies outside what decode kernels and their correction were fitted on: its interval is the wider one
+    of such rows, and a plain step's that of corrected ones."""
     timer = StepTimer(deployment("llama-3.1-8b"), 2048)
     library = timer.deployment.kernels
-    fit = library.parameters("attention_decode", "bf16").fit
-    known = fit.intervals
-    for query_len, names in ((1, ("latency", "memory", "compute")), (4, ("outside", "all"))):
+    physics, correction = (
+        library.parameters("attention_decode", "bf16").fit,
+        library.correction("attention_decode", "bf16"),
+    )
+    cases = (1, correction.intervals, ("latency", "memory", "compute", "all")), (4, physics.intervals, ("outside",))
+    for query_len, known, names in cases:
         kernel = kernels(timer, decode(64, 4000, query_len=query_len))["decode attention"]
         low, high = library.interval(*kernel.fitted, kernel.sizes, np.array([kernel.bound]))
         found = (float(low[0]), float(high[0]))
