@@ -21,13 +21,9 @@ PIN = "Keep the address of this view, to put another beside it"
 PUT_BESIDE = "Show the pinned view and this one side by side"
 
 
-def frame(pages: Sequence[Page]) -> Any:
-    """The layout of the whole app; a page goes into ``page``."""
-    links = [
-        dmc.NavLink(label=page.name, href=f"/{page.path}", active="exact", id={"kind": "link", "path": page.path})
-        for page in pages
-    ]
-    schemes = dmc.SegmentedControl(
+def _schemes() -> Any:
+    """The choice between light and dark."""
+    return dmc.SegmentedControl(
         id="scheme-choice",
         data=[{"value": name, "label": name.capitalize()} for name in ("auto", "light", "dark")],
         **{"aria-label": "Colours"},
@@ -37,6 +33,14 @@ def frame(pages: Sequence[Page]) -> Any:
         persistence="forerun",
         persistence_type="local",
     )
+
+
+def frame(pages: Sequence[Page]) -> Any:
+    """The layout of the whole app; a page goes into ``page``."""
+    links = [
+        dmc.NavLink(label=page.name, href=f"/{page.path}", active="exact", id={"kind": "link", "path": page.path})
+        for page in pages
+    ]
     pins = [
         dmc.Button("Pin view", id="pin", size="compact-sm", variant="default", attributes={"root": {"title": PIN}}),
         dmc.Button(
@@ -56,7 +60,7 @@ def frame(pages: Sequence[Page]) -> Any:
                 ],
                 gap="sm",
             ),
-            dmc.Group([*pins, schemes], gap="xs", wrap="nowrap"),
+            dmc.Group([*pins, _schemes()], gap="xs", wrap="nowrap"),
         ],
         justify="space-between",
         h="100%",
