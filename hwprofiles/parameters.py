@@ -60,13 +60,23 @@ class DecodeKernel(Record):
     """Query rows (heads that share a KV head, times queries) that one work item serves."""
     row_step: float = 16.0
     """Rows are padded to a multiple of this."""
+    key_step: float = 1.0
+    """Keys that one work item multiplies are padded to a multiple of this."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
     stream_overlap: NonNegative = 0.0
     """Sharpness p >= 1 of the smooth maximum of arithmetic and the stream of KV, 1 = one after the other, as on a CPU
     core; 0 = the longer alone counts."""
+    widen_s: NonNegative = 0.0
+    """Fixed time of a pass that copies the cache into 16 bits before a kernel without arithmetic for its format, in
+    seconds; 0 = there is none."""
+    widen_byte_s: NonNegative = 0.0
+    """Time of that pass per byte of cached KV, in seconds."""
     key_s: NonNegative = 0.0
     """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
+    pair_share: NonNegative = 0.0
+    """What a work item takes longer while the other core of its pair works too, as a share of its arithmetic: cores of
+    an NVIDIA chip sit in pairs (TPCs), and a grid of up to half of them leaves one of each idle; 0 = nothing."""
     further_query: NonNegative = 0.0
     """Share of the time of one query that each further query of the same sequence adds (verify steps); 0 = none beyond
     what its rows and products take."""
@@ -283,6 +293,11 @@ class PrefillParameters(FamilyParameters):
     regroup_s: NonNegative = 0.0
     """Extra kernel that regroups query heads by KV head where single queries are packed (several sequences, several KV
     heads), in seconds; 0 = none."""
+    widen_s: NonNegative = 0.0
+    """Fixed time of a pass that copies the cache into 16 bits before a kernel without arithmetic for its format, in
+    seconds; 0 = there is none."""
+    widen_byte_s: NonNegative = 0.0
+    """Time of that pass per byte of cached KV, in seconds."""
     mixed: Literal["separate", "one-pass"] = "separate"
     """How prompt chunks and single queries of one batch run: in a kernel each, or all in the prefill kernel, where a
     single query leaves its tile almost empty."""

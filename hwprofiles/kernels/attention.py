@@ -69,6 +69,30 @@ def windowed_length(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
     return xp.where(window > 0, xp.minimum(kv_len, window + q_len - 1.0), kv_len)
 
 
+def widened(
+    xp: Functions, parameters: DecodeKernel | PrefillParameters, shape: AttentionShape, kv_tokens: Num
+) -> tuple[AttentionShape, Num]:
+    """The layer as a kernel sees it that has no arithmetic for the format of the cache, and the seconds of the pass
+    before it that copies the cache into 16 bits.
+
+    Args:
+        xp: scalar or array functions.
+        parameters: of the library's kernels.
+        shape: of one layer on this chip, KV in 8 bits.
+        kv_tokens: KV lengths, total: what the pass copies. A server's pass copies its whole pool of KV.
+
+    Source: SGLang's ``FlashAttentionBackend`` under MLA (``get_key_buffer(..).to(q.dtype)``); of one layer over 131,072
+        tokens NVIDIA's aiconfigurator tables give 227 us, a server on 8 H200 226 (sgl-project/sglang#35291).
+    """
+    copied = parameters.widen_byte_s * shape.kv_bytes_per_token * kv_tokens
+    seconds = smooth_maximum(xp, parameters.widen_s, copied, WIDEN_OVERLAP)
+    return shape._replace(kv_bytes_per_token=2.0 * shape.kv_bytes_per_token), seconds
+
+
+WIDEN_OVERLAP = 1.3
+"""Sharpness of the smooth maximum of that pass's start and its copying: measured passes of 512 to 16,384 tokens."""
+
+
 def prefill_time(
     xp: Functions,
     limits: Limits,
@@ -101,6 +125,9 @@ def prefill_time(
     Source: Dao, "FlashAttention-2" (2023), doi:10.48550/arXiv.2307.08691, work partitioning; the terms were chosen on
         NVIDIA's aiconfigurator measurements.
     """
+    widening: Num = 0.0
+    if parameters.widen_s:
+        shape, widening = widened(xp, parameters, shape, kv_tokens)
     width = shape.qk_dim + shape.v_dim
     flops = 2.0 * shape.num_heads * width * pairs
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
@@ -128,7 +155,7 @@ def prefill_time(
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     stream = moved / bandwidth
     write = 2.0 * new_bytes / bandwidth
-    launch = parameters.launch_s + parameters.sequence_s * seqs
+    launch = parameters.launch_s + parameters.sequence_s * seqs + widening
     if parameters.regroup_s:
         packed = (length <= 1.0) & (shape.num_heads > shape.num_kv_heads) & (shape.num_kv_heads > 1) & (seqs > 1)
         launch = launch + xp.where(packed, parameters.regroup_s, 0.0)
@@ -256,6 +283,9 @@ def _kernel_time(
     activation_bytes: float,
 ) -> KernelTime:
     """Time of one decode attention kernel that splits the KV axis for so many cores; see ``decode_time``."""
+    widening: Num = 0.0
+    if parameters.widen_s:
+        shape, widening = widened(xp, parameters, shape, kv_tokens)
     width = shape.qk_dim + shape.v_dim
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     cores = limits.cores
@@ -282,7 +312,14 @@ def _kernel_time(
         core_bandwidth = core_bandwidth * ratio
     stream = xp.maximum(moved / bandwidth, waves * moved / items * row_tiles / splits / core_bandwidth)
     core_flops = limits.peak_flops * parameters.compute_efficiency / cores
-    busy = waves * length / splits * (2.0 * rows * width / core_flops + parameters.key_s)
+    keys = length / splits
+    if parameters.key_step > 1.0:
+        keys = xp.ceil(keys / parameters.key_step) * parameters.key_step
+    busy = waves * keys * (2.0 * rows * width / core_flops + parameters.key_s)
+    if parameters.pair_share:
+        last = pieces - cores * (waves - 1.0)
+        paired = waves - xp.where(last > 0.5 * cores, 0.0, 1.0)
+        busy = busy * (1.0 + parameters.pair_share * paired / waves)
     if parameters.further_query:
         longer = 1.0 + parameters.further_query * (q_len - 1.0)
         busy, stream = busy * longer, stream * longer
@@ -291,6 +328,7 @@ def _kernel_time(
         wave_s = wave_s + xp.where(length / splits >= PASS_TOKENS, parameters.pass_s, 0.0)
     overhead = xp.maximum(0.0, (waves - 1.0) * wave_s - parameters.hidden_s) + seqs * parameters.sequence_s
     launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
+    launch = launch + widening
     if parameters.regroup_s:
         launch = launch + xp.where((heads > kv_heads) & (kv_heads > 1) & (seqs > 1), parameters.regroup_s, 0.0)
     if parameters.stream_overlap:

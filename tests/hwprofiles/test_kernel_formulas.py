@@ -134,6 +134,40 @@ def test_batches_above_the_captured_ones_are_not_split():
     assert launches == [1e-3, 1e-3, 0.0]
 
 
+LATENT = AttentionShape(16, 1, 576, 512, 576.0, "fp8")
+"""MLA's latent in 8 bits, as a decode step sees it."""
+
+
+def test_a_cache_that_a_kernel_cannot_multiply_is_copied_into_16_bits_first():
+    """The pass reads and writes all that is cached; the kernel behind it reads what the pass wrote."""
+    wide = LATENT._replace(kv_bytes_per_token=1152.0)
+    for formula, ideal, sizes in (
+        (decode_time, IDEAL_DECODE, (100, 1, 100 * 4096)),
+        (prefill_time, IDEAL_PREFILL, (4, 4096, 4096 * 1024.5 / 2, 4096)),
+    ):
+        copying = ideal.model_copy(update={"widen_s": 1e-9, "widen_byte_s": 3e-12})
+        plain, copied = formula(SCALAR, LIMITS, ideal, wide, *sizes), formula(SCALAR, LIMITS, copying, LATENT, *sizes)
+        assert copied.seconds - plain.seconds == pytest.approx(3e-12 * 576.0 * sizes[-1], rel=1e-3)
+        assert copied.bytes == plain.bytes
+
+
+def test_cores_of_a_pair_slow_each_other_down():
+    """Up to half of the cores (100 here) each item has a pair of cores for itself, in the last wave of several too."""
+    paired = IDEAL_DECODE.model_copy(update={"pair_share": 0.5, "max_splits": 1.0, "row_step": 64.0})
+    times = [
+        decode_time(SCALAR, NO_MEMORY_LIMIT, paired, LATENT, n, 1, n * 640).compute_s for n in (1, 50, 51, 150, 151)
+    ]
+    assert_allclose(np.array(times) / times[0], [1.0, 1.0, 1.5, 2.5, 3.0])
+
+
+def test_keys_are_multiplied_in_whole_steps():
+    stepped = IDEAL_DECODE.model_copy(update={"key_step": 64.0, "max_splits": 1.0})
+    times = [
+        decode_time(SCALAR, NO_MEMORY_LIMIT, stepped, LATENT, 8, 1, 8 * keys).compute_s for keys in (1, 64, 65, 129)
+    ]
+    assert_allclose(np.array(times) / times[0], [1.0, 1.0, 2.0, 3.0])
+
+
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_keys_before_a_window_cost_their_share(share):
     """A kernel that masks all of them takes as long as without a window, one that skips them as the window alone."""

@@ -41,6 +41,10 @@ OPERATIONS = {
 
 EAGER = "timed without a captured graph (host launches included)"
 
+ABSORBED_PROMPTS = "flash_attention"
+"""What ``kernel_source`` says where a prompt of MLA was timed against the shared latent, as a decode step is: SGLang's
+FlashAttention on chips before Blackwell. Source: ``collector/sglang/collect_mla.py`` of ai-dynamo/aiconfigurator."""
+
 _MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
 
 
@@ -117,7 +121,8 @@ def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
 
 
 def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
-    """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step."""
+    """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step and for
+    prompts that were timed so (``ABSORBED_PROMPTS``)."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
     operation = frame.texts("op_name")
     if frame.has("gemm_type") and any(name in _SPARSE_MODULES for name in operation.names):
@@ -127,11 +132,12 @@ def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
         return _unpredicted(frame, frame.path.stem.removesuffix("_perf"), skipped)
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
     decode = frame.texts("op_name").equals("mla_generation")
+    shared = decode | frame.texts("kernel_source").equals(ABSORBED_PROMPTS) if frame.has("kernel_source") else decode
     sizes = _attention_sizes(frame)
-    sizes["num_kv_heads"] = np.where(decode, 1, sizes["num_heads"])
-    sizes["head_dim"] = np.where(decode, _MLA_LATENT + _MLA_ROPE, _MLA_NOPE + _MLA_ROPE)
-    sizes["v_head_dim"] = np.where(decode, _MLA_LATENT, _MLA_VALUE)
-    sizes["latent"] = decode.astype(np.int64)
+    sizes["num_kv_heads"] = np.where(shared, 1, sizes["num_heads"])
+    sizes["head_dim"] = np.where(shared, _MLA_LATENT + _MLA_ROPE, _MLA_NOPE + _MLA_ROPE)
+    sizes["v_head_dim"] = np.where(shared, _MLA_LATENT, _MLA_VALUE)
+    sizes["latent"] = shared.astype(np.int64)
     op = Words(decode.astype(np.int32), ("attention_prefill", "attention_decode"))
     return _table(frame, op, sizes, {"dtype": "bf16", "kv_dtype": kv_dtype, "cache": "warm"}, skipped)
 

@@ -69,6 +69,25 @@ def test_held_out_shapes(shared_data, chip, family, library, dtype, physics, cor
     assert 85 <= better.overall.coverage90 <= 97
 
 
+@pytest.mark.parametrize(
+    ("chip", "version", "phase", "dtype", "physics"),
+    [
+        ("a100-sxm-80gb", "trtllm/1.0.0", "generation", "bf16", 4),
+        ("a100-sxm-80gb", "trtllm/1.0.0", "generation", "fp8", 4),
+        ("h100-sxm", "sglang/0.5.14", "generation", "fp8", 4),
+        ("h100-sxm", "sglang/0.5.14", "context", "bf16", 8),
+        ("h100-sxm", "sglang/0.5.14", "context", "fp8", 8),
+    ],
+)
+def test_mla_of_shapes_held_out(shared_data, chip, version, phase, dtype, physics):
+    """Full tiles of 64 rows and keys on an A100; under SGLang on Hopper prompts against the latent, and a cache in 8
+    bits that is copied into 16 first."""
+    folder = shared_data / "kernels" / "aiconfigurator" / CHIPS[chip]
+    table = read_kernels(folder / "mla" / version / f"{phase}_mla_perf.parquet")
+    kernels = KernelLibrary(chip, version.partition("/")[0], corrected=False)
+    assert replay_kernels(table, kernels, SPLIT, [f"kv_dtype={dtype}"]).overall.mape <= physics
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 def test_large_all_reduces(shared_data, chip):
     report = replay_kernels(

@@ -92,6 +92,19 @@ def test_mla_stores_one_latent_when_decoding_and_whole_keys_in_a_prompt(tmp_path
     assert "latent" not in prompt
 
 
+def test_prompts_of_mla_that_were_timed_against_the_latent_say_so(tmp_path):
+    """SGLang's collector calls FlashAttention with the latent (one KV head, 576 and 512 wide) before Blackwell;
+    where it calls TensorRT-LLM's kernel, keys and values are multiplied out."""
+    row = {
+        **COMMON, "framework": "SGLang", "op_name": "mla_context", "mla_dtype": "bfloat16", "kv_cache_dtype": "fp8",
+        "num_heads": 16, "batch_size": 4, "isl": 64, "step": 0, "latency": 0.01,
+    }  # fmt: skip
+    for source, sizes in (("flash_attention", [1, 576, 512]), ("trtllm_mla", [16, 192, 128])):
+        prompt = read_kernels(parquet(tmp_path / f"{source}.parquet", [{**row, "kernel_source": source}])).row(0)
+        assert [prompt[name] for name in ("num_kv_heads", "head_dim", "v_head_dim")] == sizes
+        assert prompt.get("latent", 0) == (1 if source == "flash_attention" else 0)
+
+
 def test_collectives_count_elements_and_eager_rows_are_left_out(tmp_path):
     row = {
         **COMMON, "framework": "vLLM", "op_name": "all_reduce", "allreduce_dtype": "bfloat16", "num_gpus": 4,
