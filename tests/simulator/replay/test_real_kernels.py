@@ -88,6 +88,16 @@ def test_mla_of_shapes_held_out(shared_data, chip, version, phase, dtype, physic
     assert replay_kernels(table, kernels, SPLIT, [f"kv_dtype={dtype}"]).overall.mape <= physics
 
 
+@pytest.mark.parametrize(
+    ("family", "dtype"), [(f"attention_{p}", "bf16") for p in ("prefill", "decode")] + [("attention_decode", "fp8")]
+)
+def test_triton_kernels_of_heads_of_512(shared_data, family, dtype):
+    """SGLang serves Gemma's wide heads on Hopper by Triton: 32 queries a tile, and one head as several."""
+    table = rows(shared_data, "h100-sxm", family, "sglang")
+    kernels = KernelLibrary("h100-sxm", "sglang", corrected=False)
+    assert replay_kernels(table, kernels, SPLIT, ["head_dim=512", f"kv_dtype={dtype}"]).overall.mape <= 8
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 def test_large_all_reduces(shared_data, chip):
     report = replay_kernels(
