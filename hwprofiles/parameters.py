@@ -74,6 +74,8 @@ class DecodeKernel(Record):
     """Time of that pass per byte of cached KV, in seconds."""
     key_s: NonNegative = 0.0
     """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
+    reread_share: NonNegative = 0.0
+    """Share of KV that the second of two narrow tiles reads from memory again, where a group of heads takes two."""
     pair_share: NonNegative = 0.0
     """What a work item takes longer while the other core of its pair works too, as a share of its arithmetic: cores of
     an NVIDIA chip sit in pairs (TPCs), and a grid of up to half of them leaves one of each idle; 0 = nothing."""

@@ -175,6 +175,12 @@ def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeKernel, kv_b
     return 1.0 / (hit / fast + (1.0 - hit) / bandwidth)
 
 
+NARROW_ROWS = 16.0
+"""Rows of the narrow tile of TensorRT-LLM's decode kernels for Blackwell (heads and keys swapped in the product).
+Groups of up to twice as many heads run as two such tiles, larger ones in one of 64 or 128 rows: 32 heads of MLA take
+1.4 to 1.6 times as long as 16 and as 64 (NVIDIA's aiconfigurator tables, B200)."""
+
+
 def decode_time(
     xp: Functions,
     limits: Limits,
@@ -293,6 +299,9 @@ def _kernel_time(
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
     moved = kv_bytes + activation_bytes * heads * width * seqs * q_len
     packed = q_len * (heads / kv_heads)
+    if parameters.reread_share:
+        twice = (packed > NARROW_ROWS) & (packed <= 2.0 * NARROW_ROWS)
+        moved = moved + xp.where(twice, parameters.reread_share * kv_bytes, 0.0)
     row_tiles = xp.ceil(packed / parameters.tile_rows)
     rows = xp.minimum(parameters.tile_rows, xp.ceil(packed / parameters.row_step) * parameters.row_step)
     items = seqs * kv_heads * row_tiles

@@ -263,13 +263,30 @@ NEAR = Coordinate("near_s", 1e-8, 1e-3)
 """Free where selecting from few entries takes longer than from many."""
 WIDEN = (Coordinate("widen_s", 1e-6, 2e-5), Coordinate("widen_byte_s", 1e-13, 1e-10))
 """Free where a pass copies the cache into 16 bits first."""
+REREAD = Coordinate("reread_share", 0.05, 1.0)
+"""Free where a group of heads takes two narrow tiles."""
 PAIRED = Coordinate("pair_share", 0.01, 1.0)
 """Free where cores of a pair slow each other down."""
 MASKED = Coordinate("masked_share", 0.0, 1.0)
 """Free where keys before a window are walked over."""
 
 
-_OPTIONAL = (REGROUP, ROW_WAVE, PAIRED, *WIDEN, MASKED, ALONE, DENSE, DENSE_HOST, FEW, PIECE, VERIFY, *PAIRS, NEAR)
+_OPTIONAL = (
+    REGROUP,
+    ROW_WAVE,
+    PAIRED,
+    REREAD,
+    *WIDEN,
+    MASKED,
+    ALONE,
+    DENSE,
+    DENSE_HOST,
+    FEW,
+    PIECE,
+    VERIFY,
+    *PAIRS,
+    NEAR,
+)
 
 CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
     "attention_decode": (Coordinate("key_s", 0.0, 5e-7),),

@@ -160,6 +160,17 @@ def test_cores_of_a_pair_slow_each_other_down():
     assert_allclose(np.array(times) / times[0], [1.0, 1.0, 1.5, 2.5, 3.0])
 
 
+def test_a_second_narrow_tile_reads_the_cache_again():
+    """17 to 32 heads a KV head run as two tiles of 16, fewer and more as one."""
+    again = IDEAL_DECODE.model_copy(update={"reread_share": 0.5})
+    moved = {}
+    for heads in (16, 32, 64):
+        shape = LATENT._replace(num_heads=heads)
+        plain = decode_time(SCALAR, LIMITS, IDEAL_DECODE, shape, 100, 1, 409_600).bytes
+        moved[heads] = decode_time(SCALAR, LIMITS, again, shape, 100, 1, 409_600).bytes - plain
+    assert moved == {16: 0.0, 32: 0.5 * 576.0 * 409_600, 64: 0.0}
+
+
 def test_keys_are_multiplied_in_whole_steps():
     stepped = IDEAL_DECODE.model_copy(update={"key_step": 64.0, "max_splits": 1.0})
     times = [
