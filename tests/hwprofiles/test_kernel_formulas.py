@@ -151,6 +151,19 @@ def test_a_cache_that_a_kernel_cannot_multiply_is_copied_into_16_bits_first():
         assert copied.bytes == plain.bytes
 
 
+@pytest.mark.parametrize("chip", ["h100-sxm", "h200-sxm"])
+def test_prompts_of_mla_multiplied_out_cost_alike_under_every_library(chip):
+    """No table times them under SGLang, which serves them by the kernels of plain heads; what it times is three times
+    as long: prompts against the latent."""
+    shape, tokens = AttentionShape(16, 16, 192, 128, 16 * 320 * 2.0, "bf16"), 8192
+    sizes = {"seqs": 1, "q_tokens": tokens, "pairs": tokens * (tokens + 1) / 2, "kv_tokens": tokens}
+    libraries = ("sglang", "vllm", "trtllm")
+    times = [KernelLibrary(chip, library).attention_prefill(shape, **sizes).seconds for library in libraries]
+    assert max(times) <= 1.25 * min(times)
+    latent = AttentionShape(16, 1, 576, 512, 576 * 2.0, "bf16", source="flash_attention")
+    assert KernelLibrary(chip, "sglang").attention_prefill(latent, **sizes).seconds >= 2.5 * times[0]
+
+
 def test_cores_of_a_pair_slow_each_other_down():
     """Up to half of the cores (100 here) each item has a pair of cores for itself, in the last wave of several too."""
     paired = IDEAL_DECODE.model_copy(update={"pair_share": 0.5, "max_splits": 1.0, "row_step": 64.0})
