@@ -297,7 +297,7 @@ def save_corrections(corrections: Mapping[Key, Correction], path: Path) -> Path:
         # Half the digits are enough, as long as a ramp has some width.
         low, gain = ramps.low.astype(np.float32), ramps.gain.astype(np.float32)
         high = np.maximum(ramps.high.astype(np.float32), np.nextafter(low, np.inf))
-        parts = ramps.feature.astype(np.int8), low, high, ramps.greatest, gain
+        parts: tuple[NDArray[np.generic], ...] = (ramps.feature.astype(np.int8), low, high, ramps.greatest, gain)
         start = starts.setdefault(b"".join(part.tobytes() for part in parts), place)
         names, count = feature_names(key[1]), len(gain)
         index.append({"key": key, "names": names, "start": start, "count": count, "base": ramps.base,
