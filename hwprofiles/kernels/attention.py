@@ -300,7 +300,8 @@ def _kernel_time(
     moved = kv_bytes + activation_bytes * heads * width * seqs * q_len
     packed = q_len * (heads / kv_heads)
     if parameters.reread_share:
-        twice = (packed > NARROW_ROWS) & (packed <= 2.0 * NARROW_ROWS)
+        # Seen with one query a sequence; how rows of drafts' verification fall into tiles is not measured.
+        twice = (packed > NARROW_ROWS) & (packed <= 2.0 * NARROW_ROWS) & (q_len <= 1)
         moved = moved + xp.where(twice, parameters.reread_share * kv_bytes, 0.0)
     row_tiles = xp.ceil(packed / parameters.tile_rows)
     rows = xp.minimum(parameters.tile_rows, xp.ceil(packed / parameters.row_step) * parameters.row_step)

@@ -182,6 +182,9 @@ def test_a_second_narrow_tile_reads_the_cache_again():
         plain = decode_time(SCALAR, LIMITS, IDEAL_DECODE, shape, 100, 1, 409_600).bytes
         moved[heads] = decode_time(SCALAR, LIMITS, again, shape, 100, 1, 409_600).bytes - plain
     assert moved == {16: 0.0, 32: 0.5 * 576.0 * 409_600, 64: 0.0}
+    verified = [decode_time(SCALAR, LIMITS, one, LATENT._replace(num_heads=16), 100, 2, 409_600).bytes
+                for one in (IDEAL_DECODE, again)]  # fmt: skip
+    assert verified[0] == verified[1], "not measured with several queries"
 
 
 def test_keys_are_multiplied_in_whole_steps():
