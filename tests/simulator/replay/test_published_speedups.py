@@ -36,15 +36,11 @@ def test_speedups_are_the_ratio_of_their_two_figures():
     assert checked > 80
 
 
-def test_deepseek_mtp_within_two_percent_to_k_2_and_eight_beyond_and_best_k_within_rounding():
-    """K = 4 and 5 are 7.6 and 6.5 % too fast since B200's memory-bound passes are fitted as its other kernels are (7.2
-    and 6.1 % without those passes, 5.4 and 4.3 % on its datasheet).
-
-    No constant was fitted on this table, before or after.
-    """
+def test_deepseek_mtp_within_three_percent_and_best_k_within_rounding():
+    """No constant was fitted on this table; the largest error is 2.1 %, at K = 2."""
     found = [compare_row(row) for row in rows("trtllm_dsr1_mtp")]
     assert [item.row.tokens for item in found] == ["1", "2", "4", "5"]
-    assert all(abs(item.error) < (0.02 if item.row.tokens in ("1", "2") else 0.08) for item in found)
+    assert all(abs(item.error) < 0.03 for item in found)
     best = max(found, key=lambda item: item.predicted)
     assert best.row.tokens in ("2", "4")  # published: 2.25 and 2.21 within their rounding
 
