@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-import simulator as fr
+import forerun as fr
 
 SCENARIO = fr.Scenario.model_validate(
     {

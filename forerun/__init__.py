@@ -1,20 +1,21 @@
-"""Forerun: predict how LLM inference runs. ``import forerun as fr`` lends the names of ``simulator``.
+"""Forerun predicts how LLM inference runs before anyone rents the hardware.
 
-Beside them stands the ground that all packages share: errors, lazy names, YAML as people's files hold it.
+``import forerun as fr`` is the public Python API:
+
+* ask: :func:`simulate`, :func:`compare`, :func:`plan`, :func:`tune`, :func:`sweep`, :func:`race`, :func:`estimate`,
+  :func:`predict`. The scenario is a :class:`Scenario`, a path or a dict.
+* check: :func:`replay_kernels`, :func:`replay_requests`, :func:`calibrate`.
+* draw: :mod:`plot`, one function per figure.
+* extend: :mod:`register`, one decorator per kind of plug-in.
+
+Each name is imported when it is first used, so ``import forerun`` is fast.
+
+>>> import forerun as fr
+>>> chat = fr.Scenario(model="llama-3.1-8b", chip="h100-sxm", trace="azure-conv-2023", num_requests=200)
+>>> fr.simulate(chat).completed
+200
 """
 
-from typing import Any
+from forerun.lazy import lazy_names
 
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):  # what the import system asks a package for is no name of the face
-        raise AttributeError(f"module 'forerun' has no attribute {name!r}")
-    import simulator
-
-    return getattr(simulator, name)
-
-
-def __dir__() -> list[str]:
-    import simulator
-
-    return dir(simulator)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when someone first asks for them."""
+"""Public names of a package, imported when they are first used."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 PLACE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
-"""A line of a stub: where a name lives."""
+"""A line of a stub: the module and the name."""
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package that lends the names its stub imports.
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported when they are first used.
 
-    The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` and
-    nothing else: type checkers read it as it stands, and here it says where each name lives. So a face is written once.
+    The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` lines
+    only. Type checkers and editors read it as it stands; this function reads from it where each name is defined.
     """
     home = sys.modules[package]
     stub = Path(str(home.__file__)).with_suffix(".pyi")
@@ -26,8 +26,10 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def get(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(places[name]), name)
+        module = import_module(places[name])
+        inside = [Path(folder) / f"{name}.py" for folder in getattr(module, "__path__", ())]
+        value = import_module(f"{places[name]}.{name}") if any(map(Path.exists, inside)) else getattr(module, name)
         setattr(home, name, value)
         return value
 
-    return get, lambda: sorted({*vars(home), *places}), sorted(places)
+    return get, lambda: sorted(places), sorted(places)

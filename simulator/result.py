@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,34 @@ class Summary(dict[str, Any]):
 
     def __reduce__(self) -> tuple[type[Summary], tuple[dict[str, Any]]]:
         return Summary, (dict(self),)
+
+
+class LatencyStatistics(NamedTuple):
+    """Statistics of one latency over the requests of a run; None where none was measured."""
+
+    mean: float | None
+    median: float | None
+    std: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+
+class Record(dict[str, Any]):
+    """A row of a document whose keys are attributes too: ``plan.best.chips`` is ``plan.best["chips"]``.
+
+    A subclass annotates its keys, which gives them types and completion.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self})
 
 
 class Result:

@@ -18,8 +18,8 @@ from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError, LawBrokenError, NothingServedError, StalledError
 from simulator.invariants import Outcome, StepAudit, broken
 from simulator.reports import kv_report, replica_use, request_records, speculation_counters, transfer_report
-from simulator.result import Result, Summary
-from simulator.scenario import Scenario
+from simulator.result import LatencyStatistics, Result, Summary
+from simulator.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.serving import (
     FULL_ROWS,
     EngineCounters,
@@ -125,6 +125,84 @@ class RunResult(Result):
         """The figures of vLLM's serving benchmark, by its names."""
         return Summary(self.document["summary"])
 
+    def _latency(self, name: str) -> LatencyStatistics:
+        summary = self.document["summary"]
+        return LatencyStatistics(*(summary[f"{field}_{name}_ms"] for field in LatencyStatistics._fields))
+
+    @property
+    def ttft_ms(self) -> LatencyStatistics:
+        """Time to first token, from arrival, in milliseconds."""
+        return self._latency("ttft")
+
+    @property
+    def tpot_ms(self) -> LatencyStatistics:
+        """Time per output token after the first, in milliseconds."""
+        return self._latency("tpot")
+
+    @property
+    def itl_ms(self) -> LatencyStatistics:
+        """Gaps between deliveries of tokens, in milliseconds."""
+        return self._latency("itl")
+
+    @property
+    def e2el_ms(self) -> LatencyStatistics:
+        """End-to-end latency, from arrival, in milliseconds."""
+        return self._latency("e2el")
+
+    @property
+    def completed(self) -> int:
+        """Requests that received all their tokens."""
+        return int(self.document["summary"]["completed"])
+
+    @property
+    def failed(self) -> int:
+        """Requests that did not complete."""
+        return int(self.document["summary"]["failed"])
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from the first arrival to the last finish; None if nothing finished."""
+        return self._figure("duration")
+
+    @property
+    def request_throughput(self) -> float | None:
+        """Completed requests per second."""
+        return self._figure("request_throughput")
+
+    @property
+    def request_goodput(self) -> float | None:
+        """Requests per second within the SLO; None without an SLO."""
+        return self._figure("request_goodput")
+
+    @property
+    def output_throughput(self) -> float | None:
+        """Output tokens per second."""
+        return self._figure("output_throughput")
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per verify step, the bonus token included; None without speculation."""
+        return self._figure("spec_decode_acceptance_length")
+
+    @property
+    def bottleneck(self) -> dict[str, float]:
+        """Share of engine time bound by compute, memory, interconnect, latency, host and idle."""
+        return dict(self.document["bottleneck"])
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Cost of the run in US dollars; None without prices."""
+        return self.document["cost_usd"]  # type: ignore[no-any-return]
+
+    @property
+    def meets_slo(self) -> bool | None:
+        """Whether the run meets the scenario's SLO; None without one."""
+        slo = self.document["slo"]
+        return None if slo is None else bool(slo["met"])
+
+    def _figure(self, key: str) -> float | None:
+        return self.document["summary"].get(key)  # type: ignore[no-any-return]
+
     @property
     def title(self) -> str:
         """Model and hardware."""
@@ -150,7 +228,7 @@ class RunResult(Result):
 
 
 def simulate(
-    scenario: Scenario,
+    scenario: ScenarioSource,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
     full_step_rows: int | None = None,
@@ -163,7 +241,7 @@ def simulate(
     """Run a scenario to its end.
 
     Args:
-        scenario: what to run.
+        scenario: a ``Scenario``, a dict of its fields, or the path of its file.
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
@@ -186,6 +264,7 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     cpu, wall = _cpu_s(), time.perf_counter()
+    scenario = as_scenario(scenario)
     build = build_run(scenario, seed, make_drafter, make_policy, factors)
     if stream is None:
         stream = generate_requests(scenario.workload, seed)

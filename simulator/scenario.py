@@ -46,7 +46,18 @@ class PricesConfig(Section):
 
 
 class Scenario(Section):
-    """A model on hardware, an engine, a workload; optionally speculation, latency limits and prices."""
+    """A model on hardware, an engine and a workload; optionally speculation, latency limits and prices.
+
+    In Python, keyword arguments are the fields below or shortcuts for nested ones: ``chip``, ``tensor_parallel``,
+    ``replicas``, ``framework``, ``trace``, ``num_requests``, ``input_tokens``, ``output_tokens``,
+    ``usd_per_chip_hour``, and ``request_rate`` (Poisson arrivals per second) or ``max_concurrency`` (a closed loop).
+
+    >>> Scenario(model="llama-3.1-8b", chip="h100-sxm", trace="azure-conv-2023").hardware.chip
+    'h100-sxm'
+
+    Raises:
+        ForerunError: a field or a value that is wrong, in one line that names it.
+    """
 
     model: str | dict[str, Any]
     """Catalogue name, path to a HF config.json, or its fields inline."""
@@ -73,6 +84,48 @@ class Scenario(Section):
     slo: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Latency limits in milliseconds, such as ``p99_ttft_ms: 500``."""
     prices: PricesConfig | None = None
+
+    def __init__(
+        self,
+        *,
+        chip: str | None = None,
+        tensor_parallel: int | None = None,
+        replicas: int | None = None,
+        framework: str | None = None,
+        trace: str | Path | None = None,
+        num_requests: int | None = None,
+        input_tokens: int | Mapping[str, Any] | None = None,
+        output_tokens: int | Mapping[str, Any] | None = None,
+        usd_per_chip_hour: float | Mapping[str, float] | None = None,
+        request_rate: float | None = None,
+        max_concurrency: int | None = None,
+        **fields: Any,
+    ) -> None:
+        if request_rate is not None and max_concurrency is not None:
+            raise ForerunError("Scenario: request_rate, max_concurrency: give one of the two")
+        arrivals: dict[str, Any] | None = None
+        if request_rate is not None:
+            arrivals = {"process": "poisson", "request_rate": request_rate}
+        elif max_concurrency is not None:
+            arrivals = {"process": "closed-loop", "max_concurrency": max_concurrency}
+        shortcuts = {
+            "hardware.chip": chip,
+            "hardware.tensor_parallel": tensor_parallel,
+            "hardware.replicas": replicas,
+            "engine.framework": framework,
+            "workload.trace": None if trace is None else str(trace),
+            "workload.num_requests": num_requests,
+            "workload.input_tokens": input_tokens,
+            "workload.output_tokens": output_tokens,
+            "workload.arrivals": arrivals,
+            "prices.usd_per_chip_hour": usd_per_chip_hour,
+        }
+        try:
+            super().__init__(**_expanded(fields, shortcuts))
+        except ValidationError as error:
+            raise _refusal(error, "Scenario") from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without the shortcuts
 
     @field_validator("slo")
     @classmethod
@@ -153,6 +206,45 @@ class Scenario(Section):
             ForerunError: a path or a value that the scenario does not have.
         """
         return scenario_from(with_settings(self.model_dump(exclude_unset=True), overrides, "override"), "scenario")
+
+
+ScenarioSource = Scenario | Mapping[str, Any] | str | Path
+"""A scenario, its fields as plain data, or its file."""
+
+
+def as_scenario(source: ScenarioSource) -> Scenario:
+    """The scenario of ``source``.
+
+    Raises:
+        ForerunError: a file, field or value that is wrong, in one line that names it.
+    """
+    if isinstance(source, Scenario):
+        return source
+    if isinstance(source, str | Path):
+        return load_scenario(source)
+    if isinstance(source, Mapping):
+        return scenario_in(deepcopy(dict(source)), Path(), "scenario")
+    raise ForerunError(f"scenario: a Scenario, a dict or a path to a file is expected (got {type(source).__name__})")
+
+
+def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with the value of each shortcut that is not None set at its dotted path.
+
+    Raises:
+        ForerunError: a shortcut beside the field that it sets.
+    """
+    data = dict(fields)
+    for path, value in shortcuts.items():
+        if value is None:
+            continue
+        section, _, field = path.partition(".")
+        present = data.get(section, {})
+        if isinstance(present, BaseModel):
+            present = present.model_dump(exclude_unset=True)
+        if not isinstance(present, Mapping) or field in present:
+            raise ForerunError(f"Scenario: {path} is set twice, in {section} and by a shortcut; give one of the two")
+        data[section] = {**present, field: value}
+    return data
 
 
 def overridden_section(scenario: Scenario, pool: str, section: str) -> Any:
@@ -258,9 +350,13 @@ def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        unknown = any(problem["type"] == "extra_forbidden" for problem in error.errors(include_url=False))
-        kind = UnknownFieldError if unknown else ForerunError
-        raise kind(f"{place}: {explain(error, Scenario)}") from None
+        raise _refusal(error, place) from None
+
+
+def _refusal(error: ValidationError, place: str) -> ForerunError:
+    unknown = any(problem["type"] == "extra_forbidden" for problem in error.errors(include_url=False))
+    kind = UnknownFieldError if unknown else ForerunError
+    return kind(f"{place}: {explain(error, Scenario)}")
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ABSENT = "-"
 UNBROKEN = 16
 """Characters up to which all cells of a column stand on one line in a terminal: no number is broken over two."""
+TEXT_COLUMNS = 1000
+"""Width up to which ``print(table)`` breaks no line."""
 LONG_WORDS = 28
 """Characters from which a cell may break its line on a page."""
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
@@ -114,6 +116,17 @@ class Table:
         for row in self.rows[: self.shown]:
             table.add_row(*map(_rich_cell, row))
         return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=TEXT_COLUMNS, color_system=None)
+        with console.capture() as captured:
+            console.print(self.rich(TEXT_COLUMNS))
+        return captured.get()
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
     def markdown(self) -> str:
         """The table in Markdown, every row of it."""

@@ -162,14 +162,15 @@ FACES = [stub for source in sources() if (stub := source.with_suffix(".pyi")).ex
 def test_a_face_lends_what_its_stub_says(stub):
     package = ".".join(stub.parent.relative_to(ROOT).parts)
     lines = stub.read_text(encoding="utf-8").splitlines()
-    places = dict(reversed(found) for found in PLACE.findall("\n".join(lines)))
+    places = {name: module for module, name in PLACE.findall("\n".join(lines))}
     assert len(places) == len(lines), "one name a line, each once: from module import name as name"
     # once such a module is imported, its package's attribute of that name is the module
-    assert not {place for place in places if (stub.parent / f"{place}.py").exists()}
+    assert not {name for name in places if (stub.parent / f"{name}.py").exists() and places[name] != package}
     face = import_module(package)
     assert face.__all__ == sorted(places)
+    assert dir(face) == sorted(places)
     for name, module in places.items():
-        assert getattr(face, name) is getattr(import_module(module), name)
+        assert getattr(face, name) is getattr(import_module(module), name), name
 
 
 @pytest.mark.parametrize("stub", FACES, ids=lambda p: str(p.relative_to(ROOT)))

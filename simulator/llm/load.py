@@ -259,3 +259,7 @@ def _parse(path: Path, text: str) -> Any:
         raise ForerunError(f"{path}: line {error.lineno} is not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ForerunError(f"{path}: cannot be parsed: {str(error).splitlines()[0][:120]}") from None
+
+
+Model = Architecture
+load_model = load_architecture

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.tables import Table
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -40,6 +42,16 @@ class RequestRecords:
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """Column name to array, in declaration order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def head(self, rows: int = 5) -> Table:
+        """The first ``rows`` requests as a table."""
+        columns = self.columns()
+        first = zip(*(values[:rows].tolist() for values in columns.values()), strict=True)
+        return Table("Requests", tuple(columns), [tuple(map(_cell, row)) for row in first])
+
+
+def _cell(value: float | bool) -> float | str:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,6 @@ class TreeConfig(Section):
         return static.depth if static is not None else min(self.depth or 0, self.nodes or 0)
 
 
-PolicyName = Literal[
-    "fixed", "disable-above-batch", "batch-table", "goodput", "ema", "p-min", "entropy", "forerun", "draft-gate"
-]
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
 COMMON_FIELDS = ("name", "while_off", "switch_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
@@ -91,7 +88,8 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "draft-gate": ("p_min",),
     "ema": ("candidates", "ema_alpha", "update_interval", "warmup_batches", "up_hysteresis", "down_hysteresis"),
 }
-"""Policies, and the parameters that each takes beside those of all that change K."""
+"""Policies by name, each with its own parameters; ``while_off`` and ``switch_s`` apply to all that change K."""
+PolicyName = Annotated[str, OneOf(POLICY_FIELDS)]
 Signed = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Candidates = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 

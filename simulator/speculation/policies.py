@@ -487,6 +487,10 @@ def free_switch(seqs: int, skipped: int) -> float:
     return 0.0
 
 
+POLICIES: dict[str, Callable[[int], DraftPolicy]] = {}
+"""Registered policies by name; each is called with the draft tokens of a full proposal, once per replica."""
+
+
 def policy_factory(
     config: PolicyConfig, most: int, step_seconds: StepSeconds, switch_seconds: SwitchSeconds = free_switch
 ) -> PolicyFactory | None:
@@ -502,6 +506,8 @@ def policy_factory(
     """
     if config.name == "fixed":
         return None
+    if config.name in POLICIES:
+        return partial(POLICIES[config.name], most)
     if config.name == "disable-above-batch":
         above = disable_above(DISABLE_ABOVE if config.batch is None else config.batch, most)
         return lambda: above

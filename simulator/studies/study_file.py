@@ -18,6 +18,8 @@ from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.names import check_names
 from simulator.scenario import (
     Scenario,
+    ScenarioSource,
+    as_scenario,
     load_scenario,
     parse_yaml,
     read_mapping,
@@ -150,8 +152,8 @@ def study_of_log(
     return StudyFile(str(path), scenario, varied, (), Path(), notes=(note + hint,) if open_ else ())
 
 
-Source = Scenario | StudyFile | str | Path
-"""What a study starts from: a scenario, a study, or the file of either."""
+Source = ScenarioSource | StudyFile
+"""A scenario (also as a dict), a study, or the file of either."""
 
 
 def study_of(
@@ -167,10 +169,12 @@ def study_of(
     Raises:
         ForerunError: a file that is wrong, an empty list of values, or a value given twice.
     """
-    if isinstance(source, Scenario):
-        study = StudyFile("scenario", source, {}, ())
+    if isinstance(source, StudyFile):
+        study = source
+    elif isinstance(source, str | Path):
+        study = load_study(source, overrides)
     else:
-        study = source if isinstance(source, StudyFile) else load_study(source, overrides)
+        study = StudyFile("scenario", as_scenario(source), {}, ())
     values = {
         path: each if isinstance(each, Range) else checked_values(list(each), f"vary {path}")
         for path, each in (vary or {}).items()

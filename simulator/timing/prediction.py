@@ -25,6 +25,37 @@ class KernelPrediction(Result):
         return self._document[key]
 
     @property
+    def seconds(self) -> float:
+        """Predicted time."""
+        return self._document["seconds"]  # type: ignore[no-any-return]
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """90 % interval of the time, in seconds."""
+        low, high = self._document["interval"]
+        return low, high
+
+    @property
+    def bound(self) -> str:
+        """What limits the kernel: ``compute``, ``memory``, ``interconnect`` or ``latency``."""
+        return self._document["bound"]  # type: ignore[no-any-return]
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations."""
+        return self._document["flops"]  # type: ignore[no-any-return]
+
+    @property
+    def bytes(self) -> float:
+        """Bytes read and written."""
+        return self._document["bytes"]  # type: ignore[no-any-return]
+
+    @property
+    def basis(self) -> str:
+        """Evidence level: ``datasheet``, ``calibrated`` or ``extrapolated``."""
+        return self._document["basis"]  # type: ignore[no-any-return]
+
+    @property
     def document(self) -> dict[str, Any]:
         """What ``--json`` writes: what ``hwprofiles.predict_kernel`` says, its rates, the shape asked for."""
         return self._document
@@ -74,14 +105,20 @@ class KernelPrediction(Result):
 
 
 def predict(
-    chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic", corrected: bool = CORRECTED
+    chip: Chip | str,
+    op: str,
+    values: Mapping[str, Any] | None = None,
+    library: str = "generic",
+    corrected: bool = CORRECTED,
+    **sizes: Any,
 ) -> KernelPrediction:
-    """Predict one kernel.
+    """Predict one kernel: ``predict("h100-sxm", "gemm", m=4096, n=4096, k=4096, dtype="bf16")``.
 
     Args:
         chip: a profile, a catalogue name or a path.
         op: an operation of the canonical kernel trace, or ``elementwise``.
         values: its columns, numbers or text as typed on a command line.
+        sizes: the same as keyword arguments.
         library: kernel library.
         corrected: with the profile's learned correction, or by physics alone.
 
@@ -89,6 +126,7 @@ def predict(
         ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip
             cannot do.
     """
+    values = {**(values or {}), **sizes}
     found = predict_kernel(chip, op, values, library, corrected)
     seconds = found["seconds"]
     rates = {f"{work}_per_s": found[work] / seconds if seconds else None for work in ("flops", "bytes")}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,24 @@ _DOCUMENTS = (AGENTIC, DAG, OTEL, SERVEGEN, SHAREGPT, VLLM_BENCH)
 FORMATS: dict[str, str] = {layout.name: layout.title for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
 """Names that ``format=`` takes beside ``auto``, each with what it is."""
 
+READERS: dict[str, Callable[[Path], Iterable[Mapping[str, Any]]]] = {}
+"""Registered readers by format: each yields one mapping per request, with the canonical column names as keys."""
+
+
+def register_reader(format: str, title: str, read: Callable[[Path], Iterable[Mapping[str, Any]]]) -> None:
+    """Add a trace format.
+
+    Args:
+        format: its name, as ``workload.format`` and ``--format`` take it.
+        title: what it is, for lists of formats.
+        read: yields one mapping per request: ``arrival_s``, ``input_tokens``, ``output_tokens`` and the optional
+            canonical columns.
+    """
+    FORMATS[format] = title
+    _LAYOUTS[format] = replace(FORERUN, name=format, title=title)
+    READERS[format] = read
+
+
 _TYPED = ("arrival_s", "input_tokens", "output_tokens")
 
 _LAYOUTS = {layout.name: layout for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
@@ -103,6 +121,9 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
     if columns and format != "auto":
         raise TraceError(f"{path}: format {format!r} says what the columns mean; leave it out, or leave columns out")
     layout = _LAYOUTS.get(format)
+    if layout is not None and format in READERS:
+        read = READERS[format]
+        return OpenedTrace(path, layout, None, lambda *_: record_chunks(path, list(read(path))), streams=False)
     if path.is_dir():
         return _folder(path, layout)
     if layout in _DOCUMENTS:

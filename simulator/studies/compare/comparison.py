@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
@@ -208,14 +208,18 @@ def _variants(
     metric: str | None,
 ) -> tuple[list[Variant], str]:
     """The variants that a call means, the baseline first, and what they are judged by."""
-    if isinstance(scenarios, Scenario | StudyFile | str | Path):
-        study = study_of(scenarios, vary)
-        variants, metric = variants_of(study), metric or study.metric
-    else:
+    several: list[Variant] = []
+    if isinstance(scenarios, list | tuple):
+        several = list(scenarios)
+    elif isinstance(scenarios, Mapping):
+        several = [Variant(name, {}, each) for name, each in scenarios.items() if isinstance(each, Scenario)]
+    if several:
         if vary:
             raise ArgumentError("vary", "works on one scenario; compare several as they are, or vary one")
-        named = scenarios.items() if isinstance(scenarios, Mapping) else [(each.name, each) for each in scenarios]
-        variants = [each if isinstance(each, Variant) else Variant(name, {}, each) for name, each in named]
+        variants = several
+    else:
+        study = study_of(cast(Source, scenarios), vary)
+        variants, metric = variants_of(study), metric or study.metric
     return variants, checked_metric(metric or headline_metric(variants[0]))
 
 

@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 
 from simulator.build import Build, build_run
 from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
 from simulator.studies.steady_state.averages import Averages, Replica, make_replica
 from simulator.studies.steady_state.traffic import Lengths, population, traffic
@@ -87,19 +87,32 @@ class Estimate:
     """What sets ``max_batch``: ``places`` (max_num_seqs), ``kv`` or ``tokens`` (max_num_batched_tokens)."""
 
 
-def estimate(scenario: Scenario, request_rate: float | None = None, concurrency: float | None = None) -> Estimate:
-    """What a run of ``scenario`` would average in the long run.
+def estimate(
+    scenario: ScenarioSource,
+    request_rate: float | None = None,
+    concurrency: float | None = None,
+    *,
+    rate: float | None = None,
+) -> Estimate:
+    """Steady-state means of a scenario in closed form, in milliseconds and without simulating.
 
     Args:
-        scenario: what to run; its arrivals give the load unless one of the two below is set.
+        scenario: a ``Scenario``, a dict of its fields, or the path of its file; its arrivals give the load unless one
+            of the arguments below is set.
         request_rate: requests per second over all replicas, in an open loop.
         concurrency: requests outstanding over all replicas, in a closed loop.
+        rate: the same as ``request_rate``.
 
     Raises:
         ForerunError: both loads at once, a load that is not positive, what has no such steady state here (static
             batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_run`` and
             ``generate_requests`` refuse.
     """
+    scenario = as_scenario(scenario)
+    if rate is not None:
+        if request_rate is not None:
+            raise ForerunError("estimate: give rate or request_rate, not both")
+        request_rate = rate
     if request_rate is not None and concurrency is not None:
         raise ForerunError("estimate: give request_rate or concurrency, not both")
     for name, value in (("request_rate", request_rate), ("concurrency", concurrency)):

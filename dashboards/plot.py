@@ -1,0 +1,106 @@
+"""One function per figure: ``fr.plot.latency(run)`` is ``run.figure("latency")``, with completion in an editor.
+
+Each takes the result that the figure is drawn from and returns a Plotly figure. Each raises a ``ForerunError`` if the
+result has no such figure, for example a comparison without a crossover.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from simulator.replay.result import Replay
+    from simulator.run import RunResult
+    from simulator.studies.compare.comparison import CompareResult
+    from simulator.studies.draft_pool import DraftPoolResult
+    from simulator.studies.plan.document import PlanResult
+    from simulator.studies.race.race import RaceResult
+    from simulator.studies.sweep.study import SweepResult
+    from simulator.studies.tune.document import TunedResult
+
+
+def bottleneck(run: RunResult) -> go.Figure:
+    """Share of engine time bound by compute, memory, interconnect, latency and host."""
+    return run.figure("bottleneck")
+
+
+def latency(run: RunResult) -> go.Figure:
+    """Distributions of TTFT, TPOT and end-to-end latency over the requests."""
+    return run.figure("latency")
+
+
+def timeline(run: RunResult) -> go.Figure:
+    """Running and waiting requests, KV cache use and throughput over simulated time."""
+    return run.figure("timeline")
+
+
+def waterfall(run: RunResult) -> go.Figure:
+    """One bar per request: waiting, prefill, decode."""
+    return run.figure("waterfall")
+
+
+def speedup(comparison: CompareResult) -> go.Figure:
+    """Speedup of each variant over the first, with intervals."""
+    return comparison.figure("speedup")
+
+
+def load(comparison: CompareResult) -> go.Figure:
+    """Metric of each variant over the load, with crossovers."""
+    return comparison.figure("load")
+
+
+def tornado(comparison: CompareResult) -> go.Figure:
+    """Speedup at both ends of the range of each assumed parameter."""
+    return comparison.figure("tornado")
+
+
+def slo_ratio(plan: PlanResult) -> go.Figure:
+    """Cost of each layout over its worst ratio of latency to limit."""
+    return plan.figure("strain")
+
+
+def pareto(plan: PlanResult) -> go.Figure:
+    """Cost of each layout over the highest rate that it holds, with the Pareto front."""
+    return plan.figure("front")
+
+
+def tuning(tuned: TunedResult) -> go.Figure:
+    """Best number of draft tokens by batch size and context."""
+    return tuned.figure("tuning")
+
+
+def draft_rates(tuned: TunedResult) -> go.Figure:
+    """Decode rate by number of draft tokens on one machine, measured and predicted."""
+    return tuned.figure("rates")
+
+
+def points(sweep: SweepResult) -> go.Figure:
+    """Metric at each point of a sweep."""
+    return sweep.figure("points")
+
+
+def regret(race: RaceResult) -> go.Figure:
+    """Regret of each controller over the patterns of load."""
+    return race.figure("regret")
+
+
+def gain(pool: DraftPoolResult) -> go.Figure:
+    """Gain of a shared pool of drafters by verifiers per drafter."""
+    return pool.figure("gain")
+
+
+def parity(replay: Replay, metric: str = "") -> go.Figure:
+    """Predicted over measured values of a replay.
+
+    Args:
+        replay: of kernels, engine steps or benchmark results.
+        metric: for benchmark results, one of ``replay.figures``; default: the first.
+    """
+    return replay.figure(metric)
+
+
+def errors(replay: Replay) -> go.Figure:
+    """Relative error of each kernel of a replay over its measured time."""
+    return replay.figure("errors")

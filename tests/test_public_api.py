@@ -1,0 +1,220 @@
+"""``import forerun as fr``: typed, complete by completion, and one line for whatever is wrong."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_scenario import tiny_data
+
+import forerun as fr
+from simulator.serving.engine import UnifiedScheduler
+from simulator.speculation.methods import METHODS
+
+CONTRACT = (
+    *("Scenario", "load_scenario", "simulate", "compare", "plan", "tune", "sweep", "race", "estimate", "predict"),
+    *("replay_kernels", "replay_requests", "calibrate", "Chip", "Model", "plot", "register", "ForerunError"),
+)
+SCRIPT = """
+import forerun as fr
+
+chat = fr.Scenario(model="llama-3.1-8b", chip="h100-sxm", trace="azure-conv-2023", slo={"p99_ttft_ms": 500})
+run = fr.simulate(chat)
+slowest: float | None = run.ttft_ms.p99
+print(run.requests.head(), run.conclusion)
+fr.plot.latency(run).write_html("latency.html")
+print(fr.compare(chat, vary={"speculation.method": ["none", "ngram"]}).conclusion)
+print(fr.plan(chat, rate=40).conclusion)
+seconds: float = fr.predict("h100-sxm", "gemm", m=4096, n=4096, k=4096, dtype="bf16").seconds
+served: float = fr.estimate(chat, rate=40).output_throughput
+"""
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return fr.Scenario(model="llama-3.1-8b", chip="h100-sxm", input_tokens=64, output_tokens=8, num_requests=20,
+                       request_rate=4.0, slo={"p99_ttft_ms": 500})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(chat):
+    return fr.simulate(chat)
+
+
+def test_completion_shows_the_public_names_and_nothing_else():
+    assert set(CONTRACT) <= set(dir(fr))
+    assert all(not name.startswith("_") for name in dir(fr))
+    assert len(dir(fr)) <= 35
+    shown = [name for name in dir(fr.plot) if inspect.isfunction(getattr(fr.plot, name))]
+    assert {"latency", "bottleneck", "parity", "pareto", "speedup"} <= set(shown)
+    shown = [name for name in dir(fr.register) if inspect.isfunction(getattr(fr.register, name))]
+    assert {"scheduler", "drafter", "policy", "router", "admission", "reader"} <= set(shown)
+
+
+def test_a_user_script_passes_strict_type_checks(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    root = Path(__file__).resolve().parent.parent
+    words = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache")]
+    checked = subprocess.run(
+        [*words, "--config-file", str(root / "pyproject.toml"), str(script)], cwd=root, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    wrong = script.with_name("wrong.py")
+    wrong.write_text(SCRIPT + "run.ttft_ms.p98\nfr.plot.latensy(run)\nfr.simulat(chat)\n", encoding="utf-8")
+    checked = subprocess.run(
+        [*words, "--config-file", str(root / "pyproject.toml"), str(wrong)], cwd=root, capture_output=True, text=True
+    )
+    assert checked.stdout.count("error:") == 3, checked.stdout
+
+
+def test_shortcuts_set_the_nested_fields(chat):
+    nested = {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "h100-sxm"},
+        "workload": {
+            "arrivals": {"process": "poisson", "request_rate": 4.0},
+            "input_tokens": 64,
+            "output_tokens": 8,
+            "num_requests": 20,
+        },
+        "slo": {"p99_ttft_ms": 500},
+    }
+    assert chat == fr.Scenario.model_validate(nested)
+    assert chat == fr.Scenario(**nested)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"modell": "llama-3.1-8b"}, "Scenario: modell: unknown field; did you mean 'model'?"),
+        ({"hardware": {"chip": "b200-sxm"}}, "Scenario: hardware.chip is set twice"),
+        ({"chip": 3}, "Scenario: hardware.chip: must be a valid string (got 3)"),
+        ({"request_rate": 3, "max_concurrency": 4}, "Scenario: request_rate, max_concurrency: give one of the two"),
+        ({"slo": {"p99_tft_ms": 3}}, "Scenario: slo: 'p99_tft_ms' is no latency limit"),
+    ],
+)
+def test_a_wrong_scenario_is_one_line(arguments, message):
+    with pytest.raises(fr.ForerunError) as caught:
+        fr.Scenario(**{"model": "llama-3.1-8b", "trace": "azure-conv-2023", "chip": "h100-sxm", **arguments})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_study_takes_a_path_a_dict_or_a_scenario(tmp_path, chat, run):
+    path = tmp_path / "chat.yaml"
+    path.write_text(chat.model_dump_json(exclude_unset=True), encoding="utf-8")
+    for source in (str(path), path, chat.model_dump(exclude_unset=True)):
+        assert fr.simulate(source).summary == run.summary
+        assert fr.estimate(source, rate=2.0) == fr.estimate(chat, request_rate=2.0)
+    swept = fr.sweep(chat.model_dump(exclude_unset=True), {"engine.max_num_seqs": [4]}, jobs=1)
+    assert swept.document["points"][0]["status"] == "done"
+
+
+@pytest.mark.parametrize("study", [fr.simulate, fr.estimate, fr.compare, fr.plan, fr.tune, fr.sweep])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.yaml", "nowhere.yaml: no such scenario file"),
+        ({"model": "llama-3.1-8b"}, "scenario: "),
+        (7, "scenario: "),
+    ],
+)
+def test_what_is_no_scenario_is_one_line(study, source, message):
+    with pytest.raises(fr.ForerunError) as caught:
+        study(source)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_has_named_figures(run):
+    summary = run.document["summary"]
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        statistics = getattr(run, f"{name}_ms")
+        assert statistics._asdict() == {key: summary[f"{key}_{name}_ms"] for key in statistics._fields}
+    assert (run.completed, run.failed) == (20, 0)
+    assert run.duration_s == summary["duration"]
+    assert run.request_goodput == summary["request_goodput"]
+    assert run.meets_slo is True
+    assert run.acceptance_length is None
+    assert sum(run.bottleneck.values()) == pytest.approx(1.0)
+    table = run.requests.head(3)
+    assert len(table.rows) == 3
+    assert "arrival_s" in str(table)
+    assert "<table" in table._repr_html_()
+
+
+def test_every_figure_of_a_run_has_a_function(run):
+    for name in run.figures:
+        assert getattr(fr.plot, name)(run) == run.figure(name)
+
+
+def test_a_prediction_has_named_figures():
+    time = fr.predict("h100-sxm", "gemm", m=4096, n=4096, k=4096, dtype="bf16")
+    assert time.seconds == time["seconds"] > 0
+    assert time.flops == 2 * 4096**3
+    low, high = time.interval_s
+    assert low <= time.seconds <= high
+    assert (time.bound, time.basis) == (time["bound"], time["basis"])
+
+
+@pytest.fixture
+def forgotten():
+    from simulator.drafting import BUILDERS
+    from simulator.serving.rules import SCHEDULERS
+    from simulator.speculation.config import POLICY_FIELDS
+    from simulator.speculation.policies import POLICIES
+    from traces.requests.detect import FORMATS, READERS
+
+    yield
+    for table in (BUILDERS, SCHEDULERS, METHODS, POLICY_FIELDS, POLICIES, FORMATS, READERS):
+        table.pop("registered", None)
+
+
+def test_registered_plug_ins_run_by_name(forgotten, tmp_path):
+    from simulator.drafting import lookup
+
+    @fr.register.scheduler("registered")
+    class ShortestFirst(UnifiedScheduler):
+        def add(self, sequence):
+            self.waiting.append(sequence)
+            ordered = sorted(self.waiting, key=lambda waiting: waiting.known_tokens)
+            self.waiting.clear()
+            self.waiting.extend(ordered)
+
+    @fr.register.policy("registered")
+    class OneToken:
+        by_batch_alone = True
+
+        def __init__(self, most):
+            self.most = most
+
+        def choose(self, batch):
+            return min(1, self.most)
+
+        def observe(self, tokens, accepted):
+            pass
+
+    fr.register.drafter("registered", draft_slots=False, looks_up=True, times_of="ngram")(lookup)
+
+    @fr.register.reader("registered")
+    def read(path):
+        for line in path.read_text().splitlines():
+            yield dict(zip(("arrival_s", "input_tokens", "output_tokens"), map(float, line.split("|")), strict=True))
+
+    log = tmp_path / "log.txt"
+    log.write_text("0|100|5\n0.5|50|7\n", encoding="utf-8")
+    drafting = {
+        "method": "registered", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.9}, "policy": "registered",
+    }  # fmt: skip
+    data = tiny_data()
+    data |= {"engine": {"scheduler": "registered"}, "speculation": drafting}
+    data["workload"] = {"trace": str(log), "format": "registered"}
+    result = fr.simulate(data)
+    assert result.requests.output_tokens.tolist() == [5, 7]
+    assert (
+        result.document["summary"]["spec_decode_draft_tokens"] == result.document["summary"]["spec_decode_num_drafts"]
+    )
+    with pytest.raises(fr.ForerunError, match=r"facts: .*mixez"):
+        fr.register.scheduler("registered", mixez=True)(ShortestFirst)
