@@ -60,17 +60,18 @@ def _section(
         yield ""
     meanings = _meanings(title)
     prefix = f"{place}." if place else ""
-    flagged = any(prefix + name in flags for name in part["properties"])
-    yield "| field | values | unit | default | example | meaning |" + (" engine's flag |" if flagged else "")
-    yield "|---|---|---|---|---|---|" + ("---|" if flagged else "")
+    yield "| field | meaning | example |"
+    yield "|---|---|---|"
     for name, field in part["properties"].items():
         needed = name in part.get("required", ())
         default = "" if needed else _default(field.get("default"), "default" in field)
-        meaning = meanings.get(name) or field.get("description") or _summary(field, schema)
+        meaning = _cell(meanings.get(name) or field.get("description") or _summary(field, schema))
         example = EXAMPLES.get(prefix + name) or examples.get(prefix + name) or _made_up(field)
-        cells = [f"**`{name}`**" if needed else f"`{name}`", _kind(field), unit_of(name), default]
-        cells += [f"`{_cell(example)}`" if example else "", _cell(meaning)]
-        yield f"| {' | '.join(cells)} |" + (f" {flags.get(prefix + name, '')} |" if flagged else "")
+        facts = [_kind(field), unit_of(name), f"default {default}" if default else "required" if needed else ""]
+        if prefix + name in flags:
+            meaning += f"<br>Engine's flag: {flags[prefix + name]}."
+        shown = f"`{_cell(example)}`" if example else ""
+        yield f"| **`{name}`**<br>{' · '.join(filter(None, facts))} | {meaning} | {shown} |"
     yield ""
 
 
@@ -451,12 +452,19 @@ def traces_page() -> Iterator[str]:
         yield f"| `{canonical}` | {f'`{words[canonical]}`' if canonical in words else ''} | {names} |"
 
 
+def changelog() -> Iterator[str]:
+    """CHANGELOG.md without its title."""
+    text = (Path(__file__).resolve().parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
+    yield text.partition("\n")[2].replace("](docs/", "](")
+
+
 def nothing() -> Iterator[str]:
     """In the place of a remark that is for readers of a checkout alone."""
     yield from ()
 
 
 GENERATED = {
+    "changelog": changelog,
     "scenario": scenario_page,
     "commands": commands_page,
     "catalogue": catalogue_page,
