@@ -151,6 +151,7 @@ EXAMPLES = {
     "attention_speculation.hit_rate": "0.875",
     "attention_speculation.hit_rate_by_context": "[[1024, 0.9], [131072, 0.8]]",
     "attention_speculation.hit_rate_by_layer": "[0.9, 0.85, 0.8]",
+    "hardware.layers_on.chip": "rtx-4090",
     "workload.arrivals.max_concurrency": "32",
     "workload.arrivals.rate_scale": "4",
     "workload.input_tokens.value": "512",

@@ -82,11 +82,11 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "disable-above-batch": ("batch",),
     "batch-table": ("table",),
     "goodput": ("prior", "window", "hysteresis", "interval"),
+    "ema": ("candidates", "ema_alpha", "update_interval", "warmup_batches", "up_hysteresis", "down_hysteresis"),
     "p-min": ("least", "prior", "window"),
     "entropy": ("least", "prior", "window"),
     "forerun": ("prior", "window"),
     "draft-gate": ("p_min",),
-    "ema": ("candidates", "ema_alpha", "update_interval", "warmup_batches", "up_hysteresis", "down_hysteresis"),
 }
 """Policies by name, each with its own parameters; ``while_off`` and ``switch_s`` apply to all that change K."""
 PolicyName = Annotated[str, OneOf(POLICY_FIELDS)]
