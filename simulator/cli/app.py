@@ -8,14 +8,15 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from simulator.cli.output import ready_streams, silence_stdout
 from simulator.errors import ArgumentError, ForerunError, LawBrokenError
@@ -30,24 +31,80 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 """click's ClickException, from wherever the installed typer keeps its click."""
 
 COMMANDS = {
-    "runs": ("run", "report"),
-    "studies": ("compare", "plan", "tune", "race", "draft-pool", "sweep"),
-    "kernels": ("predict", "measure", "calibrate"),
-    "replays": ("replay",),
-    "selfchecks": ("selfcheck",),
-    "serving": ("serve", "twin"),
-    "validations": ("validate",),
-    "catalogues": ("chips", "models", "workloads"),
-    "dashboard": ("dash",),
+    "Start here": {"run": "runs", "compare": "studies", "tune": "studies", "plan": "studies", "dash": "dashboard"},
+    "Ask": {"predict": "kernels", "sweep": "studies"},
+    "Look": {"report": "runs", "serve": "serving"},
+    "Check against measurements": {
+        "validate": "validations",
+        "replay": "replays",
+        "measure": "kernels",
+        "calibrate": "kernels",
+        "selfcheck": "selfchecks",
+        "twin": "serving",
+    },
+    "Catalogue": {"chips": "catalogues", "models": "catalogues", "workloads": "catalogues"},
+    "Research": {"race": "studies", "draft-pool": "studies"},
 }
-"""Modules of this package and the commands that each registers, in the order in which the help lists them."""
+"""Panels of the help, their commands in order, and the module of this package that registers each command."""
+
+
+class _PlainHelp(TyperCommand):
+    """A command whose help shows N for a number and nothing for a flag, instead of Python's type and range."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _hide_types(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+class _PlainGroupHelp(TyperGroup):
+    """A group whose help does the same."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _hide_types(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+class _PanelHelp(_PlainGroupHelp):
+    """The whole command line: its help lists the commands in the panels and in the order of :data:`COMMANDS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for panel in COMMANDS.values() for name in panel if name in self.commands]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.rich_help_panel = next(panel for panel, names in COMMANDS.items() if cmd_name in names)
+        return command
+
+
+def _hide_types(params: Iterable[Any]) -> None:
+    for param in params:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: ""
+            continue
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.metavar is None:
+            limits = (param.min, param.max, param.default)
+            param.metavar = "N" if any(isinstance(limit, int | float) for limit in limits) else param.name.upper()
+        param.min = param.max = None
+
+
+def _use_plain_help(app: typer.Typer) -> None:
+    for command in app.registered_commands:
+        command.cls = _PlainHelp
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        group.cls = _PlainGroupHelp
+        _use_plain_help(group.typer_instance)
 
 
 def application(command: str | None = None) -> typer.Typer:
-    """The command line: with that command alone, so that the other modules need not be imported, or with all of them
-    where it is none (help, completion, a word mistyped)."""
+    """The command line. Only the module of ``command`` is imported if it is known, all of them otherwise (help,
+    completion, a typing error)."""
     app = typer.Typer(
         name="forerun",
+        cls=_PanelHelp,
         help="Predict how an LLM service will run before renting the hardware.",
         epilog="Example: forerun run examples/chat-h100.yaml --out out/chat",
         rich_markup_mode="rich",
@@ -55,8 +112,10 @@ def application(command: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(frame)
-    for module in [name for name, commands in COMMANDS.items() if command in commands] or COMMANDS:
+    modules = {name: module for panel in COMMANDS.values() for name, module in panel.items()}
+    for module in [modules[command]] if command in modules else dict.fromkeys(modules.values()):
         import_module(f"simulator.cli.{module}").register(app)
+    _use_plain_help(app)
     return app
 
 

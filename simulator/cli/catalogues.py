@@ -40,9 +40,9 @@ def _group(name: str, list_all: Any, show: Any, check: Any, known: str, own: str
 
 
 _GROUP_HELP = {
-    "chips": "The catalogue of chips and checks of your own profiles.",
-    "models": "The catalogue of models and checks of your own config.json.",
-    "workloads": "Sample traces, and statistics of your own.",
+    "chips": "List, show and check chip profiles.",
+    "models": "List, show and check models, your own config.json included.",
+    "workloads": "List sample traces; analyse, check and fit your own.",
 }
 
 

@@ -36,7 +36,7 @@ def dash(
         bool, typer.Option("--token", help="Ask for a token, which the printed address has; --expose always does.")
     ] = False,
 ) -> None:
-    """Serve the interactive dashboard: what-if, roofline, speculation, runs, replays."""
+    """Open the interactive dashboard in a browser."""
     import importlib.util
     import sys
 

@@ -44,7 +44,7 @@ def predict(
     residual: ResidualOption = None,
     json_file: JsonOption = None,
 ) -> int:
-    """Predict the time of one kernel: seconds, what bounds it, FLOPs, bytes, and what the number rests on."""
+    """Predict the time of one kernel, what limits it, and how sure the number is."""
     from hwprofiles.library import CORRECTED
     from simulator.timing.prediction import predict as predicted
 
@@ -100,7 +100,7 @@ def measure(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the operands and of the order.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
-    """Time real kernels with torch (the extra named measure) into a trace for replay kernels and calibrate."""
+    """Time real kernels with torch (extra: measure) and write a trace for replay kernels and calibrate."""
     from simulator.errors import ForerunError
     from simulator.measure import kernel_shapes, machine_profile, measurement_document
     from simulator.measure import measure as time_kernels
@@ -171,7 +171,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
-    """Fit kernel efficiencies to measured kernels and write a profile that --chip and hardware.chip accept."""
+    """Fit a chip profile to measured kernels; --chip and hardware.chip accept the result."""
     from hwprofiles import load_chip
     from simulator.replay import parse_split
     from simulator.replay.calibrate import calibrate as fit_chip

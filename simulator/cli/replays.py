@@ -11,7 +11,9 @@ from simulator.cli.output import JsonOption, OutOption, ResidualOption, SetOptio
 
 EXIT_GATE_FAILED = 1
 
-replay = typer.Typer(help="Predictions beside measurements.", no_args_is_help=True)
+replay = typer.Typer(
+    help="Compare predictions with your measured kernels, engine steps or benchmark results.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -55,7 +55,7 @@ def run(
     no_interval: NoIntervalOption = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
 ) -> int:
-    """Simulate one scenario and print its summary."""
+    """Simulate one scenario and print its latency, throughput and bottleneck."""
     from simulator.errors import ForerunError
     from simulator.metrics.tables import run_facts, run_tables, run_title
     from simulator.scenario import load_scenario
@@ -182,7 +182,7 @@ def report(
         typer.Option("--output", "--out", metavar="FILE", help="Where the page goes; default: report.html in DIR."),
     ] = None,
 ) -> int:
-    """Write the self-contained HTML report of a run."""
+    """Write a run as one self-contained HTML report."""
     from dashboards.report import write_report
 
     print(write_report(folder, output))

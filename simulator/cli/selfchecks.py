@@ -53,7 +53,7 @@ def selfcheck(
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, requests and sampling.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
-    """Measure this machine's kernels, predict a small real engine from them, run it, and print both (1 to 2 minutes).
+    """Measure this machine, predict a small real engine on it, run it and compare (1 to 2 minutes).
 
     Needs torch (the extra named measure) and one CPU core; no GPU.
     """

@@ -38,7 +38,7 @@ def serve(
     set_values: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
 ) -> int:
-    """Answer OpenAI's API with the timing of the simulated engine.
+    """Serve OpenAI's API with the latencies of the simulated engine.
 
     Requests go through the engine of forerun run in wall-clock time: batching, chunked prefill, KV memory, prefix cache
     hits on the text itself, speculation, pools and failures. Answers are filler text. An answer has as many tokens as
@@ -117,7 +117,7 @@ def twin(
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
-    """Watch a live engine beside its simulated twin: what it does, what it should do, and what is to blame.
+    """Compare a live engine with its simulation, continuously, and name the cause of a gap.
 
     A canary: with --fail-above the exit code is 1 where the engine is off.
     """

@@ -178,7 +178,7 @@ def compare(
     jobs: JobsOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
-    """Compare variants on common random numbers: speedups with 95 % intervals, sensitivity, crossover."""
+    """Compare variants of a scenario on the same traffic, with confidence intervals."""
     from simulator.studies.compare.comparison import compare as run_comparison
     from simulator.studies.compare.comparison import variants_from_files
     from simulator.studies.study_file import load_study
@@ -235,7 +235,7 @@ def race(
     jobs: JobsOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
-    """Race controllers of speculation over the same traffic, searched for what hurts them: regret and a certificate."""
+    """Compare speculation policies on traffic that was searched for their worst case."""
     from simulator.studies.race.race import race as run_race
     from simulator.studies.study_file import load_study
 
@@ -275,7 +275,7 @@ def draft_pool(
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
-    """Find how many verifiers may share a drafter on chips of its own: gains, break-even with range, loss of one."""
+    """Find how many verifiers a drafter on separate chips can serve."""
     from simulator.studies.draft_pool import draft_pool as run_pools
     from simulator.studies.study_file import load_study
     from simulator.studies.tune.tuning import axis_values
@@ -334,7 +334,7 @@ def plan(
     jobs: JobsOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
-    """Find the cheapest layout that holds an SLO at a load; exit code 1 when none does."""
+    """Find the cheapest deployment that meets an SLO at a load. Exit code 1 if none does."""
     from simulator.scenario import is_log
     from simulator.studies.plan.document import plan as make_plan
     from simulator.studies.study_file import load_study, study_of_log
@@ -415,7 +415,7 @@ def tune(
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
-    """Find the best number of draft tokens (or the best tree) per batch and context, with intervals."""
+    """Find the best number of draft tokens, or the best tree, per batch size and context."""
     from simulator.result import StudyResult
     from simulator.studies.study_file import load_study
     from simulator.studies.tune.document import tune as run_tuning
@@ -486,7 +486,7 @@ def sweep(
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:
-    """Run every combination of values; killed at any moment, the same command goes on where it stopped."""
+    """Run every combination of values. An interrupted sweep resumes with the same command."""
     from simulator.errors import ForerunError
     from simulator.studies.study_file import checked_design, load_study
     from simulator.studies.sweep.study import sweep as run_sweep

@@ -19,7 +19,9 @@ EXIT_GATE_FAILED = 1
 MARGIN = 1.0
 GATES = ("mape", "bias", "wrong_sign")
 
-validations = typer.Typer(help="Measurements beside predictions, and a check that no error has grown.")
+validations = typer.Typer(
+    help="Score predictions against published and shipped measurements; check that no error has grown."
+)
 
 QuickOption = Annotated[bool, typer.Option("--quick", help="Leave out fits and grown trees; says what it left out.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Compute everything anew, whatever earlier runs kept.")]

@@ -1,12 +1,14 @@
 """What a command imports: its own module and what its work needs, so that a short run is mostly the run."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 import typer
 from tiny_scenario import tiny_data
+from typer.testing import CliRunner
 
 from simulator.cli.app import COMMANDS, application
 
@@ -48,7 +50,25 @@ def test_a_plain_run_imports_what_it_needs(modules):
     assert len(modules) <= MOST_MODULES
 
 
-@pytest.mark.parametrize("module", COMMANDS)
-def test_a_module_registers_the_commands_by_which_it_is_found(module):
-    alone = application(COMMANDS[module][0])
-    assert tuple(getattr(typer.main.get_command(alone), "commands", ())) == COMMANDS[module]
+MODULES = {name: module for panel in COMMANDS.values() for name, module in panel.items()}
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_a_module_registers_the_commands_by_which_it_is_found(command):
+    alone = typer.main.get_command(application(command))
+    assert set(alone.commands) == {name for name in MODULES if MODULES[name] == MODULES[command]}
+
+
+def test_the_help_lists_every_command_in_its_panel():
+    text = CliRunner().invoke(application(), ["--help"], env={"COLUMNS": "120"}).output
+    marks = [mark for panel, names in COMMANDS.items() for mark in (f"─ {panel} ─", *(f"│ {name} " for name in names))]
+    assert [mark for mark in marks if mark not in text] == []
+    places = [text.index(mark) for mark in marks]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_the_help_of_a_command_shows_no_types(command):
+    text = CliRunner().invoke(application(command), [command, "--help"], env={"COLUMNS": "160"}).output
+    assert "--help" in text
+    assert not re.findall(r"<\w+(?: range)?>|x[<>]=?", text)
